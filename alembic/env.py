@@ -16,8 +16,13 @@ from backupd.catalog.revision import VERSION_TABLE
 
 def _migrate(connection: Connection) -> None:
     # transactional_ddl: SQLite can undo DDL, but alembic does not assume so.
-    context.configure(connection=connection, target_metadata=every_table, version_table=VERSION_TABLE,
-                      transactional_ddl=True, render_as_batch=connection.dialect.name == "sqlite")
+    context.configure(
+        connection=connection,
+        target_metadata=every_table,
+        version_table=VERSION_TABLE,
+        transactional_ddl=True,
+        render_as_batch=connection.dialect.name == "sqlite",
+    )
     with context.begin_transaction():
         context.run_migrations()
 

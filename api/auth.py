@@ -105,8 +105,11 @@ def failed(site: Site, address: str, via: Via = Via.API) -> None:
     wrong ones from ``address`` are not even told that they are wrong; the login page uses this, too, and ``passed``."""
     seconds = site.throttle.wait(address)
     if seconds > 0:
-        raise TooManyError("too many wrong tokens came from this address", seconds,
-                           hint="this one is wrong, too: look for who sends it. A right one is let in at once")
+        raise TooManyError(
+            "too many wrong tokens came from this address",
+            seconds,
+            hint="this one is wrong, too: look for who sends it. A right one is let in at once",
+        )
     if site.throttle.failed(address) > 0 or site.throttle.count(address) == 1:
         nobody = Actor("", Role.VIEWER, via, address=address)
         site.aside.submit(audit, site.wiring, nobody, "login-failed", outcome="refused")
@@ -135,8 +138,10 @@ def _check_csrf(request: HTTPConnection, session: Session) -> None:
     if request.scope["method"] in _CHANGING:
         given = request.headers.get(CSRF_HEADER, "")
         if not secrets.compare_digest(given.encode(), session.csrf.encode()):
-            raise ForbiddenError("the request does not come from a page of this session",
-                                 hint=f"send the page's word as {CSRF_HEADER}, or use a bearer token without a cookie")
+            raise ForbiddenError(
+                "the request does not come from a page of this session",
+                hint=f"send the page's word as {CSRF_HEADER}, or use a bearer token without a cookie",
+            )
 
 
 def address_of(request: HTTPConnection) -> str:
@@ -170,17 +175,27 @@ class Gate:
     def __init__(self, role: Role) -> None:
         self.role = role
 
-    async def __call__(self, request: Request,
-                       _scheme: Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)] = None,
-                       ) -> Actor:
+    async def __call__(
+        self,
+        request: Request,
+        _scheme: Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)] = None,
+    ) -> Actor:
         actor = current_actor(request)
         if not actor.has(self.role):
             if request.method in _CHANGING:
-                await run_in_threadpool(audit, site_of(request).wiring, actor, "access-refused", outcome="refused",
-                                        subject=f"{request.method} {request.url.path}",
-                                        server=request.path_params.get("server", ""))
-            raise ForbiddenError(f"this needs the role {self.role}; yours is {actor.role}",
-                                 hint="ask an administrator for a token with that role")
+                await run_in_threadpool(
+                    audit,
+                    site_of(request).wiring,
+                    actor,
+                    "access-refused",
+                    outcome="refused",
+                    subject=f"{request.method} {request.url.path}",
+                    server=request.path_params.get("server", ""),
+                )
+            raise ForbiddenError(
+                f"this needs the role {self.role}; yours is {actor.role}",
+                hint="ask an administrator for a token with that role",
+            )
         for server in (request.path_params.get("server"), request.query_params.get("server")):
             if server is not None and not actor.sees(server):
                 raise NotFoundError(f"there is no server {server!r}", hint="GET /v1/servers lists them")
@@ -259,8 +274,13 @@ def stated_role(route: APIRoute) -> tuple[bool, Role | None]:
 
 def operations_of(app: FastAPI) -> tuple[tuple[str, str, Role | None], ...]:
     """(method, path, role) of every operation; role None: anybody."""
-    return tuple((method, route.path, stated_role(route)[1]) for router in app.state.routers for route in router.routes
-                 if isinstance(route, APIRoute) for method in sorted(route.methods or ()))
+    return tuple(
+        (method, route.path, stated_role(route)[1])
+        for router in app.state.routers
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in sorted(route.methods or ())
+    )
 
 
 def require_stated_roles(routes: list[BaseRoute]) -> None:

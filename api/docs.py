@@ -76,8 +76,13 @@ def _each(described: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str,
                 yield path, method, item[method]
 
 
-def _operation(described: Mapping[str, Any], path: str, method: str, operation: Mapping[str, Any],
-               roles: Mapping[tuple[str, str], str]) -> Operation:
+def _operation(
+    described: Mapping[str, Any],
+    path: str,
+    method: str,
+    operation: Mapping[str, Any],
+    roles: Mapping[tuple[str, str], str],
+) -> Operation:
     inputs = [_parameter(described, one) for one in operation.get("parameters", ())]
     examples = []
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
@@ -88,23 +93,41 @@ def _operation(described: Mapping[str, Any], path: str, method: str, operation: 
     for status, answer in operation.get("responses", {}).items():
         if status.startswith("2"):
             for content in answer.get("content", {}).values():
-                examples += [Example(f"{status} {answer.get('description', '')}", text)
-                             for text in _examples(content)]
-    return Operation(operation.get("operationId", f"{method}-{path}"), method.upper(), path,
-                     operation.get("summary", path), operation.get("description", ""),
-                     roles.get((method, path), ""), tuple(inputs), tuple(examples))
+                examples += [Example(f"{status} {answer.get('description', '')}", text) for text in _examples(content)]
+    return Operation(
+        operation.get("operationId", f"{method}-{path}"),
+        method.upper(),
+        path,
+        operation.get("summary", path),
+        operation.get("description", ""),
+        roles.get((method, path), ""),
+        tuple(inputs),
+        tuple(examples),
+    )
 
 
 def _parameter(described: Mapping[str, Any], found: Mapping[str, Any]) -> Named:
     schema = _resolved(described, found.get("schema", {}))
-    return Named(found["name"], found["in"], _kind(described, schema), found.get("required", False),
-                 found.get("description") or schema.get("description", ""), _shown(found, schema))
+    return Named(
+        found["name"],
+        found["in"],
+        _kind(described, schema),
+        found.get("required", False),
+        found.get("description") or schema.get("description", ""),
+        _shown(found, schema),
+    )
 
 
 def _field(described: Mapping[str, Any], name: str, found: Mapping[str, Any], required: bool) -> Named:
     schema = _resolved(described, found)
-    return Named(name, "body", _kind(described, schema), required,
-                 found.get("description") or schema.get("description", ""), _shown(found, schema))
+    return Named(
+        name,
+        "body",
+        _kind(described, schema),
+        required,
+        found.get("description") or schema.get("description", ""),
+        _shown(found, schema),
+    )
 
 
 def _shown(found: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

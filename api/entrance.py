@@ -26,8 +26,15 @@ def enter(request: HTTPConnection, secret: str) -> tuple[Session, str, Actor]:
 def set_cookie(request: HTTPConnection, response: Response, session: Session, cookie: str) -> None:
     """Have the browser keep it for as long as the session lasts; no script of a page can read it."""
     site = site_of(request)
-    response.set_cookie(cookie_name(site), cookie, expires=session.expires_at, path="/", httponly=True,
-                        secure=site.secure, samesite="strict")
+    response.set_cookie(
+        cookie_name(site),
+        cookie,
+        expires=session.expires_at,
+        path="/",
+        httponly=True,
+        secure=site.secure,
+        samesite="strict",
+    )
 
 
 def leave(request: Request, response: Response) -> None:

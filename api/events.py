@@ -46,8 +46,9 @@ class Wanted:
     job: str | None = None
 
     def has_event(self, event: Event) -> bool:
-        return (self.actor.sees(event.server) and self.server in (None, event.server)
-                and self.job in (None, event.job_id))
+        return (
+            self.actor.sees(event.server) and self.server in (None, event.server) and self.job in (None, event.job_id)
+        )
 
     def has_job(self, job: JobRecord) -> bool:
         return self.actor.sees(job.server) and self.server in (None, job.server) and self.job in (None, job.id)
@@ -105,11 +106,15 @@ class Broadcaster:
                 raise RefusedError(f"{MOST} listen to events already", hint="close connections that nobody reads")
             token = listener.wanted.actor.token_id
             if sum(one.wanted.actor.token_id == token for one in self._listeners) >= MOST_OF_ONE:
-                raise TooManyError(f"{MOST_OF_ONE} listen to events with this token already", BEAT,
-                                   hint="close connections or pages that nobody reads, or use another token")
+                raise TooManyError(
+                    f"{MOST_OF_ONE} listen to events with this token already",
+                    BEAT,
+                    hint="close connections or pages that nobody reads, or use another token",
+                )
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, args=(news or News(self._wiring),), name="events",
-                                                daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, args=(news or News(self._wiring),), name="events", daemon=True
+                )
                 self._thread.start()
             self._listeners.add(listener)
 
@@ -167,9 +172,16 @@ def _tell(listener: Listener, what: Callable[[], None]) -> None:
         return  # its loop is closed: nobody listens any more
 
 
-async def stream(broadcaster: Broadcaster, wiring: Wiring, wanted: Wanted, last: int | None, *,
-                 still: Callable[[], bool], beat: float = BEAT, again: float = ASKED_AGAIN,
-                 ) -> AsyncGenerator[bytes, None]:
+async def stream(
+    broadcaster: Broadcaster,
+    wiring: Wiring,
+    wanted: Wanted,
+    last: int | None,
+    *,
+    still: Callable[[], bool],
+    beat: float = BEAT,
+    again: float = ASKED_AGAIN,
+) -> AsyncGenerator[bytes, None]:
     """The text of an event stream, for ``wanted``: what came after the event ``last``, then what comes. It ends when
     ``still`` says that whoever listens may not do so any more; nothing is told where that was asked longer than
     ``again`` seconds ago. Raises what ``listen`` raises before the first piece."""

@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.problems import MEDIA_TYPE, document
 from policies.access import Api, is_loopback
 
-POLICY = ("default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
-          "img-src 'self' data:")
+POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
+    "img-src 'self' data:"
+)
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -62,16 +64,21 @@ class Hosts:
         self._app = app
         here = settings.host
         named = (urlsplit(settings.url).hostname or "").lower() if settings.url else ""
-        self._names = {name for name in (here, named, "localhost", socket.gethostname().lower(),
-                                         socket.getfqdn().lower()) if name}
+        self._names = {
+            name for name in (here, named, "localhost", socket.gethostname().lower(), socket.getfqdn().lower()) if name
+        }
         self._any = not named and not is_loopback(here)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_ours(HTTPConnection(scope)):
             await self._app(scope, receive, send)
             return
-        told = document("misdirected-request", 421, "the Host header names another host",
-                        hint="call it by its address, or set api.url in the configuration to the name that people use")
+        told = document(
+            "misdirected-request",
+            421,
+            "the Host header names another host",
+            hint="call it by its address, or set api.url in the configuration to the name that people use",
+        )
         await JSONResponse(told, 421, media_type=MEDIA_TYPE)(scope, receive, send)
 
     def _is_ours(self, request: HTTPConnection) -> bool:

@@ -53,9 +53,16 @@ class Idempotency:
         body = await _whole(receive)
         if body is None:
             return  # whoever asked has gone
-        digest = hashlib.sha256(b"\0".join((
-            scope["path"].encode(), scope["query_string"], request.headers.get("content-type", "").encode(), body,
-        ))).hexdigest()
+        digest = hashlib.sha256(
+            b"\0".join(
+                (
+                    scope["path"].encode(),
+                    scope["query_string"],
+                    request.headers.get("content-type", "").encode(),
+                    body,
+                )
+            )
+        ).hexdigest()
         earlier = await run_in_threadpool(wiring.catalog.requests.begin, actor.token_id, key, digest, wiring.clock())
         if earlier is not None:
             await _again(earlier, digest)(scope, receive, send)
@@ -67,8 +74,9 @@ class Idempotency:
             if 200 <= recording.status < 300:
                 kept = b"" if scope["state"].get(SECRET) else bytes(recording.body)
                 headers = {} if scope["state"].get(SECRET) else recording.headers
-                await run_in_threadpool(wiring.catalog.requests.finish, actor.token_id, key, recording.status,
-                                        headers, kept)
+                await run_in_threadpool(
+                    wiring.catalog.requests.finish, actor.token_id, key, recording.status, headers, kept
+                )
             else:
                 await run_in_threadpool(wiring.catalog.requests.forget, actor.token_id, key)
 
@@ -76,8 +84,10 @@ class Idempotency:
 def _valid(keys: list[str]) -> str:
     key = keys[0]
     if len(keys) > 1 or not key or len(key) > _LONGEST or not key.isascii() or not key.isprintable():
-        raise UsageError(f"an Idempotency-Key is one header of 1 to {_LONGEST} printable ASCII characters",
-                         hint="a random UUID is a good one")
+        raise UsageError(
+            f"an Idempotency-Key is one header of 1 to {_LONGEST} printable ASCII characters",
+            hint="a random UUID is a good one",
+        )
     return key
 
 
@@ -85,12 +95,16 @@ def _again(earlier: Asked, digest: str) -> Response:
     if earlier.digest != digest:
         raise UsageError("this Idempotency-Key was used for another request", hint="a new request needs a new key")
     if earlier.status is None:
-        raise BusyError("the first request with this Idempotency-Key is still being worked on",
-                        hint="ask again later; when it stays so, the service ended meanwhile: see in GET /v1/jobs "
-                             "whether it was done, and use a new key")
+        raise BusyError(
+            "the first request with this Idempotency-Key is still being worked on",
+            hint="ask again later; when it stays so, the service ended meanwhile: see in GET /v1/jobs "
+            "whether it was done, and use a new key",
+        )
     if not earlier.headers:
-        raise RefusedError("this was done, and its answer held a secret that is told only once",
-                           hint="if it got lost, revoke the token and make another one with a new key")
+        raise RefusedError(
+            "this was done, and its answer held a secret that is told only once",
+            hint="if it got lost, revoke the token and make another one with a new key",
+        )
     return Response(earlier.body, earlier.status, {**earlier.headers, "Idempotency-Replayed": "true"})
 
 

@@ -58,8 +58,14 @@ class _GoneError(Exception):
 class Limits:
     """Outside of whatever reads bodies."""
 
-    def __init__(self, app: ASGIApp, *, largest: int = LARGEST, sending: float = SENDING, taking: float = TAKING,
-                 ) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        largest: int = LARGEST,
+        sending: float = SENDING,
+        taking: float = TAKING,
+    ) -> None:
         self._app, self._largest, self._sending, self._taking = app, largest, sending, taking
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +118,8 @@ class Limits:
             status, kind, message = trouble
             # What still comes of it is not read: the connection ends.
             await JSONResponse(document(kind, status, message), status, {"Connection": "close"}, MEDIA_TYPE)(
-                scope, receive, send)
+                scope, receive, send
+            )
 
     def _too_large(self) -> tuple[int, str, str]:
         return 413, "content-too-large", f"a request holds at most {self._largest} bytes"
@@ -123,5 +130,3 @@ def _declared(scope: Scope) -> int:
         return int(Headers(scope=scope).get("content-length", "0"))
     except ValueError:
         return 0
-
-

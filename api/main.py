@@ -53,8 +53,15 @@ def create_app(service: Service, wiring: Wiring, *, reload: Callable[[], None]) 
             changes.close()
             ours.aside.shutdown()
 
-    app = FastAPI(title="backupd", version=version("backupd"), lifespan=lifespan, docs_url=None, redoc_url=None,
-                  openapi_url=None, description="Backups of MySQL and MariaDB that are proved to restore.")
+    app = FastAPI(
+        title="backupd",
+        version=version("backupd"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        description="Backups of MySQL and MariaDB that are proved to restore.",
+    )
     app.state.site = ours
     problems.install(app)
     app.state.service, app.state.broadcaster = service, Broadcaster(wiring)
@@ -74,6 +81,7 @@ def _error_page(request: HTTPConnection, status: int, told: Mapping[str, Any], h
 
 def _surround(app: FastAPI, ours: Site, changes: Changes) -> None:
     """The layers that every request passes, the outermost last."""
+
     def within(layer: Callable[..., ASGIApp], **options: object) -> None:
         app.add_middleware(layer, **options)
 

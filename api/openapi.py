@@ -15,18 +15,36 @@ from api.schemas.policies import ValidationRequest
 from api.schemas.problem import Problem
 from api.schemas.restores import Plan, RefusedRestore
 
-_PROBLEMS = {401: "No token, or one that counts no more.", 403: "The role does not suffice.",
-             404: "It is not there, or not for this token.", 422: "Something is wrong with the request.",
-             429: "Too many wrong tokens; `Retry-After` says how long to wait.",
-             502: "A server, a tool or a destination failed.", 503: "The catalog does not answer."}
+_PROBLEMS = {
+    401: "No token, or one that counts no more.",
+    403: "The role does not suffice.",
+    404: "It is not there, or not for this token.",
+    422: "Something is wrong with the request.",
+    429: "Too many wrong tokens; `Retry-After` says how long to wait.",
+    502: "A server, a tool or a destination failed.",
+    503: "The catalog does not answer.",
+}
 _PROBLEMS_OF_CHANGES = {
-    400: "The body is no text.", 409: "A rule forbids it, or somebody else is at it.", 413: "The request is too long."}
-_KEY = {"name": "Idempotency-Key", "in": "header", "required": False,
-        "description": "The same key with the same request gives the same answer again, for a day.",
-        "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"}, "example": "6f1c3a52-6f0e-4a39-9b1c-0a7d4d1f6f10"}
-_KNOWN = {"name": "If-None-Match", "in": "header", "required": False,
-          "description": "The `ETag` of the answer before: 304 without a body when it has not changed.",
-          "schema": {"type": "string"}, "example": '"9f86d081884c7d659a2feaa0c55ad015"'}
+    400: "The body is no text.",
+    409: "A rule forbids it, or somebody else is at it.",
+    413: "The request is too long.",
+}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key with the same request gives the same answer again, for a day.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "example": "6f1c3a52-6f0e-4a39-9b1c-0a7d4d1f6f10",
+}
+_KNOWN = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "The `ETag` of the answer before: 304 without a body when it has not changed.",
+    "schema": {"type": "string"},
+    "example": '"9f86d081884c7d659a2feaa0c55ad015"',
+}
 _REFERENCE = "#/components/schemas/"
 _OWN = (Problem, Plan, RefusedRestore, ValidationRequest)
 """Shapes that no route names as its answer or its body."""
@@ -34,6 +52,7 @@ _OWN = (Problem, Plan, RefusedRestore, ValidationRequest)
 
 def describe(app: FastAPI) -> None:
     """Let ``app`` tell of its routes in this way; it is made when it is asked for first."""
+
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _described(app)
@@ -58,8 +77,9 @@ def _described(app: FastAPI) -> dict[str, Any]:
         _add_problems(path, method, operation)
         _add_examples(operation, schemas)
         if path.startswith("/v1/"):
-            operation.setdefault("parameters", []).extend([_KEY] if method == "post" else
-                                                          [_KNOWN] if method == "get" else [])
+            operation.setdefault("parameters", []).extend(
+                [_KEY] if method == "post" else [_KNOWN] if method == "get" else []
+            )
     return document
 
 
@@ -73,8 +93,9 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
 def methods_at(app: FastAPI, path: str) -> tuple[str, ...]:
     """What is done there, of all routes of that path."""
     routes = [route for router in app.state.routers for route in router.routes if isinstance(route, APIRoute)]
-    found = ([route for route in routes if route.path == path]
-             or [route for route in routes if route.path_regex.match(path)])
+    found = [route for route in routes if route.path == path] or [
+        route for route in routes if route.path_regex.match(path)
+    ]
     return tuple(sorted({method for route in found for method in route.methods or ()}))
 
 
@@ -86,8 +107,10 @@ def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:
     told = dict(_PROBLEMS) if method == "get" else {**_PROBLEMS, **_PROBLEMS_OF_CHANGES}
     for status, description in sorted(told.items()):
         shape = RefusedRestore if (path, method, status) == ("/v1/restores", "post", 409) else Problem
-        responses[str(status)] = {"description": description, "content": {
-            "application/problem+json": {"schema": {"$ref": _REFERENCE + shape.__name__}}}}
+        responses[str(status)] = {
+            "description": description,
+            "content": {"application/problem+json": {"schema": {"$ref": _REFERENCE + shape.__name__}}},
+        }
     if method == "get":
         responses["304"] = {"description": "It is as `If-None-Match` says."}
 

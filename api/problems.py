@@ -43,10 +43,22 @@ TYPE = "urn:backupd:problem:"
 RETRY_SECONDS = 10
 
 _STATUSES: Sequence[tuple[type[BackupdError], int]] = (
-    (UsageError, 422), (ConfigurationError, 422), (UnauthenticatedError, 401), (ForbiddenError, 403),
-    (NotFoundError, 404), (RefusedError, 409), (ArchivedError, 409), (LockedError, 409), (ObjectMissingError, 502),
-    (CatalogError, 503), (DestinationError, 502), (ServerError, 502), (ToolError, 502), (StreamError, 502),
-    (DamagedError, 502))
+    (UsageError, 422),
+    (ConfigurationError, 422),
+    (UnauthenticatedError, 401),
+    (ForbiddenError, 403),
+    (NotFoundError, 404),
+    (RefusedError, 409),
+    (ArchivedError, 409),
+    (LockedError, 409),
+    (ObjectMissingError, 502),
+    (CatalogError, 503),
+    (DestinationError, 502),
+    (ServerError, 502),
+    (ToolError, 502),
+    (StreamError, 502),
+    (DamagedError, 502),
+)
 
 
 class TooManyError(BackupdError):
@@ -75,15 +87,28 @@ def problem(error: BackupdError, status: int | None = None) -> tuple[int, dict[s
         headers["Retry-After"] = str(max(1, round(error.seconds + 0.5)))
     elif (error.retryable and status in (409, 502, 503)) or isinstance(error, CatalogError):
         headers["Retry-After"] = str(RETRY_SECONDS)
-    return status, document(error.problem_type, status, error.message, detail=error.detail, hint=error.hint,
-                            errors=_errors(error)), headers
+    return (
+        status,
+        document(
+            error.problem_type, status, error.message, detail=error.detail, hint=error.hint, errors=_errors(error)
+        ),
+        headers,
+    )
 
 
-def document(kind: str, status: int, message: str, *, detail: str = "", hint: str = "",
-             errors: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def document(
+    kind: str, status: int, message: str, *, detail: str = "", hint: str = "", errors: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """``kind``: the stable last word of its type."""
-    return {"type": TYPE + kind, "title": kind.replace("-", " "), "status": status, "message": redacted(message),
-            "detail": redacted(detail), "hint": redacted(hint), "errors": [dict(error) for error in errors]}
+    return {
+        "type": TYPE + kind,
+        "title": kind.replace("-", " "),
+        "status": status,
+        "message": redacted(message),
+        "detail": redacted(detail),
+        "hint": redacted(hint),
+        "errors": [dict(error) for error in errors],
+    }
 
 
 def answer(request: HTTPConnection, status: int, told: dict[str, Any], headers: Mapping[str, str]) -> Response:
@@ -124,12 +149,22 @@ def _ours(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  as above
-    errors = [{"field": ".".join(str(part) for part in one["loc"] if part != "body") or "body",
-               "message": str(one["msg"]).removeprefix("Value error, ")} for one in error.errors()]
+    errors = [
+        {
+            "field": ".".join(str(part) for part in one["loc"] if part != "body") or "body",
+            "message": str(one["msg"]).removeprefix("Value error, "),
+        }
+        for one in error.errors()
+    ]
     count = len(errors)
-    told = document("invalid-request", 422, f"{count} problem{'s' if count != 1 else ''} in the request",
-                    detail="\n".join(f"{one['field']}: {one['message']}" for one in errors),
-                    hint="/docs describes each request, with an example", errors=errors)
+    told = document(
+        "invalid-request",
+        422,
+        f"{count} problem{'s' if count != 1 else ''} in the request",
+        detail="\n".join(f"{one['field']}: {one['message']}" for one in errors),
+        hint="/docs describes each request, with an example",
+        errors=errors,
+    )
     return answer(request, 422, told, {})
 
 
@@ -137,10 +172,15 @@ def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  as above
     status = HTTPStatus(error.status_code)
     kind = status.phrase.lower().replace(" ", "-")
-    message = {404: f"there is nothing at {request.url.path}",
-               405: f"{request.method} is not done at {request.url.path}"}.get(status, str(error.detail))
-    hint = {404: "/docs lists what there is", 405: "/docs lists what there is",
-            400: "/docs describes each request, with an example"}.get(status, "")
+    message = {
+        404: f"there is nothing at {request.url.path}",
+        405: f"{request.method} is not done at {request.url.path}",
+    }.get(status, str(error.detail))
+    hint = {
+        404: "/docs lists what there is",
+        405: "/docs lists what there is",
+        400: "/docs describes each request, with an example",
+    }.get(status, "")
     detail = "it is nested too deeply" if isinstance(error.__cause__, RecursionError) else ""
     headers = dict(error.headers or {})
     if status == 405 and (methods := methods_at(request.app, request.url.path)):
@@ -151,8 +191,10 @@ def _of_http(request: Request, error: Exception) -> Response:
 def _errors(error: BackupdError) -> list[dict[str, Any]]:
     if not isinstance(error, ConfigurationError):
         return []
-    return [{"field": one.field, "message": redacted(one.message), "file": one.file, "line": one.line}
-            for one in error.problems]
+    return [
+        {"field": one.field, "message": redacted(one.message), "file": one.file, "line": one.line}
+        for one in error.problems
+    ]
 
 
 class Unforeseen:
@@ -176,10 +218,17 @@ class Unforeseen:
             await self._app(scope, receive, sending)
         except Exception as error:  # noqa: BLE001  the last resort of a request; all is told
             number = secrets.token_hex(6)
-            say("api-trouble", f"{number}: {scope['method']} {scope['path']!r}\n"
-                + "".join(traceback.format_exception(error)), level=logging.ERROR)
+            say(
+                "api-trouble",
+                f"{number}: {scope['method']} {scope['path']!r}\n" + "".join(traceback.format_exception(error)),
+                level=logging.ERROR,
+            )
             if begun:
                 return  # the server ends a connection whose answer is not whole
-            told = document("internal", 500, f"internal error {number}",
-                            hint=f"report this, with what the service's log says of {number}")
+            told = document(
+                "internal",
+                500,
+                f"internal error {number}",
+                hint=f"report this, with what the service's log says of {number}",
+            )
             await JSONResponse(told, 500, media_type=MEDIA_TYPE)(scope, receive, sending)

@@ -68,8 +68,10 @@ class Http(HttpToolsProtocol):
         self._expect_head()
         waiting = [one for one in self.connections if isinstance(one, Http) and one.is_waiting]
         if sum(one.origin == self.origin for one in waiting) > self.most_of_one or (
-                self.is_stranger and len(waiting) > self.most_of_strangers
-                and sum(one.is_stranger for one in waiting) > self.most_of_strangers):
+            self.is_stranger
+            and len(waiting) > self.most_of_strangers
+            and sum(one.is_stranger for one in waiting) > self.most_of_strangers
+        ):
             self._refuse(b"503 Service Unavailable")
 
     @property
@@ -151,8 +153,9 @@ class ApiServer(Server):
                 loop.remove_reader(listener.fileno())
         deadline = loop.time() + LATE_SECONDS
         await asyncio.sleep(0.05)  # what was taken in this very moment becomes a connection first
-        while loop.time() < deadline and any(one.cycle is None for one in self.server_state.connections
-                                             if isinstance(one, Http)):
+        while loop.time() < deadline and any(
+            one.cycle is None for one in self.server_state.connections if isinstance(one, Http)
+        ):
             await asyncio.sleep(0.02)
 
 
@@ -166,10 +169,25 @@ def server_of(app: FastAPI, tls: Tls | None = None, ready: Callable[[], None] = 
     context = None if tls is None else tls_context(tls)
     factory: Any = {} if context is None else {"ssl_context_factory": lambda _config, _default: context}
     http = type("Http", (Http,), {"knows": staticmethod(app.state.site.throttle.knows)})
-    return ApiServer(Config(
-        app, http=http, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
-        proxy_headers=False, server_header=False, timeout_keep_alive=IDLE_SECONDS, limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=END_SECONDS, **factory), app, ready)
+    return ApiServer(
+        Config(
+            app,
+            http=http,
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=END_SECONDS,
+            **factory,
+        ),
+        app,
+        ready,
+    )
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
@@ -180,10 +198,10 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         # An encrypted key would have OpenSSL ask on the terminal.
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError([Problem(str(tls.certificate), None, "api.tls",
-                                          f"certificate or key cannot be used: {error}")],
-                                 hint="both are PEM files that this user can read, the key has no passphrase and "
-                                      "belongs to the certificate") from error
+        raise ConfigurationError(
+            [Problem(str(tls.certificate), None, "api.tls", f"certificate or key cannot be used: {error}")],
+            hint="both are PEM files that this user can read, the key has no passphrase and belongs to the certificate",
+        ) from error
     return context
 
 
@@ -192,8 +210,11 @@ def run(config: Path, descriptor: int, *, held: Path | None = None, ready: int |
     process; ``ready``: a descriptor that is written to once it answers. Raises ConfigurationError, CatalogError,
     UsageError for a descriptor that is no listening socket."""
     settings = load_settings(config, strict=False) if held is None else held_settings(held)
-    with (_listener(descriptor) as listener, open_catalog(settings.catalog, make=held is None) as catalog,
-          _library_log()):
+    with (
+        _listener(descriptor) as listener,
+        open_catalog(settings.catalog, make=held is None) as catalog,
+        _library_log(),
+    ):
         wiring = Wiring(settings, catalog)
         app = create_app(Service(wiring, ""), wiring, reload=_reloader(settings, os.getppid() if held else None))
 
@@ -213,18 +234,22 @@ def _listener(descriptor: int) -> Iterator[socket.socket]:
         if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise OSError("nobody listens on it")
     except OSError as error:
-        raise UsageError(f"descriptor {descriptor} is no listening socket: {error}",
-                         hint="`backupd serve` starts this with the right one") from error
+        raise UsageError(
+            f"descriptor {descriptor} is no listening socket: {error}",
+            hint="`backupd serve` starts this with the right one",
+        ) from error
     with found:
         yield found
 
 
 def _reloader(settings: Settings, service: int | None) -> Callable[[], None]:
     """What asks the process ``service`` to read its configuration anew."""
+
     def reload() -> None:
         if service is None or os.getppid() != service:
-            raise RefusedError("no service is at work that could read its configuration anew",
-                               hint="start `backupd serve`")
+            raise RefusedError(
+                "no service is at work that could read its configuration anew", hint="start `backupd serve`"
+            )
         # Else it would be refused there, and nobody who asked would hear why.
         refuse_newly_broken(settings, load_settings(settings.file, strict=False))
         os.kill(service, signal.SIGHUP)

@@ -107,5 +107,8 @@ def _is_shared(messages: list[Message]) -> bool:
         return False
     start: Mapping[str, Any] = messages[0]
     size = sum(len(message.get("body", b"")) for message in messages)
-    return (start.get("status") == 200 and size <= LARGEST
-            and "no-store" not in Headers(raw=start["headers"]).get("cache-control", ""))
+    return (
+        start.get("status") == 200
+        and size <= LARGEST
+        and "no-store" not in Headers(raw=start["headers"]).get("cache-control", "")
+    )

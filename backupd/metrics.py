@@ -40,77 +40,102 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_build_info", "Always 1; the label tells the version that answers.", ("version",)),
     Gauge("backupd_service_on_watch", "1 while a service follows the policies; nothing starts by itself otherwise."),
     Gauge("backupd_collect_seconds", "How long it took to collect these values."),
-
     Gauge("backupd_server_status", "0 good, 1 warning, 2 bad: what the overview shows.", _S),
     Gauge("backupd_server_recoverable", "1 when the server can be recovered to any moment at all.", _S),
-    Gauge("backupd_server_tables_recoverable", "1 when tables of the server can be recovered to any moment, be it out "
-          "of dumps, which restore no whole server.", _S),
+    Gauge(
+        "backupd_server_tables_recoverable",
+        "1 when tables of the server can be recovered to any moment, be it out "
+        "of dumps, which restore no whole server.",
+        _S,
+    ),
     Gauge("backupd_server_latest_recoverable_timestamp_seconds", "The latest moment that can be restored.", _S),
     Gauge("backupd_server_first_recoverable_timestamp_seconds", "The earliest moment that can be restored.", _S),
     Gauge("backupd_server_rpo_seconds", "How much work would be lost were the server lost now.", _S),
     Gauge("backupd_server_rpo_objective_seconds", "What the policy promises as objectives.rpo.", _S),
-    Gauge("backupd_server_rto_predicted_seconds", "How long a restore to the latest moment would take, by what "
-          "restores took so far.", _S),
+    Gauge(
+        "backupd_server_rto_predicted_seconds",
+        "How long a restore to the latest moment would take, by what restores took so far.",
+        _S,
+    ),
     Gauge("backupd_server_rto_objective_seconds", "What the policy promises as objectives.rto.", _S),
     Gauge("backupd_server_windows", "Windows of moments that can be restored.", _S),
     Gauge("backupd_server_gaps", "Gaps in the archived binary logs.", _S),
     Gauge("backupd_server_gap_noticed_timestamp_seconds", "When the newest of them was noticed.", _S),
     Gauge("backupd_server_backups", "Complete backups.", _S),
-    Gauge("backupd_server_protected_backups", "Complete backups with as many verified copies as the policy wants.",
-          _S),
+    Gauge("backupd_server_protected_backups", "Complete backups with as many verified copies as the policy wants.", _S),
     Gauge("backupd_server_stored_bytes", "Stored bytes of the server's backups, each shared object once.", _S),
     Gauge("backupd_server_held", "1 while nothing of the server is deleted (hold).", _S),
     Gauge("backupd_server_paused", "1 while no job of the server starts by itself (pause).", _S),
     Gauge("backupd_server_absent", "1 while a backup has taken the server out of rotation.", _S),
     Gauge("backupd_server_next_run_timestamp_seconds", "When the next run of a schedule starts.", ("server", "leg")),
-
     Gauge("backupd_backup_last_success_timestamp_seconds", "When the newest complete backup of a kind ended.", _B),
     Gauge("backupd_backup_last_age_seconds", "The age of the newest complete backup of a kind.", _B),
     Gauge("backupd_backup_last_duration_seconds", "How long the newest complete backup of a kind took.", _B),
-    Gauge("backupd_backup_last_source_bytes", "What the newest complete backup of a kind read, before it was "
-          "compressed.", _B),
-    Gauge("backupd_backup_last_stored_bytes", "What the newest complete backup of a kind consists of at a "
-          "destination, sealed.", _B),
+    Gauge(
+        "backupd_backup_last_source_bytes",
+        "What the newest complete backup of a kind read, before it was compressed.",
+        _B,
+    ),
+    Gauge(
+        "backupd_backup_last_stored_bytes",
+        "What the newest complete backup of a kind consists of at a destination, sealed.",
+        _B,
+    ),
     Gauge("backupd_backup_last_new_bytes", "What of it was not there before.", _B),
-    Gauge("backupd_backup_last_missing_tables", "Tables missing in the newest backup of a kind: not "
-          "dumped, or left out by the physical tool and in no logical one.", _B),
-
+    Gauge(
+        "backupd_backup_last_missing_tables",
+        "Tables missing in the newest backup of a kind: not "
+        "dumped, or left out by the physical tool and in no logical one.",
+        _B,
+    ),
     Gauge("backupd_proof_last_timestamp_seconds", "When the last test restore ended.", _S),
     Gauge("backupd_proof_last_good", "1 when the last test restore found the data good.", _S),
     Gauge("backupd_proof_last_good_timestamp_seconds", "When a test restore last found the data good.", _S),
     Gauge("backupd_proof_age_seconds", "How long ago a test restore last found the data good.", _S),
     Gauge("backupd_proof_compared_tables", "Tables that the last test restore compared with the source.", _S),
-
     Gauge("backupd_stream_up", "1 while the binary log is streamed; only of servers whose policy asks for it.", _S),
     Gauge("backupd_stream_spool_bytes", "Binary logs on this host that wait for a destination.", _S),
     Gauge("backupd_stream_spool_limit_bytes", "How much of that there may be (binlog.max_spool).", _S),
-
-    Gauge("backupd_destination_server_rpo_seconds", "How much work would be lost were the server and everything but "
-          "this destination lost now.", ("destination", "server")),
+    Gauge(
+        "backupd_destination_server_rpo_seconds",
+        "How much work would be lost were the server and everything but this destination lost now.",
+        ("destination", "server"),
+    ),
     Gauge("backupd_destination_status", "0 good, 1 warning, 2 bad.", _D),
     Gauge("backupd_destination_reachable", "1 when it answered at the last look.", _D),
     Gauge("backupd_destination_checked_timestamp_seconds", "When that look was.", _D),
     Gauge("backupd_destination_free_bytes", "Room that is left, where the place knows.", _D),
     Gauge("backupd_destination_size_bytes", "All its room, where the place knows.", _D),
-    Gauge("backupd_destination_full_timestamp_seconds", "When it is full at the earliest, by its growth; only where "
-          "that is within a year.", _D),
+    Gauge(
+        "backupd_destination_full_timestamp_seconds",
+        "When it is full at the earliest, by its growth; only where that is within a year.",
+        _D,
+    ),
     Gauge("backupd_destination_stored_bytes", "What is stored there, as the catalog counts it.", _D),
     Gauge("backupd_destination_backups", "Backups with a complete copy there.", _D),
     Gauge("backupd_destination_behind_backups", "Backups that belong there and are not there yet.", _D),
     Gauge("backupd_destination_behind_bytes", "Their bytes that are still to be copied.", _D),
     Gauge("backupd_destination_behind_seconds", "How long the oldest of them waits.", _D),
-    Gauge("backupd_destination_binlog_lag_seconds", "The most that its binary logs were behind their servers within "
-          "a day.", _D),
-
+    Gauge(
+        "backupd_destination_binlog_lag_seconds",
+        "The most that its binary logs were behind their servers within a day.",
+        _D,
+    ),
     Gauge("backupd_jobs", "Jobs that are not over, by state: queued, waiting, running.", ("state",)),
-    Gauge("backupd_jobs_ended_last_day", "Jobs that ended within the last 24 hours, by how.",
-          ("server", "kind", "state")),
+    Gauge(
+        "backupd_jobs_ended_last_day", "Jobs that ended within the last 24 hours, by how.", ("server", "kind", "state")
+    ),
     Gauge("backupd_job_last_success_timestamp_seconds", "When a job of this kind and schedule last succeeded.", _J),
-    Gauge("backupd_job_last_failed", "1 when the last job of this kind and schedule failed, was missed, was killed or "
-          "left something out.", _J),
-    Gauge("backupd_job_running_seconds", "For how long the running jobs of a server have run, the longest.",
-          ("server", "kind")),
-
+    Gauge(
+        "backupd_job_last_failed",
+        "1 when the last job of this kind and schedule failed, was missed, was killed or left something out.",
+        _J,
+    ),
+    Gauge(
+        "backupd_job_running_seconds",
+        "For how long the running jobs of a server have run, the longest.",
+        ("server", "kind"),
+    ),
     Gauge("backupd_incidents_open", "Open incidents, by severity.", ("severity",)),
     Gauge("backupd_messages", "Messages about incidents, by state: queued, sent, failed (given up).", ("state",)),
     Gauge("backupd_message_oldest_queued_seconds", "For how long the oldest message waits to be sent."),
@@ -159,8 +184,10 @@ def exposition(values: Values) -> bytes:
 
 def reference(metrics: Sequence[Gauge] = METRICS) -> str:
     """docs/metrics.md."""
-    rows = [f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
-            for metric in metrics]
+    rows = [
+        f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
+        for metric in metrics
+    ]
     return "\n".join([_INTRODUCTION, "| metric | labels | what it tells |", "|---|---|---|", *rows, ""])
 
 

@@ -33,8 +33,16 @@ from tests.support.serving import free_port
 
 SIZE = 2**30
 SECONDS = 30.0
-PATHS = ("/v1/backups", "/v1/servers", f"/v1/servers/{SOURCE}", f"/v1/servers/{SOURCE}/timeline", "/v1/jobs",
-         "/v1/whoami", "/v1/destinations", "/healthz")
+PATHS = (
+    "/v1/backups",
+    "/v1/servers",
+    f"/v1/servers/{SOURCE}",
+    f"/v1/servers/{SOURCE}/timeline",
+    "/v1/jobs",
+    "/v1/whoami",
+    "/v1/destinations",
+    "/healthz",
+)
 
 
 def main(size: int = SIZE, seconds: float = SECONDS) -> str:
@@ -48,12 +56,20 @@ def main(size: int = SIZE, seconds: float = SECONDS) -> str:
             rows = _measured(house, seconds)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    lines = [f"| {name} | {len(crowd.latencies) / seconds:.0f} | {crowd.quantile(0.5) * 1000:.1f} | "
-             f"{crowd.quantile(0.99) * 1000:.1f} | {max(crowd.latencies) * 1000:.0f} | {len(crowd.errors)} |"
-             for name, crowd in rows.items()]
-    return "\n".join([
-        f"### 200 clients of the REST interface ({format_size(size)} of data)", "",
-        "| beside | answers/s | p50 ms | p99 ms | longest ms | errors |", "|---|---:|---:|---:|---:|---:|", *lines])
+    lines = [
+        f"| {name} | {len(crowd.latencies) / seconds:.0f} | {crowd.quantile(0.5) * 1000:.1f} | "
+        f"{crowd.quantile(0.99) * 1000:.1f} | {max(crowd.latencies) * 1000:.0f} | {len(crowd.errors)} |"
+        for name, crowd in rows.items()
+    ]
+    return "\n".join(
+        [
+            f"### 200 clients of the REST interface ({format_size(size)} of data)",
+            "",
+            "| beside | answers/s | p50 ms | p99 ms | longest ms | errors |",
+            "|---|---:|---:|---:|---:|---:|",
+            *lines,
+        ]
+    )
 
 
 def _measured(house: House, seconds: float) -> dict[str, Crowd]:
@@ -68,8 +84,11 @@ def _measured(house: House, seconds: float) -> dict[str, Crowd]:
         ask(port, secret, PATHS, seconds=2)
         with _backups(house):
             beside = ask(port, secret, PATHS, seconds=seconds)
-        return {"a running backup": beside, "nothing": ask(port, secret, PATHS, seconds=seconds),
-                "nothing, as fast as it goes": ask(port, secret, PATHS, seconds=seconds / 3, every=0.0)}
+        return {
+            "a running backup": beside,
+            "nothing": ask(port, secret, PATHS, seconds=seconds),
+            "nothing, as fast as it goes": ask(port, secret, PATHS, seconds=seconds / 3, every=0.0),
+        }
 
 
 @contextmanager

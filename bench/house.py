@@ -23,9 +23,17 @@ class House:
     """``servers``: more than the source, by their names in the configuration. ``destination``: what the configuration
     says about it, where it is not the folder ``repository``. ``program``: of which checkout."""
 
-    def __init__(self, base: Path, server: Server, keys: Keys, servers: Mapping[str, Server] | None = None,
-                 destination: Mapping[str, Any] | None = None, *, policy: str = POLICY,
-                 program: Path = BACKUPD) -> None:
+    def __init__(
+        self,
+        base: Path,
+        server: Server,
+        keys: Keys,
+        servers: Mapping[str, Server] | None = None,
+        destination: Mapping[str, Any] | None = None,
+        *,
+        policy: str = POLICY,
+        program: Path = BACKUPD,
+    ) -> None:
         self.base, self.server, self.keys, self.program = base, server, keys, program
         self.repository = base / "repository"
         self.config = base / "backupd.yaml"
@@ -33,14 +41,17 @@ class House:
         policies = base / "policies"
         policies.mkdir()
         (policies / "bench.yaml").write_text(policy)
-        lines = [f"  {name}: {{socket: {one.socket}, defaults_file: {one.client_file()}, policy: bench}}\n"
-                 for name, one in ({SOURCE: server} | dict(servers or {})).items()]
+        lines = [
+            f"  {name}: {{socket: {one.socket}, defaults_file: {one.client_file()}, policy: bench}}\n"
+            for name, one in ({SOURCE: server} | dict(servers or {})).items()
+        ]
         self.config.write_text(
             f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\npolicies: {policies}\n"
             f"servers:\n{''.join(lines)}"
             f"destinations:\n  local: {json.dumps(place, default=str)}\n"
             f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n"
-            f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch}}}}\n")
+            f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch}}}}\n"
+        )
 
     def command(self, *args: str) -> list[str]:
         return [str(self.program), "--config", str(self.config), *args, "--json"]
@@ -68,8 +79,10 @@ class House:
 
     def seal(self, level: int, threads: int) -> str:
         """What a careful administrator pipes a backup through, as words of a shell."""
-        return (f"zstd -q -{level} -T{threads} | gpg --homedir {self.keys.public_home} --batch --no-tty --quiet "
-                f"--trust-model always --compress-algo none -e -r {self.keys.fingerprint}")
+        return (
+            f"zstd -q -{level} -T{threads} | gpg --homedir {self.keys.public_home} --batch --no-tty --quiet "
+            f"--trust-model always --compress-algo none -e -r {self.keys.fingerprint}"
+        )
 
     def unseal(self, path: str) -> str:
         return f"gpg --homedir {self.keys.secret_home} --batch --no-tty --quiet -d {path} | zstd -q -d"
@@ -86,7 +99,8 @@ class House:
             f"--datadir={target} --socket={socket} --skip-networking --pid-file={target}/pid "
             f") >{self.base}/plain.log 2>&1 & "
             f"until mariadb-admin --no-defaults --socket={socket} ping >/dev/null 2>&1; "
-            "do kill -0 $! || exit 1; sleep 0.02; done")
+            "do kill -0 $! || exit 1; sleep 0.02; done"
+        )
         try:
             return timed(["bash", "-o", "pipefail", "-c", script])
         finally:

@@ -36,18 +36,34 @@ ROW_BYTES = 197
 """What a row of sysbench takes in a dump, measured."""
 MEMORY = parse_size("200MiB")
 OPTIONS: Mapping[str, str | int | None] = {
-    "innodb_buffer_pool_size": "512M", "innodb_log_file_size": "512M", "innodb_flush_log_at_trx_commit": 1}
+    "innodb_buffer_pool_size": "512M",
+    "innodb_log_file_size": "512M",
+    "innodb_flush_log_at_trx_commit": 1,
+}
 
 
 def sysbench(server: Server, schema: str, tables: int, rows: int, *words: str) -> list[str]:
-    return ["sysbench", "oltp_write_only", "--db-driver=mysql", f"--mysql-socket={server.socket}", "--mysql-user=root",
-            f"--mysql-db={schema}", f"--tables={tables}", f"--table-size={rows}", "--db-ps-mode=disable", *words]
+    return [
+        "sysbench",
+        "oltp_write_only",
+        "--db-driver=mysql",
+        f"--mysql-socket={server.socket}",
+        "--mysql-user=root",
+        f"--mysql-db={schema}",
+        f"--tables={tables}",
+        f"--table-size={rows}",
+        "--db-ps-mode=disable",
+        *words,
+    ]
 
 
 def make_tables(server: Server, schema: str, tables: int, rows: int) -> None:
     server.execute(f"CREATE DATABASE {schema}")
-    subprocess.run(sysbench(server, schema, tables, rows, f"--threads={min(tables, 4)}", "prepare"), check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(
+        sysbench(server, schema, tables, rows, f"--threads={min(tables, 4)}", "prepare"),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 class Bench(House):
@@ -60,8 +76,17 @@ class Bench(House):
 
     def mydumper(self) -> Run:
         shutil.rmtree(self.dump, ignore_errors=True)
-        return timed(["mydumper", f"--defaults-file={self.server.client_file()}", f"--database={SCHEMA}",
-                      f"--outputdir={self.dump}", f"--threads={LOADERS}", "--chunk-filesize=64", "--verbose=1"])
+        return timed(
+            [
+                "mydumper",
+                f"--defaults-file={self.server.client_file()}",
+                f"--database={SCHEMA}",
+                f"--outputdir={self.dump}",
+                f"--threads={LOADERS}",
+                "--chunk-filesize=64",
+                "--verbose=1",
+            ]
+        )
 
     def seal_dump(self, level: int, processes: int) -> Run:
         """What ``mydumper`` wrote, file by file."""
@@ -80,8 +105,16 @@ class Bench(House):
         return timed(["bash", "-o", "pipefail", "-c", each])
 
     def myloader(self) -> Run:
-        run = timed(["myloader", f"--defaults-file={self.target.client_file()}", f"--database={BACK}",
-                     f"--directory={self.dump}", f"--threads={LOADERS}", "--verbose=1"])
+        run = timed(
+            [
+                "myloader",
+                f"--defaults-file={self.target.client_file()}",
+                f"--database={BACK}",
+                f"--directory={self.dump}",
+                f"--threads={LOADERS}",
+                "--verbose=1",
+            ]
+        )
         self._dropped()
         return run
 
@@ -93,8 +126,9 @@ class Bench(House):
 
     def load(self, *, check: bool) -> tuple[Run, Run]:
         """The whole restore, and its phase of loading alone."""
-        run = self.backupd("restore", SOURCE, "--to", "latest", "--tables", f"{SCHEMA}.*", "--as", f"{BACK}.*",
-                           "--into", TARGET)
+        run = self.backupd(
+            "restore", SOURCE, "--to", "latest", "--tables", f"{SCHEMA}.*", "--as", f"{BACK}.*", "--into", TARGET
+        )
         seconds = {phase["name"]: phase["seconds"] for phase in json.loads(run.stdout)["phases"]}
         if check and sums(self.server, SCHEMA) != sums(self.target, BACK):
             raise SystemExit("what was loaded is not what was dumped")
@@ -140,23 +174,40 @@ def measure(bench: Bench, rounds: int) -> tuple[list[dict[str, Any]], str]:
     rows = [
         compared("logical backup, against bare `mydumper`, plain files", first, bare, None),
         compared("the same, against `mydumper`, then `zstd \\| gpg` of each file", first, slow, None),
-        compared(f"the same, against `mydumper`, then `zstd -{LEVEL} \\| gpg` of {cores} files at a time", first, wide,
-                 None),
+        compared(
+            f"the same, against `mydumper`, then `zstd -{LEVEL} \\| gpg` of {cores} files at a time", first, wide, None
+        ),
         share("its stored bytes (level 1), against `zstd` (level 3)", size_share, None),
         compared("nothing changed, against `mydumper`, then `zstd \\| gpg`", second, slow, None),
         share("new bytes of the unchanged backup", new_share, 0.02),
         compared("tables loaded (phase `loaded`), against bare `myloader`", load, loader, None),
-        compared(f"the whole restore, against `gpg -d \\| zstd -d` of {cores} files at a time, then `myloader`", whole,
-                 opened, None),
-        {"work": "peak memory of backupd, dump", "ours": format_size(peak := max(first.peak, second.peak)),
-         "yardstick": "200 MiB", "ratio": round(peak / MEMORY, 2), "goal": 1.0},
-        {"work": "peak memory of backupd, load", "ours": format_size(whole.peak), "yardstick": "200 MiB",
-         "ratio": round(whole.peak / MEMORY, 2), "goal": 1.0},
+        compared(
+            f"the whole restore, against `gpg -d \\| zstd -d` of {cores} files at a time, then `myloader`",
+            whole,
+            opened,
+            None,
+        ),
+        {
+            "work": "peak memory of backupd, dump",
+            "ours": format_size(peak := max(first.peak, second.peak)),
+            "yardstick": "200 MiB",
+            "ratio": round(peak / MEMORY, 2),
+            "goal": 1.0,
+        },
+        {
+            "work": "peak memory of backupd, load",
+            "ours": format_size(whole.peak),
+            "yardstick": "200 MiB",
+            "ratio": round(whole.peak / MEMORY, 2),
+            "goal": 1.0,
+        },
     ]
-    cpu = (f"{format_size(size)} of dump in {TABLES} tables. Processor seconds without those of the servers: backup "
-           f"{first.cpu:.1f} (mydumper {bare.cpu:.1f}, with `zstd | gpg` {slow.cpu:.1f}, at level {LEVEL} "
-           f"{wide.cpu:.1f}); restore {whole.cpu:.1f} (myloader {loader.cpu:.1f}, with `gpg -d | zstd -d` "
-           f"{opened.cpu:.1f}).")
+    cpu = (
+        f"{format_size(size)} of dump in {TABLES} tables. Processor seconds without those of the servers: backup "
+        f"{first.cpu:.1f} (mydumper {bare.cpu:.1f}, with `zstd | gpg` {slow.cpu:.1f}, at level {LEVEL} "
+        f"{wide.cpu:.1f}); restore {whole.cpu:.1f} (myloader {loader.cpu:.1f}, with `gpg -d | zstd -d` "
+        f"{opened.cpu:.1f})."
+    )
     return rows, cpu
 
 
@@ -169,13 +220,20 @@ def weight(folder: Path) -> int:
 
 
 def runs_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(f"- {row['work']}: backupd {row['runs']['ours']}, yardstick {row['runs']['yardstick']}"
-                     for row in rows if "runs" in row)
+    return "\n".join(
+        f"- {row['work']}: backupd {row['runs']['ours']}, yardstick {row['runs']['yardstick']}"
+        for row in rows
+        if "runs" in row
+    )
 
 
 def main(size: int = SIZE, rounds: int = ROUNDS) -> str:
-    with (operator_keys() as keys, PrivateServer(binlog=False, options=OPTIONS) as server,
-          PrivateServer(binlog=False, options=OPTIONS) as target, short_directory() as base):
+    with (
+        operator_keys() as keys,
+        PrivateServer(binlog=False, options=OPTIONS) as server,
+        PrivateServer(binlog=False, options=OPTIONS) as target,
+        short_directory() as base,
+    ):
         base.chmod(0o755)
         make_tables(server, SCHEMA, TABLES, size // ROW_BYTES // TABLES)
         server.settle()

@@ -66,10 +66,17 @@ def timed(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Run:
 
 def compared(work: str, ours: Series, yardstick: Series, goal: float | None) -> dict[str, Any]:
     """A row of ``table``."""
-    return {"work": work, "ours": f"{ours.seconds:.1f} s", "yardstick": f"{yardstick.seconds:.1f} s",
-            "ratio": round(ours.seconds / yardstick.seconds, 2), "goal": goal,
-            "runs": {"ours": [round(run.seconds, 1) for run in ours.runs],
-                     "yardstick": [round(run.seconds, 1) for run in yardstick.runs]}}
+    return {
+        "work": work,
+        "ours": f"{ours.seconds:.1f} s",
+        "yardstick": f"{yardstick.seconds:.1f} s",
+        "ratio": round(ours.seconds / yardstick.seconds, 2),
+        "goal": goal,
+        "runs": {
+            "ours": [round(run.seconds, 1) for run in ours.runs],
+            "yardstick": [round(run.seconds, 1) for run in yardstick.runs],
+        },
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -39,15 +39,18 @@ class Bench(House):
         super().__init__(base, server, keys, destination=store.bucket("bench"))
         self.store = store
         store.bucket("pipe")
-        self._aws = (f"env AWS_SHARED_CREDENTIALS_FILE={shlex.quote(str(store.credentials_file))} "
-                     f"AWS_DEFAULT_REGION=eu-central-1 {_AWS} --endpoint-url {store.endpoint} s3 cp --quiet")
+        self._aws = (
+            f"env AWS_SHARED_CREDENTIALS_FILE={shlex.quote(str(store.credentials_file))} "
+            f"AWS_DEFAULT_REGION=eu-central-1 {_AWS} --endpoint-url {store.endpoint} s3 cp --quiet"
+        )
 
     def pipe_backup(self) -> Run:
         shutil.rmtree(self.base / "tool", ignore_errors=True)
         script = (
             f"mariadb-backup --defaults-file={shlex.quote(str(self.server.client_file()))} --backup "
             f"--stream=xbstream --target-dir={self.base}/tool --socket={self.server.socket} 2>{self.base}/tool.log"
-            f" | {self.seal(3, 1)} | {self._aws} - {_PLACE}")
+            f" | {self.seal(3, 1)} | {self._aws} - {_PLACE}"
+        )
         return timed(["bash", "-o", "pipefail", "-c", script])
 
     def pipe_restore(self) -> Run:
@@ -84,11 +87,21 @@ def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
     return [
         compared("physical full to S3, against `zstd \\| gpg \\| aws s3 cp -`", first, pipe, None),
         compared("nothing changed, against the same", second, pipe, None),
-        {"work": "bytes over the network for the unchanged backup", "ours": f"{share:.2%}", "yardstick": "of the first",
-         "ratio": round(share, 4), "goal": 0.02},
+        {
+            "work": "bytes over the network for the unchanged backup",
+            "ours": f"{share:.2%}",
+            "yardstick": "of the first",
+            "ratio": round(share, 4),
+            "goal": 0.02,
+        },
         compared("restore from S3 to a started server, its CHECK TABLE included", back, pipe_back, None),
-        {"work": "peak memory of backupd", "ours": format_size(peak), "yardstick": "200 MiB",
-         "ratio": round(peak / MEMORY, 2), "goal": 1.0},
+        {
+            "work": "peak memory of backupd",
+            "ours": format_size(peak),
+            "yardstick": "200 MiB",
+            "ratio": round(peak / MEMORY, 2),
+            "goal": 1.0,
+        },
     ]
 
 
@@ -100,8 +113,11 @@ def main(size: int = SIZE, rounds: int = ROUNDS) -> str:
             server.restart()
             rows = measure(Bench(base, server, keys, store), rounds)
     about = f"{format_size(size)} of sample data; a real S3 server on the same {os.cpu_count()} cores."
-    runs = "\n".join(f"- {row['work']}: backupd {row['runs']['ours']}, yardstick {row['runs']['yardstick']}"
-                     for row in rows if "runs" in row)
+    runs = "\n".join(
+        f"- {row['work']}: backupd {row['runs']['ours']}, yardstick {row['runs']['yardstick']}"
+        for row in rows
+        if "runs" in row
+    )
     print(json.dumps({"size": size, "rounds": rounds, "rows": rows}))
     return f"{about}\n\n{table(rows)}\n\n{runs}"
 

@@ -45,8 +45,9 @@ class Bench(House):
 
     def take(self, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """A physical backup of everything while somebody writes, and a logical one."""
-        words = sysbench(self.server, SCHEMA, TABLES, rows, "--threads=2", f"--rate={RATE}", "--time=0", "--events=0",
-                         "run")
+        words = sysbench(
+            self.server, SCHEMA, TABLES, rows, "--threads=2", f"--rate={RATE}", "--time=0", "--events=0", "run"
+        )
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as load:
             try:
                 physical = self.backupd("backup", SOURCE, "--kind", "full")
@@ -63,23 +64,44 @@ class Bench(House):
     def fetched(self, backup: str, way: str) -> int:
         """Bytes that this restore takes from the repository."""
         log = self.base / "strace"
-        timed(["strace", "--follow-forks", "--seccomp-bpf", "--trace=open,openat", f"--output={log}",
-               *self.command(*self._one(backup, way))])
+        timed(
+            [
+                "strace",
+                "--follow-forks",
+                "--seccomp-bpf",
+                "--trace=open,openat",
+                f"--output={log}",
+                *self.command(*self._one(backup, way)),
+            ]
+        )
         self._dropped()
         opened = {found[1] for line in log.read_text().splitlines() if (found := _OPENED.search(line))}
         log.unlink()
         return sum(path.stat().st_size for path in map(Path, opened) if path.is_file())
 
     def _one(self, backup: str, way: str) -> tuple[str, ...]:
-        return ("restore", SOURCE, "--to", f"backup:{backup}", "--tables", f"{ONE}.sbtest1", "--as", f"{BACK}.sbtest1",
-                "--into", TARGET, "--from", way)
+        return (
+            "restore",
+            SOURCE,
+            "--to",
+            f"backup:{backup}",
+            "--tables",
+            f"{ONE}.sbtest1",
+            "--as",
+            f"{BACK}.sbtest1",
+            "--into",
+            TARGET,
+            "--from",
+            way,
+        )
 
     def _dropped(self) -> None:
         self.target.execute(f"DROP DATABASE {BACK}")
 
 
-def measure(bench: Bench, physical: dict[str, Any], logical: dict[str, Any], rounds: int
-            ) -> tuple[list[dict[str, Any]], str]:
+def measure(
+    bench: Bench, physical: dict[str, Any], logical: dict[str, Any], rounds: int
+) -> tuple[list[dict[str, Any]], str]:
     """Rows of the table, and where the time goes."""
     whole, single, dumped = Series(), Series(), Series()
     for _ in range(rounds):
@@ -89,18 +111,31 @@ def measure(bench: Bench, physical: dict[str, Any], logical: dict[str, Any], rou
     rows = []
     for name, backup, way in (("physical backup", physical, "physical"), ("logical backup", logical, "logical")):
         fetched = bench.fetched(backup["id"], way)
-        rows.append({"work": f"bytes fetched for one table out of a {name}", "ours": format_size(fetched),
-                     "yardstick": format_size(physical["bytes_stored"]),
-                     "ratio": round(fetched / physical["bytes_stored"], 3), "goal": GOAL})
+        rows.append(
+            {
+                "work": f"bytes fetched for one table out of a {name}",
+                "ours": format_size(fetched),
+                "yardstick": format_size(physical["bytes_stored"]),
+                "ratio": round(fetched / physical["bytes_stored"], 3),
+                "goal": GOAL,
+            }
+        )
     peak = max(single.peak, dumped.peak)
     rows += [
         compared("one table out of a physical backup, into a running server", single, whole, None),
         compared("one table out of a logical backup, into a running server", dumped, whole, None),
-        {"work": "peak memory of backupd", "ours": format_size(peak), "yardstick": "200 MiB",
-         "ratio": round(peak / MEMORY, 2), "goal": 1.0},
+        {
+            "work": "peak memory of backupd",
+            "ours": format_size(peak),
+            "yardstick": "200 MiB",
+            "ratio": round(peak / MEMORY, 2),
+            "goal": 1.0,
+        },
     ]
-    return rows, "\n".join(f"- phases, one table out of a {name} backup: {phases(series.runs[-1])}"
-                           for name, series in (("physical", single), ("logical", dumped)))
+    return rows, "\n".join(
+        f"- phases, one table out of a {name} backup: {phases(series.runs[-1])}"
+        for name, series in (("physical", single), ("logical", dumped))
+    )
 
 
 def phases(run: Run) -> str:
@@ -108,8 +143,7 @@ def phases(run: Run) -> str:
 
 
 def main(size: int = SIZE, rounds: int = ROUNDS) -> str:
-    with (operator_keys() as keys, PrivateServer(options=OPTIONS) as target,
-          short_directory() as base):
+    with operator_keys() as keys, PrivateServer(options=OPTIONS) as target, short_directory() as base:
         base.chmod(0o755)
         with PrivateServer(binlog=False, options=OPTIONS) as server:
             rows = size // ROW_BYTES // TABLES

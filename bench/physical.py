@@ -38,7 +38,8 @@ class Bench(House):
         script = (
             f"mariadb-backup --defaults-file={shlex.quote(str(self.server.client_file()))} --backup "
             f"--stream=xbstream --target-dir={self.base}/tool --socket={self.server.socket} 2>{self.base}/tool.log"
-            f" | {self.seal(level, threads)} > {self.base}/full.xb.zst.gpg && sync {self.base}/full.xb.zst.gpg")
+            f" | {self.seal(level, threads)} > {self.base}/full.xb.zst.gpg && sync {self.base}/full.xb.zst.gpg"
+        )
         return timed(["bash", "-o", "pipefail", "-c", script])
 
     def pipe_restore(self) -> Run:
@@ -75,22 +76,43 @@ def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
         compared("physical full, against `zstd`", first, pipe, 1.10),
         compared("physical full, against `zstd -T0`", first, wide, 1.10),
         compared(f"physical full, against `zstd -{LEVEL} -T0`, our own level", first, same, None),
-        {"work": f"its stored bytes (level {LEVEL}), against `zstd` (level 3)", "ours": f"{size_share:.0%}",
-         "yardstick": "100%", "ratio": round(size_share, 2), "goal": None},
+        {
+            "work": f"its stored bytes (level {LEVEL}), against `zstd` (level 3)",
+            "ours": f"{size_share:.0%}",
+            "yardstick": "100%",
+            "ratio": round(size_share, 2),
+            "goal": None,
+        },
         compared("nothing changed, against `zstd`", second, pipe, 1.0),
         compared("nothing changed, against `zstd -T0`", second, wide, 1.0),
-        {"work": "new bytes of the unchanged backup", "ours": f"{new_share:.2%}", "yardstick": "of stored bytes",
-         "ratio": round(new_share, 4), "goal": 0.02},
+        {
+            "work": "new bytes of the unchanged backup",
+            "ours": f"{new_share:.2%}",
+            "yardstick": "of stored bytes",
+            "ratio": round(new_share, 4),
+            "goal": 0.02,
+        },
         compared("restore to a started server", back, pipe_back, 1.0),
         compared("the same with our CHECK TABLE of everything", whole, pipe_back, None),
-        {"work": "peak memory of backupd", "ours": format_size(peak), "yardstick": "200 MiB",
-         "ratio": round(peak / parse_size("200MiB"), 2), "goal": 1.0},
+        {
+            "work": "peak memory of backupd",
+            "ours": format_size(peak),
+            "yardstick": "200 MiB",
+            "ratio": round(peak / parse_size("200MiB"), 2),
+            "goal": 1.0,
+        },
     ]
 
 
 def machine() -> str:
-    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{os.cpu_count()} cores ({cpu}), {format_size(memory)} memory, Python {platform.python_version()}"
 
@@ -113,10 +135,15 @@ def main() -> None:
         shutil.rmtree(base, ignore_errors=True)
     others = (looking, solving, timeline, scheduling, streaming, replaying, api)
     small = options.size < logical.SIZE
-    text = "\n\n".join([
-        table(rows), *(other.main() for other in others), logical.main(min(options.size, logical.SIZE), options.rounds),
-        onetable.main(options.size if small else onetable.SIZE, options.rounds),
-        offsite.main(options.size, options.rounds)])
+    text = "\n\n".join(
+        [
+            table(rows),
+            *(other.main() for other in others),
+            logical.main(min(options.size, logical.SIZE), options.rounds),
+            onetable.main(options.size if small else onetable.SIZE, options.rounds),
+            offsite.main(options.size, options.rounds),
+        ]
+    )
     print(text)
     print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))
     if options.write:
@@ -128,8 +155,13 @@ def main() -> None:
             "`gpg -d | zstd -d | mbstream -x`, prepare, start.\n\n"
             f"{datetime.now(UTC):%Y-%m-%d}, {format_size(options.size)} of sample data, medians of {options.rounds} "
             f"rounds, page cache warm.\nMachine: {machine()}.\n\n{text}\n\nSingle runs, seconds:\n\n"
-            + "\n".join(f"- {r['work']}: backupd {r['runs']['ours']}, yardstick {r['runs']['yardstick']}"
-                        for r in rows if "runs" in r) + "\n")
+            + "\n".join(
+                f"- {r['work']}: backupd {r['runs']['ours']}, yardstick {r['runs']['yardstick']}"
+                for r in rows
+                if "runs" in r
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

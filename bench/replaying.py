@@ -42,9 +42,23 @@ POOL = "512M"
 
 def sysbench(server: Server, *words: str) -> None:
     subprocess.run(
-        ["sysbench", "oltp_write_only", "--db-driver=mysql", f"--mysql-socket={server.socket}", "--mysql-user=root",
-         "--mysql-db=sbtest", f"--tables={TABLES}", f"--table-size={ROWS}", f"--threads={CLIENTS}", "--time=0",
-         "--db-ps-mode=disable", *words], check=True, stdout=subprocess.DEVNULL)
+        [
+            "sysbench",
+            "oltp_write_only",
+            "--db-driver=mysql",
+            f"--mysql-socket={server.socket}",
+            "--mysql-user=root",
+            "--mysql-db=sbtest",
+            f"--tables={TABLES}",
+            f"--table-size={ROWS}",
+            f"--threads={CLIENTS}",
+            "--time=0",
+            "--db-ps-mode=disable",
+            *words,
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def measure(kind: Kind, events: int, rounds: int, workers: tuple[int, ...]) -> list[str]:
@@ -59,8 +73,10 @@ def measure(kind: Kind, events: int, rounds: int, workers: tuple[int, ...]) -> l
         what = logs(source, folder / "logs", start, here(kind, source))
         wanted = content(kind, source.query)
         size = sum(path.stat().st_size for path in what.files) - start.pos
-        ways = [("pipe", ReplayMethod.PIPE, 1), *((f"applier, {n or 'default'} workers", ReplayMethod.APPLIER, n)
-                                                  for n in workers)]
+        ways = [
+            ("pipe", ReplayMethod.PIPE, 1),
+            *((f"applier, {n or 'default'} workers", ReplayMethod.APPLIER, n) for n in workers),
+        ]
         seconds: dict[str, list[float]] = {name: [] for name, _method, _workers in ways}
         transactions = 0
         for number in range(rounds + 1):
@@ -77,13 +93,23 @@ def measure(kind: Kind, events: int, rounds: int, workers: tuple[int, ...]) -> l
         for name, _method, _workers in ways:
             taken = statistics.median(seconds[name])
             met = "" if name == "pipe" else ("yes" if pipe / taken >= GOAL else "no")
-            lines.append(f"| {kind}, {transactions:,} transactions, {format_size(size)} | {name} | {taken:.1f} s | "
-                         f"{pipe / taken:.1f} | {met} |")
+            lines.append(
+                f"| {kind}, {transactions:,} transactions, {format_size(size)} | {name} | {taken:.1f} s | "
+                f"{pipe / taken:.1f} | {met} |"
+            )
         return lines
 
 
-def _once(kind: Kind, source: Server, base: Path, place_: Path, what: Logs, method: ReplayMethod, workers: int,
-          wanted: dict[str, object]) -> tuple[float, int]:
+def _once(
+    kind: Kind,
+    source: Server,
+    base: Path,
+    place_: Path,
+    what: Logs,
+    method: ReplayMethod,
+    workers: int,
+    wanted: dict[str, object],
+) -> tuple[float, int]:
     place_.mkdir()
     try:
         subprocess.run(["cp", "-a", str(base), str(place_ / "copy")], check=True)
@@ -101,8 +127,10 @@ def _once(kind: Kind, source: Server, base: Path, place_: Path, what: Logs, meth
 
 def main(events: int = 0, rounds: int = 1) -> str:
     """``events``: transactions of each flavour, 0 for as many as show the rate and still end soon."""
-    lines = [f"| replay of what {CLIENTS} clients wrote | way | seconds | times faster | goal: {GOAL:g} |",
-             "|---|---|---|---|---|"]
+    lines = [
+        f"| replay of what {CLIENTS} clients wrote | way | seconds | times faster | goal: {GOAL:g} |",
+        "|---|---|---|---|---|",
+    ]
     for kind in (MARIADB, MYSQL):
         if why := kind.why_not():
             lines.append(f"| {kind} | {why} | | | |")

@@ -46,9 +46,14 @@ def main() -> str:
         lines.append(rebuild(config))
         with open_catalog(f"sqlite:///{base}/catalog.db") as catalog:
             occupy(catalog)
-            with (base / "log").open("wb") as log, subprocess.Popen(
+            with (
+                (base / "log").open("wb") as log,
+                subprocess.Popen(
                     [str(Path(sys.executable).with_name("backupd")), "--config", str(config), "serve"],
-                    stderr=log, env={**os.environ, "BACKUPD_RUNTIME": str(base / "run")}) as service:
+                    stderr=log,
+                    env={**os.environ, "BACKUPD_RUNTIME": str(base / "run")},
+                ) as service,
+            ):
                 try:
                     lines += steady(service, catalog, config, base)
                     lines += burst(service, catalog, base)
@@ -62,20 +67,34 @@ def write(base: Path, policies: Mapping[str, str]) -> Path:
     (base / "policies").mkdir(exist_ok=True)
     for name, text in policies.items():
         (base / "policies" / f"{name}.yaml").write_text(text)
-    servers = "".join(f"  db{number:04}: {{socket: {base}/no.sock, user: nobody, policy: at{number % 60:02}}}\n"
-                      for number in range(SERVERS))
+    servers = "".join(
+        f"  db{number:04}: {{socket: {base}/no.sock, user: nobody, policy: at{number % 60:02}}}\n"
+        for number in range(SERVERS)
+    )
     config = base / "backupd.yaml"
-    config.write_text(f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\nservers:\n{servers}"
-                      f"destinations:\n  local: {{type: filesystem, path: {base}/repository}}\n"
-                      f"encryption: {{gnupg_home: {base}/gnupg, recipients: [ops@example.com]}}\n"
-                      "concurrency: {jobs: 1}\n")
+    config.write_text(
+        f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\nservers:\n{servers}"
+        f"destinations:\n  local: {{type: filesystem, path: {base}/repository}}\n"
+        f"encryption: {{gnupg_home: {base}/gnupg, recipients: [ops@example.com]}}\n"
+        "concurrency: {jobs: 1}\n"
+    )
     return config
 
 
 def occupy(catalog: Catalog) -> None:
     now = datetime.now(UTC)
-    catalog.jobs.add(JobRecord(id=new_id(now), kind="verify", server="", state=JobState.RUNNING, queued_at=now,
-                               started_at=now, owner=owner(), token=1))
+    catalog.jobs.add(
+        JobRecord(
+            id=new_id(now),
+            kind="verify",
+            server="",
+            state=JobState.RUNNING,
+            queued_at=now,
+            started_at=now,
+            owner=owner(),
+            token=1,
+        )
+    )
 
 
 def rebuild(config: Path) -> str:
@@ -89,8 +108,10 @@ def rebuild(config: Path) -> str:
         timetable.follow(settings, datetime.now(UTC))
         alarm.set(timetable.coming())
         done = time.perf_counter()
-    return (f"| {len(all_legs(settings)):,} schedules rebuilt | {done - opened:.2f} s, after {read - begun:.2f} s of "
-            "reading the configuration | |")
+    return (
+        f"| {len(all_legs(settings)):,} schedules rebuilt | {done - opened:.2f} s, after {read - begun:.2f} s of "
+        "reading the configuration | |"
+    )
 
 
 def steady(service: subprocess.Popen[bytes], catalog: Catalog, config: Path, base: Path) -> list[str]:
@@ -100,10 +121,15 @@ def steady(service: subprocess.Popen[bytes], catalog: Catalog, config: Path, bas
     before, begun = processor_seconds(service.pid), time.monotonic()
     seen = watch(catalog, begun + MINUTE)
     share = (processor_seconds(service.pid) - before) / (time.monotonic() - begun)
-    drifts = [(moment - start_of(legs[job.server, job.leg], job.due_at)).total_seconds()
-              for job, moment in seen if job.due_at is not None]
-    return [f"| processor time in a minute at work | {share:.1%} of one core | < 5 % |",
-            f"| from due to queued | {tell(drifts)} | < 1 s |"]
+    drifts = [
+        (moment - start_of(legs[job.server, job.leg], job.due_at)).total_seconds()
+        for job, moment in seen
+        if job.due_at is not None
+    ]
+    return [
+        f"| processor time in a minute at work | {share:.1%} of one core | < 5 % |",
+        f"| from due to queued | {tell(drifts)} | < 1 s |",
+    ]
 
 
 def burst(service: subprocess.Popen[bytes], catalog: Catalog, base: Path) -> list[str]:
@@ -121,8 +147,10 @@ def burst(service: subprocess.Popen[bytes], catalog: Catalog, base: Path) -> lis
     seen = watch(catalog, time.monotonic() + (due - datetime.now(UTC)).total_seconds() + 10)
     drifts = [(moment - due).total_seconds() for job, moment in seen if job.due_at == due]
     cost = processor_seconds(service.pid) - before
-    return [f"| a reload of everything | {reload:.2f} s | |",
-            f"| all of them due in one second | {tell(drifts)}; {cost:.1f} s of one core | < 1 s |"]
+    return [
+        f"| a reload of everything | {reload:.2f} s | |",
+        f"| all of them due in one second | {tell(drifts)}; {cost:.1f} s of one core | < 1 s |",
+    ]
 
 
 def watch(catalog: Catalog, until: float) -> list[tuple[JobRecord, datetime]]:
@@ -142,8 +170,10 @@ def watch(catalog: Catalog, until: float) -> list[tuple[JobRecord, datetime]]:
 def tell(drifts: list[float]) -> str:
     if not drifts:
         return "no starts"
-    return (f"{len(drifts)} starts, queued {statistics.median(drifts):.2f} s (median) to {max(drifts):.2f} s (last) "
-            "after their time")
+    return (
+        f"{len(drifts)} starts, queued {statistics.median(drifts):.2f} s (median) to {max(drifts):.2f} s (last) "
+        "after their time"
+    )
 
 
 def processor_seconds(pid: int) -> float:

@@ -30,8 +30,15 @@ BACKUPS, RUNS, SEGMENTS = 100_000, 1_000, 1_000_000
 CHAIN = 15
 STEP = timedelta(hours=1)
 GOLD = {"recovery_window": "30d", "keep_fulls": 20, "hourly": 48, "daily": 30, "weekly": 26, "monthly": 36, "yearly": 7}
-EVERYTHING = {"recovery_window": "9999d", "keep_fulls": 10**9, "hourly": 10**9, "daily": 10**9, "weekly": 10**9,
-              "monthly": 10**9, "yearly": 10**9}
+EVERYTHING = {
+    "recovery_window": "9999d",
+    "keep_fulls": 10**9,
+    "hourly": 10**9,
+    "daily": 10**9,
+    "weekly": 10**9,
+    "monthly": 10**9,
+    "yearly": 10**9,
+}
 
 
 def _name(number: int) -> str:
@@ -44,25 +51,48 @@ def history() -> View:
     for number in range(BACKUPS):
         at = NOW - STEP * (BACKUPS - number)
         full = number % CHAIN == 0
-        backups.append(Stored(
-            _name(number), BackupKind.PHYSICAL_FULL if full else BackupKind.PHYSICAL_INCREMENTAL,
-            None if full else _name(number - 1), at - STEP / 4, at, usable=number % 997 != 0,
-            proved_at=at if number % 24 == 0 else None, bytes=10**9))
+        backups.append(
+            Stored(
+                _name(number),
+                BackupKind.PHYSICAL_FULL if full else BackupKind.PHYSICAL_INCREMENTAL,
+                None if full else _name(number - 1),
+                at - STEP / 4,
+                at,
+                usable=number % 997 != 0,
+                proved_at=at if number % 24 == 0 else None,
+                bytes=10**9,
+            )
+        )
     span = STEP * BACKUPS / RUNS
-    runs = tuple(BinlogRun(f"run {number}", NOW - span * (RUNS - number), NOW - span * (RUNS - number - 1) - STEP / 60)
-                 for number in range(RUNS))
+    runs = tuple(
+        BinlogRun(f"run {number}", NOW - span * (RUNS - number), NOW - span * (RUNS - number - 1) - STEP / 60)
+        for number in range(RUNS)
+    )
     return View("shop", "local", tuple(backups), runs)
 
 
 def records() -> list[BackupRecord]:
     """The same history as the planner gets it."""
-    return [BackupRecord(
-        id=backup.id, server="shop", kind=backup.kind, state=BackupState.COMPLETE, parent=backup.parent,
-        started_at=backup.started_at, finished_at=backup.finished_at, stats=Stats(1, 1, 1, 1, 0),
-        position=Position(f"binlog.{number:06}", 4, f"0-1-{number}"), flavour="mariadb", server_version="10.11.6",
-        tool_version="10.11.6", copies=(Copy("local", "complete", backup.finished_at),),
-        from_lsn=0 if backup.parent is None else number, to_lsn=number + 1)
-        for number, backup in enumerate(history().backups)]
+    return [
+        BackupRecord(
+            id=backup.id,
+            server="shop",
+            kind=backup.kind,
+            state=BackupState.COMPLETE,
+            parent=backup.parent,
+            started_at=backup.started_at,
+            finished_at=backup.finished_at,
+            stats=Stats(1, 1, 1, 1, 0),
+            position=Position(f"binlog.{number:06}", 4, f"0-1-{number}"),
+            flavour="mariadb",
+            server_version="10.11.6",
+            tool_version="10.11.6",
+            copies=(Copy("local", "complete", backup.finished_at),),
+            from_lsn=0 if backup.parent is None else number,
+            to_lsn=number + 1,
+        )
+        for number, backup in enumerate(history().backups)
+    ]
 
 
 def _solving(keep: dict[str, object]) -> Callable[[], object]:
@@ -100,8 +130,10 @@ def measure(name: str, works: Mapping[str, Callable[[], Callable[[], object]]]) 
 
 
 def main() -> str:
-    lines = [f"| over {BACKUPS:,} backups, {SEGMENTS:,} segments in {RUNS:,} runs | seconds | ratio to 1 s | memory |",
-             "|---|---|---|---|"]
+    lines = [
+        f"| over {BACKUPS:,} backups, {SEGMENTS:,} segments in {RUNS:,} runs | seconds | ratio to 1 s | memory |",
+        "|---|---|---|---|",
+    ]
     for name in WORK:
         found = json.loads(timed([sys.executable, "-m", "bench.solving", name]).stdout)
         lines.append(f"| {name} | {found['seconds']:.2f} | {found['seconds']:.2f} | {format_size(found['bytes'])} |")

@@ -82,7 +82,8 @@ class Source:
             f"servers:\n  bench: {{socket: {server.socket}, defaults_file: {server.client_file()}, policy: bench}}\n"
             f"destinations:\n  local: {{type: filesystem, path: {self.repository}}}\n"
             f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n"
-            f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch}}}}\n")
+            f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch}}}}\n"
+        )
 
     def position(self) -> tuple[str, int]:
         name, pos, *_ = self.server.query("SHOW MASTER STATUS" if self.mariadb else "SHOW BINARY LOG STATUS")[0]
@@ -93,16 +94,26 @@ class Source:
         return int(name.rpartition(".")[2]), pos
 
     def logs(self, first: int) -> list[Path]:
-        return sorted(path for path in self.server.datadir.glob("binlog.[0-9]*")
-                      if int(path.suffix[1:]) >= first)
+        return sorted(path for path in self.server.datadir.glob("binlog.[0-9]*") if int(path.suffix[1:]) >= first)
 
     def sysbench(self, *words: str) -> None:
         subprocess.run(self.sysbench_words(*words), check=True, stdout=subprocess.DEVNULL)
 
     def sysbench_words(self, *words: str) -> list[str]:
-        return ["sysbench", "oltp_write_only", "--db-driver=mysql", f"--mysql-socket={self.server.socket}",
-                "--mysql-user=root", "--mysql-db=sbtest", f"--tables={TABLES}", f"--table-size={ROWS}",
-                f"--threads={CLIENTS}", "--time=0", "--db-ps-mode=disable", *words]
+        return [
+            "sysbench",
+            "oltp_write_only",
+            "--db-driver=mysql",
+            f"--mysql-socket={self.server.socket}",
+            "--mysql-user=root",
+            "--mysql-db=sbtest",
+            f"--tables={TABLES}",
+            f"--table-size={ROWS}",
+            f"--threads={CLIENTS}",
+            "--time=0",
+            "--db-ps-mode=disable",
+            *words,
+        ]
 
     def write_large(self, size: int) -> None:
         """Copies of some hundred rows by one transaction each, from eight clients."""
@@ -113,8 +124,12 @@ class Source:
         def write(number: int) -> None:
             with self.server.connect() as connection:
                 while not stop.is_set():
-                    query(connection, "INSERT INTO sbtest.copies SELECT k, c, pad FROM sbtest.sbtest1"
-                                      " WHERE id BETWEEN %s AND %s + 399", (number * 1000 + 1, number * 1000 + 1))
+                    query(
+                        connection,
+                        "INSERT INTO sbtest.copies SELECT k, c, pad FROM sbtest.sbtest1"
+                        " WHERE id BETWEEN %s AND %s + 399",
+                        (number * 1000 + 1, number * 1000 + 1),
+                    )
 
         threads = [threading.Thread(target=write, args=(number,)) for number in range(CLIENTS)]
         for thread in threads:
@@ -131,8 +146,12 @@ class Source:
     @contextmanager
     def streaming(self, checkpoint: str) -> Iterator[subprocess.Popen[bytes]]:
         (self.base / "policies" / "bench.yaml").write_text(POLICY.format(checkpoint=checkpoint))
-        with (self.base / "stream.log").open("wb") as log, subprocess.Popen(
-                [BACKUPD, "--config", str(self.config), "run-stream", "bench"], stdout=log, stderr=log) as process:
+        with (
+            (self.base / "stream.log").open("wb") as log,
+            subprocess.Popen(
+                [BACKUPD, "--config", str(self.config), "run-stream", "bench"], stdout=log, stderr=log
+            ) as process,
+        ):
             try:
                 yield process
             finally:
@@ -161,8 +180,17 @@ class Source:
         folder.mkdir()
         newest = folder / name
         with subprocess.Popen(
-                [self.tool, f"--defaults-file={self.server.client_file()}", "--read-from-remote-server", "--raw",
-                 "--stop-never", f"--result-file={folder}/", first], stderr=subprocess.DEVNULL) as process:
+            [
+                self.tool,
+                f"--defaults-file={self.server.client_file()}",
+                "--read-from-remote-server",
+                "--raw",
+                "--stop-never",
+                f"--result-file={folder}/",
+                first,
+            ],
+            stderr=subprocess.DEVNULL,
+        ) as process:
             try:
                 return cost(process, lambda: newest.exists() and newest.stat().st_size >= pos)
             finally:
@@ -170,9 +198,11 @@ class Source:
 
     def sealed(self, folder: Path) -> Cost:
         """What a careful administrator does to the bare copies."""
-        script = (f"for f in {folder}/*; do zstd -q -1 -c $f | gpg --homedir {self.keys.public_home} --batch --no-tty "
-                  f"--quiet --trust-model always --compress-algo none -e -r {self.keys.fingerprint} > $f.gpg && "
-                  "sync $f.gpg; done; touch $0/done; sleep 60")
+        script = (
+            f"for f in {folder}/*; do zstd -q -1 -c $f | gpg --homedir {self.keys.public_home} --batch --no-tty "
+            f"--quiet --trust-model always --compress-algo none -e -r {self.keys.fingerprint} > $f.gpg && "
+            "sync $f.gpg; done; touch $0/done; sleep 60"
+        )
         with subprocess.Popen(["bash", "-o", "pipefail", "-c", script, str(folder)]) as process:
             found = cost(process, (folder / "done").exists)
             for pid in reversed(family(process.pid)):
@@ -232,9 +262,12 @@ def catch_up(source: Source, what: str, write: Callable[[], None]) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
     ours = source.ours()
     rows = ((f"`{Path(source.tool).name} --raw`", bare), ("the same, then `zstd -1`, `gpg`", sealed), ("backupd", ours))
-    lines = [f"| {what}, {format_size(size)} | {name} | {size / one.seconds / 1e6:.0f} MB/s | "
-             f"{one.seconds / bare.seconds:.2f} | {one.cpu * 2**30 / size:.1f} s | {one.cpu / bare.cpu:.1f} | "
-             f"{format_size(one.peak)} |" for name, one in rows]
+    lines = [
+        f"| {what}, {format_size(size)} | {name} | {size / one.seconds / 1e6:.0f} MB/s | "
+        f"{one.seconds / bare.seconds:.2f} | {one.cpu * 2**30 / size:.1f} s | {one.cpu / bare.cpu:.1f} | "
+        f"{format_size(one.peak)} |"
+        for name, one in rows
+    ]
     print(*lines, sep="\n", file=sys.stderr, flush=True)
     return lines
 
@@ -267,8 +300,12 @@ class Observer:
 
     def since(self, place: Place) -> float | None:
         """Since when a segment reaches to ``place``."""
-        found = [at for name, at in self.seen.items()
-                 for number, _start, end in [map(int, name.split("-"))] if number == place[0] and end >= place[1]]
+        found = [
+            at
+            for name, at in self.seen.items()
+            for number, _start, end in [map(int, name.split("-"))]
+            if number == place[0] and end >= place[1]
+        ]
         return min(found, default=None)
 
 
@@ -290,30 +327,42 @@ def lag(source: Source, checkpoint: str, seconds: float) -> str:
     # The first seconds are the program's start.
     lags = [at - commit for commit, place in commits if commit > began + 5 if (at := observer.since(place)) is not None]
     centiles = statistics.quantiles(lags, n=100)
-    line = (f"| {checkpoint} | {len(lags):,} | {statistics.median(lags):.2f} s | {centiles[98]:.2f} s | "
-            f"{max(lags):.2f} s |")
+    line = (
+        f"| {checkpoint} | {len(lags):,} | {statistics.median(lags):.2f} s | {centiles[98]:.2f} s | {max(lags):.2f} s |"
+    )
     print(line, file=sys.stderr, flush=True)
     return line
 
 
-def measure(server: Server, keys: Keys, what: str, *, small: int, large: int, lags: bool,
-            ) -> tuple[list[str], list[str]]:
+def measure(
+    server: Server,
+    keys: Keys,
+    what: str,
+    *,
+    small: int,
+    large: int,
+    lags: bool,
+) -> tuple[list[str], list[str]]:
     with short_directory() as base:
         source = Source(base, server, keys)
         server.execute("CREATE DATABASE sbtest", "CREATE TABLE sbtest.marks (at DOUBLE)")
         source.sysbench("prepare")
-        lines = catch_up(source, f"{what}, {small:,} transactions",
-                         lambda: source.sysbench(f"--events={small}", "run"))
+        lines = catch_up(source, f"{what}, {small:,} transactions", lambda: source.sysbench(f"--events={small}", "run"))
         lines += catch_up(source, f"{what}, large transactions", lambda: source.write_large(large))
         return lines, [lag(source, checkpoint, seconds) for checkpoint, seconds in LASTS.items()] if lags else []
 
 
 def main(small: int = SMALL, large: int = LARGE) -> str:
     options: dict[str, str | int | None] = {
-        "innodb_buffer_pool_size": "512M", "sync_binlog": 0, "innodb_flush_log_at_trx_commit": 0,
-        "max_binlog_size": "256M"}
-    lines = ["| catching up | by | throughput | time, ratio | CPU for each GiB | ratio | peak memory |",
-             "|---|---|---|---|---|---|---|"]
+        "innodb_buffer_pool_size": "512M",
+        "sync_binlog": 0,
+        "innodb_flush_log_at_trx_commit": 0,
+        "max_binlog_size": "256M",
+    }
+    lines = [
+        "| catching up | by | throughput | time, ratio | CPU for each GiB | ratio | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
     with operator_keys() as keys:
         with PrivateServer(options=options) as server:
             rows, lags = measure(server, keys, "MariaDB", small=small, large=large, lags=True)
@@ -323,8 +372,11 @@ def main(small: int = SMALL, large: int = LARGE) -> str:
         else:
             with MySQLServer(options=options) as server:
                 lines += measure(server, keys, "MySQL", small=small, large=large, lags=False)[0]
-    lines += ["", f"| checkpoint, {CLIENTS} clients, {RATE} transactions/s | commits | lag, median | 99 % | most |",
-              "|---|---|---|---|---|"]
+    lines += [
+        "",
+        f"| checkpoint, {CLIENTS} clients, {RATE} transactions/s | commits | lag, median | 99 % | most |",
+        "|---|---|---|---|---|",
+    ]
     return "\n".join([*lines, *lags])
 
 

@@ -48,10 +48,22 @@ def branches() -> tuple[Branch, ...]:
         first = FILES * index // BRANCHES
         at = _moment(first) - timedelta(seconds=1)
         fork = Position(f"bin.{first - 1:06d}", 2**20, _state(first)) if index else None
-        found.append(Branch(
-            "shop", f"{at:%Y%m%dT%H%M%SZ}-{index:08x}", at, BranchReason.LOST_TAIL if index else BranchReason.FIRST, "",
-            "mariadb", "bin", first, at - timedelta(seconds=1) if index else None, found[-1].id if index else None,
-            fork, bool(index)))
+        found.append(
+            Branch(
+                "shop",
+                f"{at:%Y%m%dT%H%M%SZ}-{index:08x}",
+                at,
+                BranchReason.LOST_TAIL if index else BranchReason.FIRST,
+                "",
+                "mariadb",
+                "bin",
+                first,
+                at - timedelta(seconds=1) if index else None,
+                found[-1].id if index else None,
+                fork,
+                bool(index),
+            )
+        )
     return tuple(found)
 
 
@@ -65,10 +77,27 @@ def runs() -> tuple[Run, ...]:
             torn = index % len(DESTINATIONS) == place or index % 20 == 0
             last -= torn
             branch = branches_by_file(first)
-            found.append(Run(
-                "shop", branch, name, first, 0, last, 2**20, _state(first), _state(last + 1), _moment(first),
-                _moment(last + 1), _moment(last + 1), 2**20 * (last - first + 1), 2**18, last - first + 1, 100,
-                ending=Ending.ROTATED))
+            found.append(
+                Run(
+                    "shop",
+                    branch,
+                    name,
+                    first,
+                    0,
+                    last,
+                    2**20,
+                    _state(first),
+                    _state(last + 1),
+                    _moment(first),
+                    _moment(last + 1),
+                    _moment(last + 1),
+                    2**20 * (last - first + 1),
+                    2**18,
+                    last - first + 1,
+                    100,
+                    ending=Ending.ROTATED,
+                )
+            )
     return tuple(found)
 
 
@@ -92,8 +121,7 @@ def backups() -> list[BackupRecord]:
 class Sizes:
     """A resolver that knows everything at once: what the catalog takes is not measured here."""
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime
-                      ) -> Stop | None:
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime) -> Stop | None:
         number = int(FILES * ((moment - FIRST) / SPAN))
         return self._at(branch, number, 500, moment) if start <= (number, 500) < end else None
 
@@ -114,8 +142,11 @@ class Sizes:
         return False
 
     def material(self, leg: RouteLeg, _stop: Stop) -> Material:
-        keys = [SegmentKey(span.branch, number, 0, 2**20) for span in leg.spans
-                for number in range(span.first[0], span.last[0] + (span.last[1] > 0))]
+        keys = [
+            SegmentKey(span.branch, number, 0, 2**20)
+            for span in leg.spans
+            for number in range(span.first[0], span.last[0] + (span.last[1] > 0))
+        ]
         return Material(tuple(keys), 2**20 * len(keys), 100 * len(keys), (1,))
 
     def _at(self, branch: str, number: int, pos: int, at: datetime | None = None) -> Stop:

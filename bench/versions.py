@@ -68,12 +68,16 @@ def _reap() -> None:
 
 
 def write_logs(server: PrivateServer) -> None:
-    server.execute("DROP DATABASE IF EXISTS logs", "CREATE DATABASE logs",
-                   "CREATE TABLE logs.t (id INT AUTO_INCREMENT PRIMARY KEY, c CHAR(120), pad CHAR(60))",
-                   f"BEGIN NOT ATOMIC FOR i IN 1..{SMALL} DO INSERT INTO logs.t (c, pad) "
-                   "VALUES (SHA2(i, 256), MD5(i)); END FOR; END",
-                   "CREATE TABLE logs.u LIKE logs.t",
-                   *["INSERT INTO logs.u (c, pad) SELECT c, pad FROM logs.t"] * LARGE, "FLUSH BINARY LOGS")
+    server.execute(
+        "DROP DATABASE IF EXISTS logs",
+        "CREATE DATABASE logs",
+        "CREATE TABLE logs.t (id INT AUTO_INCREMENT PRIMARY KEY, c CHAR(120), pad CHAR(60))",
+        f"BEGIN NOT ATOMIC FOR i IN 1..{SMALL} DO INSERT INTO logs.t (c, pad) "
+        "VALUES (SHA2(i, 256), MD5(i)); END FOR; END",
+        "CREATE TABLE logs.u LIKE logs.t",
+        *["INSERT INTO logs.u (c, pad) SELECT c, pad FROM logs.t"] * LARGE,
+        "FLUSH BINARY LOGS",
+    )
 
 
 def measure(versions: list[Version], server: PrivateServer, rounds: int) -> None:
@@ -89,22 +93,30 @@ def measure(versions: list[Version], server: PrivateServer, rounds: int) -> None
             shutil.rmtree(target)
         write_logs(server)
         for one in turns:
-            one.run(WORKS[2], [str(one.house.program), "--config", str(one.house.config), "run-stream", SOURCE,
-                               "--once"])
-        print(f"round {number + 1}:", *(f"{work}: " + ", ".join(f"{one.spent[work][-1]:.2f}" for one in versions)
-                                        for work in WORKS), sep="  ", flush=True)
+            one.run(
+                WORKS[2], [str(one.house.program), "--config", str(one.house.config), "run-stream", SOURCE, "--once"]
+            )
+        print(
+            f"round {number + 1}:",
+            *(f"{work}: " + ", ".join(f"{one.spent[work][-1]:.2f}" for one in versions) for work in WORKS),
+            sep="  ",
+            flush=True,
+        )
 
 
 def rows(before: Version, now: Version) -> str:
-    lines = ["| work | before | now | ratio of medians | before, least to most | now, least to most | goal | met |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| work | before | now | ratio of medians | before, least to most | now, least to most | goal | met |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for work in WORKS:
         old, new = before.spent[work], now.spent[work]
         ratio = statistics.median(new) / statistics.median(old)
         lines.append(
             f"| {work} | {statistics.median(old):.2f} s | {statistics.median(new):.2f} s | {ratio:.3f} | "
             f"{min(old):.2f} to {max(old):.2f} | {min(new):.2f} to {max(new):.2f} | ≤ {GOAL} | "
-            f"{'yes' if ratio <= GOAL else 'NO'} |")
+            f"{'yes' if ratio <= GOAL else 'NO'} |"
+        )
     return "\n".join([*lines, "", f"Stored bytes of the full backup: {now.stored / before.stored:.3f} times."])
 
 
@@ -119,8 +131,11 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise SystemExit("orphans cannot be counted: prctl failed")
-    quick: dict[str, str | int | None] = {"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0,
-                                          "innodb_buffer_pool_size": "512M"}
+    quick: dict[str, str | int | None] = {
+        "innodb_flush_log_at_trx_commit": 0,
+        "sync_binlog": 0,
+        "innodb_buffer_pool_size": "512M",
+    }
     with operator_keys() as keys, PrivateServer(options=quick) as server, short_directory() as base:
         create(server, options.size, binlog=False)
         versions: list[Version] = []
@@ -128,8 +143,9 @@ def main() -> None:
             folder = base / str(len(versions))
             folder.mkdir()
             folder.chmod(0o755)
-            versions.append(Version(House(folder, server, keys, policy=_POLICY,
-                                          program=checkout.absolute() / ".venv/bin/backupd")))
+            versions.append(
+                Version(House(folder, server, keys, policy=_POLICY, program=checkout.absolute() / ".venv/bin/backupd"))
+            )
         measure(versions, server, options.rounds)
     print(f"\n{format_size(options.size)} of sample data, {options.rounds} rounds\n\n{rows(*versions)}")
 

@@ -51,10 +51,12 @@ def is_everywhere(host: str) -> bool:
 class Tls(Section):
     """The certificate of the REST interface and the web page."""
 
-    certificate: LocalPath = Field(description="The certificate, with what is between it and its root, as PEM.",
-                                   examples=["/etc/backupd/tls.pem"])
-    key: LocalPath = Field(description="Its private key, as PEM, without a passphrase.",
-                           examples=["/etc/backupd/tls.key"])
+    certificate: LocalPath = Field(
+        description="The certificate, with what is between it and its root, as PEM.", examples=["/etc/backupd/tls.pem"]
+    )
+    key: LocalPath = Field(
+        description="Its private key, as PEM, without a passphrase.", examples=["/etc/backupd/tls.key"]
+    )
 
 
 class Api(Section):
@@ -62,19 +64,30 @@ class Api(Section):
 
     enabled: bool = Field(True, description="Whether the service offers them.", examples=[False])
     listen: Annotated[str, AfterValidator(_listen)] = Field(
-        "127.0.0.1:8642", description="Address and port to listen on.", examples=["127.0.0.1:8642"])
-    tls: Tls | None = Field(None, description="Without it connections are in the clear, which `check` warns of where "
-                                              "others than this host can connect.")
-    url: Words | None = Field(None, description="The address that people reach it at, for the links in mails; by "
-                                                "default made of listen, with this host's name where that is every "
-                                                "address. With https:// the page's cookies are of TLS "
-                                                "alone.", examples=["https://backup.example.com"])
+        "127.0.0.1:8642", description="Address and port to listen on.", examples=["127.0.0.1:8642"]
+    )
+    tls: Tls | None = Field(
+        None,
+        description="Without it connections are in the clear, which `check` warns of where "
+        "others than this host can connect.",
+    )
+    url: Words | None = Field(
+        None,
+        description="The address that people reach it at, for the links in mails; by "
+        "default made of listen, with this host's name where that is every "
+        "address. With https:// the page's cookies are of TLS "
+        "alone.",
+        examples=["https://backup.example.com"],
+    )
     metrics: Literal["auto", "open", "token"] = Field(
-        "auto", examples=["token"],
+        "auto",
+        examples=["token"],
         description="Who may read /metrics: anybody who can connect, or holders of a token; `auto` asks for a token "
-                    "where others than this host can connect, by listen or by way of url.")
-    session: Duration = Field("12h", validate_default=True, examples=["12h"],
-                              description="How long somebody stays logged in to the web page.")
+        "where others than this host can connect, by listen or by way of url.",
+    )
+    session: Duration = Field(
+        "12h", validate_default=True, examples=["12h"], description="How long somebody stays logged in to the web page."
+    )
 
     @property
     def host(self) -> str:

@@ -52,17 +52,23 @@ class Email(Section):
     sender: MailAddress = Field(alias="from", description="Who writes.", examples=["backupd@example.com"])
     to: tuple[MailAddress, ...] = Field(min_length=1, description="Who reads.", examples=[["dba@example.com"]])
     user: Words | None = Field(None, description="The account at the mail server.", examples=["backupd"])
-    password_file: LocalPath | None = Field(None, description="A file whose first line is its password.",
-                                            examples=["/etc/backupd/smtp-password"])
+    password_file: LocalPath | None = Field(
+        None, description="A file whose first line is its password.", examples=["/etc/backupd/smtp-password"]
+    )
     starttls: Literal["auto", "required", "never"] = Field(
-        "auto", description="Whether a connection that begins in the clear is turned into an encrypted one: `auto` "
-                            "where the mail server offers it. With an account it is required in any case.",
-        examples=["required"])
+        "auto",
+        description="Whether a connection that begins in the clear is turned into an encrypted one: `auto` "
+        "where the mail server offers it. With an account it is required in any case.",
+        examples=["required"],
+    )
     ca_file: LocalPath | None = Field(
-        None, description="A file of the certificates to trust for it, instead of the usual.",
-        examples=["/etc/backupd/mail-ca.pem"])
-    timeout: Duration = Field("30s", validate_default=True, examples=["30s"],
-                              description="How long the mail server may take for one answer.")
+        None,
+        description="A file of the certificates to trust for it, instead of the usual.",
+        examples=["/etc/backupd/mail-ca.pem"],
+    )
+    timeout: Duration = Field(
+        "30s", validate_default=True, examples=["30s"], description="How long the mail server may take for one answer."
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Email:
@@ -77,19 +83,26 @@ class Heartbeat(Section):
     """A URL of a watcher elsewhere that is asked for regularly, and that tells somebody when that stops: a service that
     is dead, or a machine without power, sends no mail."""
 
-    refused: ClassVar = {"url": "such addresses are secrets: put it into a file that only the service can read (mode "
-                                "0600) and name that as url_file"}
+    refused: ClassVar = {
+        "url": "such addresses are secrets: put it into a file that only the service can read (mode "
+        "0600) and name that as url_file"
+    }
 
-    url_file: LocalPath = Field(description="A file whose first line is the URL.",
-                                examples=["/etc/backupd/heartbeat-url"])
+    url_file: LocalPath = Field(
+        description="A file whose first line is the URL.", examples=["/etc/backupd/heartbeat-url"]
+    )
     every: Duration = Field("60s", validate_default=True, examples=["60s"], description="How often.")
 
 
 class Report(Section):
     """A regular mail of what is recoverable, and when that was last proved."""
 
-    schedule: Cron = Field("0 7 * * *", validate_default=True, examples=["0 7 * * mon"],
-                               description="When, as cron has it, in the time zone of the configuration.")
+    schedule: Cron = Field(
+        "0 7 * * *",
+        validate_default=True,
+        examples=["0 7 * * mon"],
+        description="When, as cron has it, in the time zone of the configuration.",
+    )
 
 
 class Alerts(Section):
@@ -97,12 +110,17 @@ class Alerts(Section):
 
     email: Email | None = Field(None, description="By mail.")
     channels_file: LocalPath | None = Field(
-        None, examples=["/etc/backupd/channels"],
+        None,
+        examples=["/etc/backupd/channels"],
         description="A file of other channels (chats, webhooks), one URL of the library Apprise a line. They hold "
-                    "secrets: only the service may read it. Needs `pip install 'backupd[channels]'`.")
+        "secrets: only the service may read it. Needs `pip install 'backupd[channels]'`.",
+    )
     heartbeat: Heartbeat | None = Field(None, description="So that a dead service is noticed.")
     reminders: tuple[Duration, ...] = Field(
-        ("4h", "1d", "3d"), validate_default=True, examples=[["4h", "1d", "3d"]],
+        ("4h", "1d", "3d"),
+        validate_default=True,
+        examples=[["4h", "1d", "3d"]],
         description="How long after a mail about something that is still wrong the next one follows; the last pause "
-                    "repeats. None for no reminders.")
+        "repeats. None for no reminders.",
+    )
     report: Report | None = Field(None, description="A regular report.")

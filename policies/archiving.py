@@ -19,7 +19,8 @@ class TierPrice(Section):
     """What one tier of one storage class takes."""
 
     hours: Annotated[float, Field(gt=0, le=1000)] = Field(
-        description="The longest that it takes until the objects can be read.", examples=[12])
+        description="The longest that it takes until the objects can be read.", examples=[12]
+    )
     per_gib: Amount = Field(0, description="For each GiB.", examples=[0.02])
     per_1000_requests: Amount = Field(0, description="For each thousand objects.", examples=[0.1])
 
@@ -27,27 +28,43 @@ class TierPrice(Section):
 class ClassPrice(Section):
     """What one storage class costs."""
 
-    minimum_days: int = Field(0, ge=0, le=3650, examples=[180],
-                              description="For so many days an object is paid for, even when it is deleted earlier.")
+    minimum_days: int = Field(
+        0,
+        ge=0,
+        le=3650,
+        examples=[180],
+        description="For so many days an object is paid for, even when it is deleted earlier.",
+    )
     per_gib_month: Amount = Field(0, description="Storing a GiB for a month.", examples=[0.00099])
     tiers: dict[TierName, TierPrice] = Field(
-        default_factory=dict, description="The tiers of a class that has to be thawed; none where it can be read as it "
-                                          "is.", examples=[{"standard": {"hours": 12, "per_gib": 0.02}}])
+        default_factory=dict,
+        description="The tiers of a class that has to be thawed; none where it can be read as it is.",
+        examples=[{"standard": {"hours": 12, "per_gib": 0.02}}],
+    )
 
 
 _LIST: dict[StorageClass, dict[str, Any]] = {
     "STANDARD_IA": {"minimum_days": 30, "per_gib_month": 0.0125},
     "ONEZONE_IA": {"minimum_days": 30, "per_gib_month": 0.01},
     "GLACIER_IR": {"minimum_days": 90, "per_gib_month": 0.004},
-    "INTELLIGENT_TIERING": {"tiers": {
-        "bulk": {"hours": 48}, "standard": {"hours": 12}}},
-    "GLACIER": {"minimum_days": 90, "per_gib_month": 0.0036, "tiers": {
-        "bulk": {"hours": 12},
-        "standard": {"hours": 5, "per_gib": 0.01, "per_1000_requests": 0.05},
-        "expedited": {"hours": 0.1, "per_gib": 0.03, "per_1000_requests": 10}}},
-    "DEEP_ARCHIVE": {"minimum_days": 180, "per_gib_month": 0.00099, "tiers": {
-        "bulk": {"hours": 48, "per_gib": 0.0025, "per_1000_requests": 0.025},
-        "standard": {"hours": 12, "per_gib": 0.02, "per_1000_requests": 0.1}}},
+    "INTELLIGENT_TIERING": {"tiers": {"bulk": {"hours": 48}, "standard": {"hours": 12}}},
+    "GLACIER": {
+        "minimum_days": 90,
+        "per_gib_month": 0.0036,
+        "tiers": {
+            "bulk": {"hours": 12},
+            "standard": {"hours": 5, "per_gib": 0.01, "per_1000_requests": 0.05},
+            "expedited": {"hours": 0.1, "per_gib": 0.03, "per_1000_requests": 10},
+        },
+    },
+    "DEEP_ARCHIVE": {
+        "minimum_days": 180,
+        "per_gib_month": 0.00099,
+        "tiers": {
+            "bulk": {"hours": 48, "per_gib": 0.0025, "per_1000_requests": 0.025},
+            "standard": {"hours": 12, "per_gib": 0.02, "per_1000_requests": 0.1},
+        },
+    },
 }
 """Amazon's list prices of us-east-1 as they were known at ``dated``."""
 
@@ -58,22 +75,34 @@ class PriceTable(Section):
     """
 
     currency: Words = Field("USD", description="Of all prices here.", examples=["EUR"])
-    dated: date = Field(date(2025, 1, 1), description="When these prices were looked up; plans tell it.",
-                       examples=["2026-01-31"])
+    dated: date = Field(
+        date(2025, 1, 1), description="When these prices were looked up; plans tell it.", examples=["2026-01-31"]
+    )
     copy_per_gib_month: Amount = Field(
-        0.023, description="What a thawed copy costs while it is there, each GiB for a month.", examples=[0.023])
+        0.023, description="What a thawed copy costs while it is there, each GiB for a month.", examples=[0.023]
+    )
     classes: dict[StorageClass, ClassPrice] = Field(
-        default_factory=dict, examples=[{"DEEP_ARCHIVE": {"minimum_days": 180}}],
-        description="By storage class. Of one that is given all is as it says here; of the others the list counts.")
+        default_factory=dict,
+        examples=[{"DEEP_ARCHIVE": {"minimum_days": 180}}],
+        description="By storage class. Of one that is given all is as it says here; of the others the list counts.",
+    )
 
     def as_prices(self) -> Prices:
         classes = {**{name: ClassPrice.model_validate(one) for name, one in _LIST.items()}, **self.classes}
         return Prices(
-            self.currency, self.dated,
-            {name: {tier: Price(price.hours, price.per_gib, price.per_1000_requests)
-                    for tier, price in one.tiers.items()} for name, one in classes.items()},
+            self.currency,
+            self.dated,
+            {
+                name: {
+                    tier: Price(price.hours, price.per_gib, price.per_1000_requests)
+                    for tier, price in one.tiers.items()
+                }
+                for name, one in classes.items()
+            },
             {name: one.minimum_days for name, one in classes.items()},
-            {name: one.per_gib_month for name, one in classes.items()}, self.copy_per_gib_month)
+            {name: one.per_gib_month for name, one in classes.items()},
+            self.copy_per_gib_month,
+        )
 
 
 class Archive(Section):
@@ -82,6 +111,9 @@ class Archive(Section):
     tier: TierName = Field("standard", description="How fast, where a command does not say.", examples=["bulk"])
     days: int = Field(7, ge=1, le=365, description="For how many days what was thawed stays readable.", examples=[7])
     requests_per_second: int = Field(
-        50, ge=1, le=1000, description="How many objects are asked for in a second, at most.", examples=[50])
-    prices: PriceTable = Field(default_factory=lambda: PriceTable.model_validate({}),
-                               description="What thawing costs, and for how long a class has to be paid for.")
+        50, ge=1, le=1000, description="How many objects are asked for in a second, at most.", examples=[50]
+    )
+    prices: PriceTable = Field(
+        default_factory=lambda: PriceTable.model_validate({}),
+        description="What thawing costs, and for how long a class has to be paid for.",
+    )

@@ -32,16 +32,20 @@ def _catalog(text: object, info: ValidationInfo) -> str:
         raise ValueError("must be a URL: sqlite:////PATH or postgresql://USER@HOST/NAME")  # noqa: TRY004  pydantic collects ValueError only
     scheme, found, rest = text.partition("://")
     if not found or scheme not in {"sqlite", "postgresql", "postgres", "postgresql+psycopg"}:
-        raise ValueError("must begin with sqlite:/// or postgresql://; an SQLite file is written "
-                         "sqlite:////var/lib/backupd/catalog.db")
+        raise ValueError(
+            "must begin with sqlite:/// or postgresql://; an SQLite file is written "
+            "sqlite:////var/lib/backupd/catalog.db"
+        )
     if scheme == "sqlite":
         if not rest.startswith("/") or rest == "/" or rest.startswith("/:memory:"):
             raise ValueError("needs the path of a file: sqlite:////var/lib/backupd/catalog.db")
         context = info.context
         return f"sqlite:///{local_path(rest[1:], context.get(BASE) if isinstance(context, dict) else None)}"
     if has_password(text):
-        raise ValueError("secrets stay out of this file: name a password file with ?passfile=/etc/backupd/pgpass "
-                         "(https://www.postgresql.org/docs/current/libpq-pgpass.html)")
+        raise ValueError(
+            "secrets stay out of this file: name a password file with ?passfile=/etc/backupd/pgpass "
+            "(https://www.postgresql.org/docs/current/libpq-pgpass.html)"
+        )
     return text
 
 
@@ -52,8 +56,7 @@ def _fingerprint(text: str) -> str:
     return digits
 
 
-Fingerprint = Annotated[str, AfterValidator(_fingerprint),
-                        WithJsonSchema({"type": "string", "format": "fingerprint"})]
+Fingerprint = Annotated[str, AfterValidator(_fingerprint), WithJsonSchema({"type": "string", "format": "fingerprint"})]
 CatalogUrl = Annotated[str, BeforeValidator(_catalog), WithJsonSchema({"type": "string", "format": "URL"})]
 
 
@@ -63,41 +66,59 @@ class Server(Section):
     Without `socket` and `host` the option file decides, else it is the usual socket.
     """
 
-    refused: ClassVar = {"password": KEPT_IN_FILE.format("password_file, or under [client] in defaults_file"),
-                         "pass": KEPT_IN_FILE.format("password_file"),
-                         "datadir": "the server itself tells where its data is"}
+    refused: ClassVar = {
+        "password": KEPT_IN_FILE.format("password_file, or under [client] in defaults_file"),
+        "pass": KEPT_IN_FILE.format("password_file"),
+        "datadir": "the server itself tells where its data is",
+    }
 
     socket: LocalPath | None = Field(None, description="Its Unix socket.", examples=["/run/mysqld/mysqld.sock"])
-    host: Words | None = Field(None, description="Its host, for TCP. Name the host itself, not a proxy before it.",
-                               examples=["db1.example.com"])
+    host: Words | None = Field(
+        None,
+        description="Its host, for TCP. Name the host itself, not a proxy before it.",
+        examples=["db1.example.com"],
+    )
     port: int | None = Field(None, ge=1, le=65535, description="Its port; 3306 by default.", examples=[3306])
     tls: Literal["verify-full", "verify-ca", "required", "off"] | None = Field(
-        None, examples=["verify-full"],
+        None,
+        examples=["verify-full"],
         description="How the connection to a host is secured. `verify-full`: its certificate has to be of a known CA "
-                    "and for the name in `host`; `verify-ca`: of a known CA; `required`: any, so that nobody reads "
-                    "along, but anybody may answer; `off`: none. Only `verify-full` holds against somebody who stands "
-                    "between. A socket, and a loopback address, need none. Without it the option file decides.")
+        "and for the name in `host`; `verify-ca`: of a known CA; `required`: any, so that nobody reads "
+        "along, but anybody may answer; `off`: none. Only `verify-full` holds against somebody who stands "
+        "between. A socket, and a loopback address, need none. Without it the option file decides.",
+    )
     tls_ca: LocalPath | None = Field(
-        None, examples=["/etc/backupd/shop-db1-ca.pem"],
+        None,
+        examples=["/etc/backupd/shop-db1-ca.pem"],
         description="A file of the CA certificates to trust for it (PEM). By default `ssl-ca` of the option file, else "
-                    "the system's.")
-    user: Words | None = Field(None, description="The account; by default what the option file says.",
-                               examples=["backupd"])
+        "the system's.",
+    )
+    user: Words | None = Field(
+        None, description="The account; by default what the option file says.", examples=["backupd"]
+    )
     defaults_file: LocalPath | None = Field(
-        None, description="An option file of the database's own clients, with a [client] group.",
-        examples=["/etc/backupd/shop-db1.cnf"])
+        None,
+        description="An option file of the database's own clients, with a [client] group.",
+        examples=["/etc/backupd/shop-db1.cnf"],
+    )
     password_file: LocalPath | None = Field(
-        None, description="A file whose first line is the password.", examples=["/etc/backupd/shop-db1.password"])
-    password_env: Words | None = Field(None, description="An environment variable that holds the password.",
-                                       examples=["SHOP_DB1_PASSWORD"])
+        None, description="A file whose first line is the password.", examples=["/etc/backupd/shop-db1.password"]
+    )
+    password_env: Words | None = Field(
+        None, description="An environment variable that holds the password.", examples=["SHOP_DB1_PASSWORD"]
+    )
     restore_defaults_file: LocalPath | None = Field(
-        None, examples=["/etc/backupd/shop-db1-restore.cnf"],
+        None,
+        examples=["/etc/backupd/shop-db1-restore.cnf"],
         description="An option file with the [client] group of an account that may write, for restores of tables into "
-                    "this server (`--into`). By default the account of the backups, which as a rule may only read.")
-    policy: Name = Field(description="The policy that it follows: the name of a file in the folder of policies.",
-                         examples=["gold"])
-    owner: Words = Field("mysql", description="The operating system's user that restored files belong to.",
-                         examples=["mysql"])
+        "this server (`--into`). By default the account of the backups, which as a rule may only read.",
+    )
+    policy: Name = Field(
+        description="The policy that it follows: the name of a file in the folder of policies.", examples=["gold"]
+    )
+    owner: Words = Field(
+        "mysql", description="The operating system's user that restored files belong to.", examples=["mysql"]
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Server:
@@ -118,8 +139,10 @@ class FilesystemDestination(FilesystemConfig):
     """A folder. Backups are trees of hardlinks in it, so it must be a file system that has them."""
 
     type: Literal["filesystem"] = Field(description="The kind of destination.", examples=["filesystem"])
-    path: LocalPath = Field(description="The folder. Its parent must exist; the folder is made at the first backup.",
-                            examples=["/srv/backups"])
+    path: LocalPath = Field(
+        description="The folder. Its parent must exist; the folder is made at the first backup.",
+        examples=["/srv/backups"],
+    )
 
 
 class S3Destination(S3Config):
@@ -130,15 +153,27 @@ class S3Destination(S3Config):
     """
 
     refused: ClassVar = dict.fromkeys(
-        ("secret_access_key", "access_key_id", "access_key", "secret_key", "aws_access_key_id",
-         "aws_secret_access_key"), KEPT_IN_FILE.format("credentials_file"))
+        (
+            "secret_access_key",
+            "access_key_id",
+            "access_key",
+            "secret_key",
+            "aws_access_key_id",
+            "aws_secret_access_key",
+        ),
+        KEPT_IN_FILE.format("credentials_file"),
+    )
 
     ca_file: LocalPath | None = Field(
-        None, description="A file of the certificates to trust for it, instead of the usual.",
-        examples=["/etc/backupd/s3-ca.pem"])
+        None,
+        description="A file of the certificates to trust for it, instead of the usual.",
+        examples=["/etc/backupd/s3-ca.pem"],
+    )
     credentials_file: LocalPath | None = Field(
-        None, description="A shared credentials file; by default the usual ways of the SDK.",
-        examples=["/etc/backupd/s3-credentials"])
+        None,
+        description="A shared credentials file; by default the usual ways of the SDK.",
+        examples=["/etc/backupd/s3-credentials"],
+    )
 
 
 class SftpDestination(SftpConfig):
@@ -146,15 +181,16 @@ class SftpDestination(SftpConfig):
 
     refused: ClassVar = {"password": "passwords are not supported: name a private key as key_file"}
 
-    key_file: LocalPath = Field(description="The private key, without a passphrase.",
-                                examples=["/etc/backupd/sftp-key"])
+    key_file: LocalPath = Field(
+        description="The private key, without a passphrase.", examples=["/etc/backupd/sftp-key"]
+    )
     known_hosts: LocalPath = Field(
         description="The file of known host keys, as ssh writes it; a host that is not in it is not talked to.",
-        examples=["/etc/backupd/known_hosts"])
+        examples=["/etc/backupd/known_hosts"],
+    )
 
 
-DestinationSettings = Annotated[FilesystemDestination | S3Destination | SftpDestination,
-                                Field(discriminator="type")]
+DestinationSettings = Annotated[FilesystemDestination | S3Destination | SftpDestination, Field(discriminator="type")]
 
 
 class Encryption(Section):
@@ -164,44 +200,61 @@ class Encryption(Section):
 
     gnupg_home: LocalPath = Field(description="GnuPG's home with the public keys.", examples=["/etc/backupd/gnupg"])
     recipients: tuple[Words, ...] = Field(
-        min_length=1, description="Fingerprints or user ids of the keys; each alone can open every backup.",
-        examples=[["ops@example.com"]])
+        min_length=1,
+        description="Fingerprints or user ids of the keys; each alone can open every backup.",
+        examples=[["ops@example.com"]],
+    )
     compression_level: int = Field(
-        1, ge=1, le=19,
+        1,
+        ge=1,
+        le=19,
         description="How hard zstd tries before a file is encrypted. 1 takes less than half the processor time of 3, "
-                    "on a host whose database needs it more, for a few percent of room.", examples=[3])
+        "on a host whose database needs it more, for a few percent of room.",
+        examples=[3],
+    )
     signing_key: Fingerprint | None = Field(
-        None, description="The fingerprint of the key that signs what is stored for every policy that does not say "
-                          "`signed: false`. Its secret half has to be in gnupg_home; it should open no backup. "
-                          "`backupd keys make-signing` makes one.",
-        examples=["0123456789ABCDEF0123456789ABCDEF01234567"])
+        None,
+        description="The fingerprint of the key that signs what is stored for every policy that does not say "
+        "`signed: false`. Its secret half has to be in gnupg_home; it should open no backup. "
+        "`backupd keys make-signing` makes one.",
+        examples=["0123456789ABCDEF0123456789ABCDEF01234567"],
+    )
     signing_passphrase_file: LocalPath | None = Field(
-        None, description="A file whose first line is the passphrase of that key.",
-        examples=["/etc/backupd/signing-passphrase"])
+        None,
+        description="A file whose first line is the passphrase of that key.",
+        examples=["/etc/backupd/signing-passphrase"],
+    )
     trusted_signers: tuple[Fingerprint, ...] = Field(
-        (), description="Fingerprints of the keys whose signatures count; that of signing_key does in any case. Their "
-                        "public halves have to be in gnupg_home.",
-        examples=[["0123456789ABCDEF0123456789ABCDEF01234567"]])
+        (),
+        description="Fingerprints of the keys whose signatures count; that of signing_key does in any case. Their "
+        "public halves have to be in gnupg_home.",
+        examples=[["0123456789ABCDEF0123456789ABCDEF01234567"]],
+    )
     challenge: Duration = Field(
-        "90d", validate_default=True, examples=["90d"],
-        description="How often the holder of each key has to show that it still opens what is sealed for it.")
+        "90d",
+        validate_default=True,
+        examples=["90d"],
+        description="How often the holder of each key has to show that it still opens what is sealed for it.",
+    )
 
 
 class Brake(Section):
     """What keeps rules from deleting too much at once, counted at each destination for all installations together."""
 
     share: Percent = Field(
-        "50%", validate_default=True, examples=["50%"],
+        "50%",
+        validate_default=True,
+        examples=["50%"],
         description="The part of all backups there that rules may mark as deleted within a day, besides as many as "
-                    "came in that day. What is over it stays until somebody says `--really`.")
+        "came in that day. What is over it stays until somebody says `--really`.",
+    )
     count: int = Field(10, ge=1, description="So many may go in any case.", examples=[10])
 
 
 class Retention(Section):
     """How deleting by rule is kept within bounds. The rules themselves are those of the policies."""
 
-    brake: Brake = Field(default_factory=lambda: Brake.model_validate({}),
-                         description="The brake on mass deletes.")
+    brake: Brake = Field(default_factory=lambda: Brake.model_validate({}), description="The brake on mass deletes.")
 
 
 class Concurrency(Section):
@@ -209,20 +262,29 @@ class Concurrency(Section):
 
     jobs: int = Field(4, ge=1, le=256, description="Jobs of any kind.", examples=[4])
     per_server: int = Field(1, ge=1, le=16, description="Jobs of one server.", examples=[1])
-    per_destination: int = Field(2, ge=1, le=64, description="Jobs that write to or read from one destination.",
-                                 examples=[2])
+    per_destination: int = Field(
+        2, ge=1, le=64, description="Jobs that write to or read from one destination.", examples=[2]
+    )
 
 
 class Scratch(Section):
     """Where test restores are made and thrown away."""
 
-    path: LocalPath = Field("/var/lib/backupd/scratch", validate_default=True,
-                            description="The folder. The database's user must be able to enter it.",
-                            examples=["/var/lib/backupd/scratch"])
-    max_bytes: Size | None = Field(None, description="The most room that it may take; by default what is free.",
-                                   examples=["500GiB"])
-    memory: Size = Field("1GiB", validate_default=True,
-                         description="The most memory for preparing and for the scratch server.", examples=["2GiB"])
+    path: LocalPath = Field(
+        "/var/lib/backupd/scratch",
+        validate_default=True,
+        description="The folder. The database's user must be able to enter it.",
+        examples=["/var/lib/backupd/scratch"],
+    )
+    max_bytes: Size | None = Field(
+        None, description="The most room that it may take; by default what is free.", examples=["500GiB"]
+    )
+    memory: Size = Field(
+        "1GiB",
+        validate_default=True,
+        description="The most memory for preparing and for the scratch server.",
+        examples=["2GiB"],
+    )
 
 
 class Restore(Section):
@@ -230,58 +292,81 @@ class Restore(Section):
 
     refused: ClassVar = {"passphrase": KEPT_IN_FILE.format("passphrase_file")}
 
-    gnupg_home: LocalPath = Field(description="GnuPG's home with the private key.",
-                                  examples=["/etc/backupd/gnupg-restore"])
+    gnupg_home: LocalPath = Field(
+        description="GnuPG's home with the private key.", examples=["/etc/backupd/gnupg-restore"]
+    )
     passphrase_file: LocalPath | None = Field(
-        None, description="A file whose first line is the passphrase of that key.",
-        examples=["/etc/backupd/passphrase"])
+        None, description="A file whose first line is the passphrase of that key.", examples=["/etc/backupd/passphrase"]
+    )
     folders: tuple[LocalPath, ...] = Field(
-        (), examples=[["/srv/restores"]],
+        (),
+        examples=[["/srv/restores"]],
         description="Beneath these folders operators may restore by the REST interface and the web page; admins may "
-                    "anywhere.")
+        "anywhere.",
+    )
     key_files: tuple[LocalPath, ...] = Field(
-        (), examples=[["/etc/mysql/encryption/keyfile.enc", "/etc/mysql/encryption/keyfile.key"]],
+        (),
+        examples=[["/etc/mysql/encryption/keyfile.enc", "/etc/mysql/encryption/keyfile.key"]],
         description="Files that the servers' `file_key_management` reads. A backup of encrypted tables is prepared and "
-                    "started with copies of these; a key plugin that a backup names is loaded only where they stand "
-                    "here.")
+        "started with copies of these; a key plugin that a backup names is loaded only where they stand "
+        "here.",
+    )
     scratch: Scratch = Field(default_factory=lambda: Scratch.model_validate({}), description="For test restores.")
 
 
 class Configuration(Section):
     """The whole of the configuration file."""
 
-    refused: ClassVar = {"password": KEPT_IN_FILE.format("password_file of a server"),
-                         "passphrase": KEPT_IN_FILE.format("restore.passphrase_file"),
-                         "recipients": "belongs under encryption", "gnupg_home": "belongs under encryption"}
+    refused: ClassVar = {
+        "password": KEPT_IN_FILE.format("password_file of a server"),
+        "passphrase": KEPT_IN_FILE.format("restore.passphrase_file"),
+        "recipients": "belongs under encryption",
+        "gnupg_home": "belongs under encryption",
+    }
 
     catalog: CatalogUrl = Field(
-        "sqlite:////var/lib/backupd/catalog.db", validate_default=True,
+        "sqlite:////var/lib/backupd/catalog.db",
+        validate_default=True,
         description="Where is remembered what there is: an SQLite file or a PostgreSQL database.",
-        examples=["sqlite:////var/lib/backupd/catalog.db", "postgresql://backupd@db.example.com/backupd"])
-    spool: LocalPath = Field("/var/lib/backupd/spool", validate_default=True,
-                             description="The service's own working folder: its repository key, locks, "
-                                         "what is on its way.", examples=["/var/lib/backupd/spool"])
-    policies: LocalPath = Field("policies", validate_default=True,
-                                description="The folder of policies: each `NAME.yaml` in it is one. "
-                                            "By default `policies` beside this file.",
-                                examples=["/etc/backupd/policies"])
+        examples=["sqlite:////var/lib/backupd/catalog.db", "postgresql://backupd@db.example.com/backupd"],
+    )
+    spool: LocalPath = Field(
+        "/var/lib/backupd/spool",
+        validate_default=True,
+        description="The service's own working folder: its repository key, locks, what is on its way.",
+        examples=["/var/lib/backupd/spool"],
+    )
+    policies: LocalPath = Field(
+        "policies",
+        validate_default=True,
+        description="The folder of policies: each `NAME.yaml` in it is one. By default `policies` beside this file.",
+        examples=["/etc/backupd/policies"],
+    )
     programs: dict[Name, LocalPath] = Field(
         default_factory=dict,
         description="Programs that are not to be searched in PATH, by name: `mysqld`, `xtrabackup`, `mariadb-backup`, "
-                    "... A server's own release unpacked elsewhere, for example.",
-        examples=[{"mysqld": "/opt/mysql-8.4/bin/mysqld"}])
+        "... A server's own release unpacked elsewhere, for example.",
+        examples=[{"mysqld": "/opt/mysql-8.4/bin/mysqld"}],
+    )
     servers: dict[Name, Server] = Field(description="The database servers, by name.")
     destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
     encryption: Encryption = Field(description="The keys that backups are sealed for.")
     restore: Restore | None = Field(None, description="What restores need.")
-    timezone: TimeZone = Field("UTC", description="The time zone of schedules, where a policy names none.",
-                               examples=["Europe/Berlin"])
-    concurrency: Concurrency = Field(default_factory=lambda: Concurrency.model_validate({}),
-                                     description="How much runs at once.")
-    retention: Retention = Field(default_factory=lambda: Retention.model_validate({}),
-                                 description="How deleting by rule is kept within bounds.")
-    archive: Archive = Field(default_factory=lambda: Archive.model_validate({}),
-                             description="Objects in archive classes, which have to be thawed before they can be read.")
-    alerts: Alerts = Field(default_factory=lambda: Alerts.model_validate({}),
-                           description="Who is told when something fails, or silently does not happen.")
+    timezone: TimeZone = Field(
+        "UTC", description="The time zone of schedules, where a policy names none.", examples=["Europe/Berlin"]
+    )
+    concurrency: Concurrency = Field(
+        default_factory=lambda: Concurrency.model_validate({}), description="How much runs at once."
+    )
+    retention: Retention = Field(
+        default_factory=lambda: Retention.model_validate({}), description="How deleting by rule is kept within bounds."
+    )
+    archive: Archive = Field(
+        default_factory=lambda: Archive.model_validate({}),
+        description="Objects in archive classes, which have to be thawed before they can be read.",
+    )
+    alerts: Alerts = Field(
+        default_factory=lambda: Alerts.model_validate({}),
+        description="Who is told when something fails, or silently does not happen.",
+    )
     api: Api = Field(default_factory=lambda: Api.model_validate({}), description="The REST interface.")

@@ -58,14 +58,16 @@ def _chains(policy: Policy) -> Iterator[Contradiction]:
     if physical is not None and physical.incremental is not None and physical.max_chain == 0:
         yield Contradiction(
             ("physical", "max_chain"),
-            "0 increments may build on a full backup, and physical.incremental asks for some: leave out one of the two")
+            "0 increments may build on a full backup, and physical.incremental asks for some: leave out one of the two",
+        )
 
 
 def _witnesses(policy: Policy) -> Iterator[Contradiction]:
     if policy.witness.schedule is not None and not policy.witness.enabled:
         yield Contradiction(
             ("witness", "schedule"),
-            "says when checksums are read, and witness.enabled says that none are: leave out one of the two")
+            "says when checksums are read, and witness.enabled says that none are: leave out one of the two",
+        )
 
 
 def _blackouts(policy: Policy) -> Iterator[Contradiction]:
@@ -77,12 +79,16 @@ def _blackouts(policy: Policy) -> Iterator[Contradiction]:
             yield Contradiction(
                 ("timing", "blackout"),
                 f"covers every time of {'.'.join(map(str, location))} (`{cadence}`): it would never start when it is "
-                f"due; {_way_out(windows)}")
+                f"due; {_way_out(windows)}",
+            )
 
 
 def _way_out(windows: list[WindowTimes]) -> str:
-    whole = all(any(window.holds(weekday, minute) for window in windows)
-                for weekday in range(7) for minute in range(DAY_MINUTES))
+    whole = all(
+        any(window.holds(weekday, minute) for window in windows)
+        for weekday in range(7)
+        for minute in range(DAY_MINUTES)
+    )
     return "leave some time of the week free" if whole else "move the schedule, or cut the window"
 
 
@@ -107,7 +113,8 @@ def _jitter(policy: Policy) -> Iterator[Contradiction]:
                 ("timing", "jitter"),
                 f"{format_duration(jitter.total_seconds())} is longer than the time between two runs of "
                 f"{'.'.join(map(str, location))} (`{cadence}`: {format_duration(shortest.total_seconds())}): "
-                "one run would start after the next is due")
+                "one run would start after the next is due",
+            )
 
 
 def _verification(policy: Policy) -> Iterator[Contradiction]:
@@ -120,4 +127,5 @@ def _verification(policy: Policy) -> Iterator[Contradiction]:
             ("verify", "period"),
             f"{format_duration(verify.period.total_seconds())} is shorter than the time between two runs of "
             f"verify.schedule (`{verify.schedule}`: {format_duration(longest.total_seconds())}): nothing can be read "
-            "again that soon")
+            "again that soon",
+        )

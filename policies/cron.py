@@ -12,8 +12,12 @@ _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 _FIELDS: Sequence[tuple[str, int, int, Sequence[str]]] = (
-    ("minute", 0, 59, ()), ("hour", 0, 23, ()), ("day of the month", 1, 31, ()), ("month", 1, 12, _MONTHS),
-    ("day of the week", 0, 7, _DAYS))
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of the month", 1, 31, ()),
+    ("month", 1, 12, _MONTHS),
+    ("day of the week", 0, 7, _DAYS),
+)
 
 _ERA = date(2000, 1, 1)
 _YEARS = timedelta(days=8 * 366)
@@ -29,8 +33,9 @@ def parse_cron(text: str) -> tuple[frozenset[int], ...]:
     """
     words = text.split()
     if len(words) != len(_FIELDS):
-        raise ValueError(f"{text!r} is not a cron expression: it needs 5 fields, "
-                         'minute hour day month weekday, as in "0 2 * * sun"')
+        raise ValueError(
+            f'{text!r} is not a cron expression: it needs 5 fields, minute hour day month weekday, as in "0 2 * * sun"'
+        )
     values = [_field(word, *rule) for word, rule in zip(words, _FIELDS, strict=True)]
     days, months, weekdays = values[2], values[3], values[4]
     if words[4] == "*" and not any(min(days) <= _LONGEST[month - 1] for month in months):

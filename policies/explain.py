@@ -16,14 +16,18 @@ def explain(policy: Policy) -> list[str]:
     if policy.physical is not None:
         lines.append(f"A full copy of the data files is taken {when(policy.physical.full)}.")
         if policy.physical.incremental:
-            lines.append(f"A copy of what changed since the one before is taken {when(policy.physical.incremental)}; "
-                         f"after {policy.physical.max_chain} of them a full one is taken instead.")
+            lines.append(
+                f"A copy of what changed since the one before is taken {when(policy.physical.incremental)}; "
+                f"after {policy.physical.max_chain} of them a full one is taken instead."
+            )
     if policy.logical is not None:
         lines += _logical(policy.logical)
     if policy.binlog is not None and policy.binlog.stream:
         seconds = format_duration(policy.binlog.checkpoint.total_seconds())
-        lines.append(f"The binary log is followed as it is written and stored every {seconds}; at most "
-                     f"{format_size(policy.binlog.max_spool)} wait in the spool.")
+        lines.append(
+            f"The binary log is followed as it is written and stored every {seconds}; at most "
+            f"{format_size(policy.binlog.max_spool)} wait in the spool."
+        )
     if policy.config_files:
         lines.append(f"{', '.join(map(str, policy.config_files))} are kept with each backup.")
     lines.append(f"A backup succeeds only when it is at {' and at '.join(policy.destinations.required)}.")
@@ -39,14 +43,19 @@ def explain(policy: Policy) -> list[str]:
     if policy.test_restore is not None:
         test = policy.test_restore
         start = when(test.schedule) if test.schedule else "when somebody asks for it"
-        lines.append(f"A test restore to {test.target} is made {start}, with {len(test.checks)} "
-                     f"SQL check{'' if len(test.checks) == 1 else 's'}.")
+        lines.append(
+            f"A test restore to {test.target} is made {start}, with {len(test.checks)} "
+            f"SQL check{'' if len(test.checks) == 1 else 's'}."
+        )
     if policy.verify is not None:
         lines.append(f"{_share(policy.verify)} is read again and compared {when(policy.verify.schedule)}.")
     if policy.witness.enabled:
         seconds = format_duration(policy.witness.max_duration.total_seconds())
-        moments = f"With each full backup, and {when(policy.witness.schedule)}," if policy.witness.schedule else \
-            "With each full backup"
+        moments = (
+            f"With each full backup, and {when(policy.witness.schedule)},"
+            if policy.witness.schedule
+            else "With each full backup"
+        )
         lines.append(f"{moments} the source's tables are summed up for comparison, for at most {seconds}.")
     return [*lines, *_timing(policy), *_limits(policy.limits)]
 
@@ -58,9 +67,11 @@ def _logical(logical: Logical) -> list[str]:
         limits += f", none above {format_size(tables.max_size)}" if tables.max_size else ""
         which = f"Of the set {name}, the tables" if name else "The tables"
         lines.append(f"{which} {', '.join(tables.include)}{limits} are dumped {when(cadence)}.")
-    single = ("counts as failed and is tried again" if logical.partial == "failed" else "is accepted, with a warning")
-    lines.append(f"Commits wait for a dump for at most {_span(logical.max_lock)}; a dump in which single tables could "
-                 f"not be read is kept and {single}.")
+    single = "counts as failed and is tried again" if logical.partial == "failed" else "is accepted, with a warning"
+    lines.append(
+        f"Commits wait for a dump for at most {_span(logical.max_lock)}; a dump in which single tables could "
+        f"not be read is kept and {single}."
+    )
     if logical.repair:
         lines.append("Damaged MyISAM and Aria tables are repaired before they are dumped.")
     return lines
@@ -80,8 +91,10 @@ def _timing(policy: Policy) -> list[str]:
     if retry.attempts == 1:
         lines.append("A run that fails is not repeated.")
     else:
-        lines.append(f"A run that fails for a reason that may pass is tried {retry.attempts} times in all, the second "
-                     f"time after {_span(retry.pause)}, then twice as long each time.")
+        lines.append(
+            f"A run that fails for a reason that may pass is tried {retry.attempts} times in all, the second "
+            f"time after {_span(retry.pause)}, then twice as long each time."
+        )
     return lines
 
 
@@ -101,8 +114,9 @@ def _limits(limits: Limits) -> list[str]:
     if limits.long_queries:
         reasons.append(f"a statement of somebody else has been running for more than {_span(limits.long_queries)}")
     if reasons:
-        lines.append(f"It pauses while {', or while '.join(reasons)}, and gives up after "
-                     f"{_span(limits.max_pause)} of pauses.")
+        lines.append(
+            f"It pauses while {', or while '.join(reasons)}, and gives up after {_span(limits.max_pause)} of pauses."
+        )
     return [*lines, f"A run without any progress for {_span(limits.hang)} is stopped and counts as failed."]
 
 
@@ -138,9 +152,16 @@ def _kept(rule: Keep) -> str:
     if rule.recovery_window:
         parts.append(f"every moment of the last {format_duration(rule.recovery_window.total_seconds())}")
     if rule.keep_fulls:
-        parts.append("the newest full backup" if rule.keep_fulls == 1 else
-                     f"the newest {rule.keep_fulls} full backups")
-    parts += [f"the last backup of each of {number} {unit}" for number, unit in (
-        (rule.hourly, "hours"), (rule.daily, "days"),
-        (rule.weekly, "weeks"), (rule.monthly, "months"), (rule.yearly, "years")) if number]
+        parts.append("the newest full backup" if rule.keep_fulls == 1 else f"the newest {rule.keep_fulls} full backups")
+    parts += [
+        f"the last backup of each of {number} {unit}"
+        for number, unit in (
+            (rule.hourly, "hours"),
+            (rule.daily, "days"),
+            (rule.weekly, "weeks"),
+            (rule.monthly, "months"),
+            (rule.yearly, "years"),
+        )
+        if number
+    ]
     return ", and ".join(parts)

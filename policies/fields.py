@@ -36,8 +36,9 @@ LONGEST = timedelta(days=36525)
 """Of any duration: calendars end, and nobody means it."""
 SELDOMEST = timedelta(days=366)
 """Of ``every``: a leg that comes less often than once a year is a mistake."""
-KEPT_IN_FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
-               "and name that as {}")
+KEPT_IN_FILE = (
+    "secrets stay out of this file: put it into a file that only the service can read (mode 0600) and name that as {}"
+)
 """What to do with a secret, in ``refused``; {} is the field that names a file instead."""
 
 
@@ -142,11 +143,17 @@ _PLACE = re.compile(r"[^\s/\\:@]+\.\d{1,10}:\d{1,19}")
 def _target(value: str) -> str:
     goal, at, branch = value.rpartition("@")
     goal = goal if at else value
-    if not (goal in ("latest", "random") or _GTID.fullmatch(goal) or _PLACE.fullmatch(goal)
-            or (goal.startswith("backup:") and is_id(goal.removeprefix("backup:"))) or _is_time(goal)) \
-            or (at and (not is_name(branch) or goal == "random")):
-        raise ValueError(f"{value!r} is not a target: write latest, random, backup:ID, a time such as "
-                         "2026-11-21T09:41:03Z, gtid:..., before-gtid:... or FILE:POS")
+    if not (
+        goal in ("latest", "random")
+        or _GTID.fullmatch(goal)
+        or _PLACE.fullmatch(goal)
+        or (goal.startswith("backup:") and is_id(goal.removeprefix("backup:")))
+        or _is_time(goal)
+    ) or (at and (not is_name(branch) or goal == "random")):
+        raise ValueError(
+            f"{value!r} is not a target: write latest, random, backup:ID, a time such as "
+            "2026-11-21T09:41:03Z, gtid:..., before-gtid:... or FILE:POS"
+        )
     return value
 
 
@@ -202,8 +209,9 @@ Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": ["string",
 """Bytes."""
 Duration = Annotated[timedelta, BeforeValidator(_duration), WithJsonSchema({"type": "string", "format": "duration"})]
 Cron = Annotated[str, AfterValidator(_cron), WithJsonSchema({"type": "string", "format": "cron expression"})]
-Cadence = Annotated[str, AfterValidator(_cadence),
-                    WithJsonSchema({"type": "string", "format": "cron expression or interval"})]
+Cadence = Annotated[
+    str, AfterValidator(_cadence), WithJsonSchema({"type": "string", "format": "cron expression or interval"})
+]
 """Five cron fields, or ``every 6h``."""
 Window = Annotated[str, AfterValidator(_window), WithJsonSchema({"type": "string", "format": "time window"})]
 TimeZone = Annotated[str, AfterValidator(_timezone), WithJsonSchema({"type": "string", "format": "time zone"})]

@@ -26,8 +26,15 @@ def advice(policy: Policy, configuration: Configuration | None = None) -> list[s
 
     ``configuration``: where the policy's destinations are described; without it nothing is said about them.
     """
-    return [*_missing(policy), *_off_site(policy, configuration), *_binlog(policy), *_window(policy), *_chain(policy),
-            *_promises(policy), *_repetitions(policy)]
+    return [
+        *_missing(policy),
+        *_off_site(policy, configuration),
+        *_binlog(policy),
+        *_window(policy),
+        *_chain(policy),
+        *_promises(policy),
+        *_repetitions(policy),
+    ]
 
 
 def _missing(policy: Policy) -> Iterator[str]:
@@ -62,25 +69,38 @@ def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[s
         return  # said already
     wanted, away = policy.protection, sum(place.is_off_site for place in places)
     if not away and wanted.off_site:
-        yield ("destinations: all of them are folders of this host's file systems; fire, theft and an intruder take "
-               "them together with the server (a folder that is not on this site is one with `off_site: true`)")
+        yield (
+            "destinations: all of them are folders of this host's file systems; fire, theft and an intruder take "
+            "them together with the server (a folder that is not on this site is one with `off_site: true`)"
+        )
     elif away < wanted.off_site:
-        yield (f"protection.off_site: {wanted.off_site} copies away from the site are asked for, and only {away} of "
-               "the destinations are there: no backup is ever protected")
+        yield (
+            f"protection.off_site: {wanted.off_site} copies away from the site are asked for, and only {away} of "
+            "the destinations are there: no backup is ever protected"
+        )
     if len(places) < wanted.copies:
-        yield (f"protection.copies: {wanted.copies} copies are asked for, at {len(places)} destinations: no backup is "
-               "ever protected")
+        yield (
+            f"protection.copies: {wanted.copies} copies are asked for, at {len(places)} destinations: no backup is "
+            "ever protected"
+        )
 
 
 def _binlog(policy: Policy) -> Iterator[str]:
     if not streams(policy):
-        if policy.test_restore is not None and policy.test_restore.target not in _OF_BACKUPS \
-                and not policy.test_restore.target.startswith("backup:"):
-            yield (f"test_restore.target: {policy.test_restore.target} needs the binary log (binlog); without it only "
-                   "the moments of backups can be restored")
+        if (
+            policy.test_restore is not None
+            and policy.test_restore.target not in _OF_BACKUPS
+            and not policy.test_restore.target.startswith("backup:")
+        ):
+            yield (
+                f"test_restore.target: {policy.test_restore.target} needs the binary log (binlog); without it only "
+                "the moments of backups can be restored"
+            )
         if policy.witness.schedule is not None:
-            yield ("witness.schedule: only moments of backups are restored without binlog, so nothing is ever compared "
-                   "with what is read in between")
+            yield (
+                "witness.schedule: only moments of backups are restored without binlog, so nothing is ever compared "
+                "with what is read in between"
+            )
     elif policy.physical is None and policy.logical is None:
         yield "binlog: no full backup is taken that it could be replayed on: nothing can be recovered from it alone"
 
@@ -97,17 +117,23 @@ def _window(policy: Policy) -> Iterator[str]:
     name, longest = max(windows.items(), key=lambda item: item[1])
     field = f"retention.{name}.recovery_window"
     if not streams(policy):
-        yield (f"{field}: promises every moment of the last {_span(longest)}, but without binlog only the moments of "
-               "backups come back")
+        yield (
+            f"{field}: promises every moment of the last {_span(longest)}, but without binlog only the moments of "
+            "backups come back"
+        )
     full = _full(policy)
     for other in _places(policy):
         rule = policy.retention.get(other)
         if other != name and rule is not None and _reach(rule, full) < longest:
-            yield (f"retention.{other}: reaches back {_span(_reach(rule, full))}, the recovery window of {name} "
-                   f"{_span(longest)}; should {name} be lost, the rest of that time is lost with it")
+            yield (
+                f"retention.{other}: reaches back {_span(_reach(rule, full))}, the recovery window of {name} "
+                f"{_span(longest)}; should {name} be lost, the rest of that time is lost with it"
+            )
     if full > longest:
-        yield (f"{field}: {_span(longest)} is less than the time between two full backups ({_span(full)}); one damaged "
-               "full backup would take the whole window with it")
+        yield (
+            f"{field}: {_span(longest)} is less than the time between two full backups ({_span(full)}); one damaged "
+            "full backup would take the whole window with it"
+        )
 
 
 def _full(policy: Policy) -> timedelta:
@@ -119,8 +145,14 @@ def _full(policy: Policy) -> timedelta:
 
 def _reach(rule: Keep, full: timedelta) -> timedelta:
     """How far back a destination's rules reach when every schedule runs."""
-    units = ((rule.hourly, timedelta(hours=1)), (rule.daily, _DAY), (rule.weekly, 7 * _DAY), (rule.monthly, 30 * _DAY),
-             (rule.yearly, 365 * _DAY), (rule.keep_fulls, full))
+    units = (
+        (rule.hourly, timedelta(hours=1)),
+        (rule.daily, _DAY),
+        (rule.weekly, 7 * _DAY),
+        (rule.monthly, 30 * _DAY),
+        (rule.yearly, 365 * _DAY),
+        (rule.keep_fulls, full),
+    )
     return max((rule.recovery_window or timedelta(0), *(number * unit for number, unit in units if number)))
 
 
@@ -131,8 +163,10 @@ def _chain(policy: Policy) -> Iterator[str]:
     step, full = distances(physical.incremental)[0], distances(physical.full)[1]
     needed = full // step - (1 if full % step == timedelta(0) else 0)
     if needed > physical.max_chain and step < full:
-        yield (f"physical.max_chain: at most {physical.max_chain} increments, but up to {needed} are due between two "
-               "full backups: full ones will be taken in their place")
+        yield (
+            f"physical.max_chain: at most {physical.max_chain} increments, but up to {needed} are due between two "
+            "full backups: full ones will be taken in their place"
+        )
 
 
 def _promises(policy: Policy) -> Iterator[str]:
@@ -141,13 +175,17 @@ def _promises(policy: Policy) -> Iterator[str]:
         return
     if policy.binlog is not None and streams(policy):
         if rpo < policy.binlog.checkpoint:
-            yield (f"objectives.rpo: {_span(rpo)} cannot be kept: the binary log is stored every "
-                   f"{_span(policy.binlog.checkpoint)} (binlog.checkpoint)")
+            yield (
+                f"objectives.rpo: {_span(rpo)} cannot be kept: the binary log is stored every "
+                f"{_span(policy.binlog.checkpoint)} (binlog.checkpoint)"
+            )
         return
     steps = [distances(cadence)[1] for location, cadence in schedules(policy) if location[0] in ("physical", "logical")]
     if steps and rpo < min(steps):
-        yield (f"objectives.rpo: {_span(rpo)} cannot be kept: without binlog all work since the last backup is lost, "
-               f"up to {_span(min(steps))}")
+        yield (
+            f"objectives.rpo: {_span(rpo)} cannot be kept: without binlog all work since the last backup is lost, "
+            f"up to {_span(min(steps))}"
+        )
 
 
 def _repetitions(policy: Policy) -> Iterator[str]:
@@ -155,9 +193,11 @@ def _repetitions(policy: Policy) -> Iterator[str]:
     for location, cadence in schedules(policy):
         shortest, _longest = distances(cadence)
         if longest > shortest:
-            yield (f"retry: waits up to {_span(longest)} before the last attempt, longer than the time between two "
-                   f"runs of {'.'.join(map(str, location))} (`{cadence}`: {_span(shortest)}): the next run takes the "
-                   "place of a repetition that still waits")
+            yield (
+                f"retry: waits up to {_span(longest)} before the last attempt, longer than the time between two "
+                f"runs of {'.'.join(map(str, location))} (`{cadence}`: {_span(shortest)}): the next run takes the "
+                "place of a repetition that still waits"
+            )
 
 
 def crowds(configuration: Configuration, policies: Mapping[str, Policy]) -> list[str]:
@@ -194,6 +234,10 @@ def _span(span: timedelta) -> str:
 def not_yet_active(policy: Policy) -> list[str]:
     """Fields of a policy that are accepted and checked, but that this version does not act on. Each names its field."""
     if policy.physical is None and policy.test_restore is not None:
-        return [("test_restore: no test restore runs: only physical backups are restored for a test, and physical is "
-                 "missing; take test_restore out of this policy, and restore tables by hand now and then")]
+        return [
+            (
+                "test_restore: no test restore runs: only physical backups are restored for a test, and physical is "
+                "missing; take test_restore out of this policy, and restore tables by hand now and then"
+            )
+        ]
     return []

@@ -60,8 +60,10 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
     """
     node, problems = read_document(path)
     if node is None:
-        raise ConfigurationError(problems, hint=f"`backupd policy example backupd` shows a complete file for {path}"
-                                 if not path.exists() else "")
+        raise ConfigurationError(
+            problems,
+            hint=f"`backupd policy example backupd` shows a complete file for {path}" if not path.exists() else "",
+        )
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
     problems += _shared_places(configuration, node, path)
@@ -84,12 +86,21 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
     if problems or configuration is None:
         raise ConfigurationError(sorted(problems, key=lambda p: (p.file != str(path), p.file, p.line or 0)))
     good = {name: found for name, found in files.items() if found.policy and name not in broken}
-    document = {"file": str(path.absolute()), "configuration": node.plain(),
-                "policies": {name: found.node.plain() for name, found in good.items() if found.node},
-                "broken": {name: [[one.file, one.line, one.field, one.message] for one in found]
-                           for name, found in broken.items()}}
-    return Loaded(path, configuration, {name: found.policy for name, found in good.items() if found.policy},
-                  {name: tuple(found) for name, found in broken.items()}, document)
+    document = {
+        "file": str(path.absolute()),
+        "configuration": node.plain(),
+        "policies": {name: found.node.plain() for name, found in good.items() if found.node},
+        "broken": {
+            name: [[one.file, one.line, one.field, one.message] for one in found] for name, found in broken.items()
+        },
+    }
+    return Loaded(
+        path,
+        configuration,
+        {name: found.policy for name, found in good.items() if found.policy},
+        {name: tuple(found) for name, found in broken.items()},
+        document,
+    )
 
 
 def revived(document: Mapping[str, Any]) -> Loaded:
@@ -97,8 +108,10 @@ def revived(document: Mapping[str, Any]) -> Loaded:
     folders of those. Raises ConfigurationError, KeyError."""
     path = Path(document["file"])
     configuration = _revived(Configuration, document["configuration"], path)
-    policies = {name: _revived(Policy, plain, configuration.policies / f"{name}{SUFFIX}")
-                for name, plain in document["policies"].items()}
+    policies = {
+        name: _revived(Policy, plain, configuration.policies / f"{name}{SUFFIX}")
+        for name, plain in document["policies"].items()
+    }
     broken = {name: tuple(Problem(*one) for one in found) for name, found in document.get("broken", {}).items()}
     return Loaded(path, configuration, policies, broken, document)
 
@@ -107,8 +120,16 @@ def _revived(model: type[Model], plain: Any, file: Path) -> Model:
     try:
         return model.model_validate(plain, context={BASE: file.absolute().parent})
     except ValidationError as error:
-        raise ConfigurationError([Problem(str(file), None, "", f"{len(error.errors())} settings that were in force do "
-                                          "not fit this version: was it upgraded?")]) from error
+        raise ConfigurationError(
+            [
+                Problem(
+                    str(file),
+                    None,
+                    "",
+                    f"{len(error.errors())} settings that were in force do not fit this version: was it upgraded?",
+                )
+            ]
+        ) from error
 
 
 def _shared_places(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:
@@ -116,19 +137,26 @@ def _shared_places(configuration: Configuration | None, node: Node, path: Path) 
     found = {} if configuration is None else {name: one.address for name, one in configuration.destinations.items()}
     problems = []
     for (name, (space, parts)), (other, (its, outer)) in permutations(found.items(), 2):
-        if space != its or parts[:len(outer)] != outer or (parts == outer and name < other):
+        if space != its or parts[: len(outer)] != outer or (parts == outer and name < other):
             continue
         field_of = {"filesystem": "path", "sftp": "path", "s3": "bucket"}[space[0]]
         line, dotted = place(node, ("destinations", name, field_of))
         how = "is the same place as" if parts == outer else "lies inside of"
         line_of, dotted_of = place(node, ("destinations", other, field_of))
-        problems.append(Problem(str(path), line, dotted, f"destination `{name}` {how} `{other}` ({dotted_of}, line "
-                                f"{line_of}): each needs a place of its own"))
+        problems.append(
+            Problem(
+                str(path),
+                line,
+                dotted,
+                f"destination `{name}` {how} `{other}` ({dotted_of}, line {line_of}): each needs a place of its own",
+            )
+        )
     return problems
 
 
-def _broken(files: Mapping[str, PolicyFile], destinations: Collection[str],
-            wrong_folder: Sequence[Problem]) -> dict[str, list[Problem]]:
+def _broken(
+    files: Mapping[str, PolicyFile], destinations: Collection[str], wrong_folder: Sequence[Problem]
+) -> dict[str, list[Problem]]:
     """What is wrong with each policy, by its name."""
     broken: dict[str, list[Problem]] = {}
     for name, found in files.items():
@@ -177,8 +205,14 @@ def read_policies(folder: Path, problems: list[Problem], *, file: Path, line: in
             problems.append(Problem(str(path), None, "", f"would be ignored: name it {path.stem}{SUFFIX}"))
         elif path.suffix == SUFFIX:
             if not is_name(path.stem):
-                problems.append(Problem(str(path), None, "", "its name cannot be the name of a policy: letters, "
-                                                             "digits, '.', '_' and '-' only"))
+                problems.append(
+                    Problem(
+                        str(path),
+                        None,
+                        "",
+                        "its name cannot be the name of a policy: letters, digits, '.', '_' and '-' only",
+                    )
+                )
             files[path.stem] = read_policy(path)
     return files
 
@@ -193,8 +227,9 @@ def _unknown_destinations(node: Node, path: Path, known: Collection[str]) -> Ite
         for number, name in _items(node, "destinations", group):
             if name not in known:
                 line, dotted = place(node, ("destinations", group, number))
-                yield Problem(str(path), line, dotted,
-                              f"no destination `{name}` in the configuration{suggestion(name, known)}")
+                yield Problem(
+                    str(path), line, dotted, f"no destination `{name}` in the configuration{suggestion(name, known)}"
+                )
 
 
 def _retention_elsewhere(node: Node, path: Path) -> Iterator[Problem]:
@@ -202,8 +237,9 @@ def _retention_elsewhere(node: Node, path: Path) -> Iterator[Problem]:
     for name in node.names("retention"):
         if used and name not in used:
             line, dotted = place(node, ("retention", name))
-            yield Problem(str(path), line, dotted,
-                          f"`{name}` is not among this policy's destinations{suggestion(name, used)}")
+            yield Problem(
+                str(path), line, dotted, f"`{name}` is not among this policy's destinations{suggestion(name, used)}"
+            )
 
 
 def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Problem]:
@@ -220,9 +256,17 @@ def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -
         named = entry.child("policy") if entry is not None else None
         if named is not None and isinstance(named.value, str) and named.value not in files:
             line, dotted = place(node, ("servers", server, "policy"))
-            problems.append((named.value, Problem(str(path), line, dotted,
-                                                  f"no policy `{named.value}` in the folder of policies"
-                                                  f"{suggestion(named.value, files)}")))
+            problems.append(
+                (
+                    named.value,
+                    Problem(
+                        str(path),
+                        line,
+                        dotted,
+                        f"no policy `{named.value}` in the folder of policies{suggestion(named.value, files)}",
+                    ),
+                )
+            )
     return problems
 
 

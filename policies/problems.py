@@ -67,8 +67,11 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     slips of a finger; all of them where those are as many."""
     names = sorted(known)
     wanted = word.lower()
-    ranks = {name: (_slips(wanted, name.lower()), -ratio) for name in names
-             if (ratio := SequenceMatcher(None, wanted, name.lower()).ratio()) >= _ALIKE}
+    ranks = {
+        name: (_slips(wanted, name.lower()), -ratio)
+        for name in names
+        if (ratio := SequenceMatcher(None, wanted, name.lower()).ratio()) >= _ALIKE
+    }
     close = [name for name, rank in ranks.items() if rank == min(ranks.values())]
     if close:
         return f"; did you mean {' or '.join(f'`{name}`' for name in close[:_MOST_MEANT])}?"

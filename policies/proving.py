@@ -21,12 +21,14 @@ def _sql(text: str) -> str:
 class SqlCheck(Section):
     """A question to the restored server."""
 
-    name: Words | None = Field(None, description="What reports call it; by default the SQL itself.",
-                               examples=["orders of the last day"])
+    name: Words | None = Field(
+        None, description="What reports call it; by default the SQL itself.", examples=["orders of the last day"]
+    )
     sql: Annotated[Words, AfterValidator(_sql)] = Field(
         description="One statement that gives one value; the check is passed when that is true (not 0, not NULL). "
-                    "`{target}` becomes the moment restored to, as a quoted time in UTC.",
-        examples=["SELECT COUNT(*) > 0 FROM shop.orders WHERE created_at > {target} - INTERVAL 1 DAY"])
+        "`{target}` becomes the moment restored to, as a quoted time in UTC.",
+        examples=["SELECT COUNT(*) > 0 FROM shop.orders WHERE created_at > {target} - INTERVAL 1 DAY"],
+    )
 
 
 class TestRestore(Section):
@@ -34,9 +36,11 @@ class TestRestore(Section):
 
     schedule: Cadence | None = Field(None, description="When a backup is restored for a test.", examples=["0 6 * * *"])
     target: Target = Field(
-        "latest", description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
-                              "recovered to), or any target that `backupd restore --to` takes.",
-        examples=["random"])
+        "latest",
+        description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
+        "recovered to), or any target that `backupd restore --to` takes.",
+        examples=["random"],
+    )
     checks: tuple[SqlCheck, ...] = Field((), description="Questions to the restored server, besides CHECK TABLE.")
 
 
@@ -48,8 +52,13 @@ class Witness(Section):
 
     enabled: bool = Field(True, description="Read them with each full backup.", examples=[True])
     schedule: Cadence | None = Field(
-        None, description="When they are read besides, so that test restores compare moments between two backups, too.",
-        examples=["0 */6 * * *"])
+        None,
+        description="When they are read besides, so that test restores compare moments between two backups, too.",
+        examples=["0 */6 * * *"],
+    )
     max_duration: Duration = Field(
-        "10m", validate_default=True, description="Stop after this time; the tables not read are named in the proof.",
-        examples=["10m"])
+        "10m",
+        validate_default=True,
+        description="Stop after this time; the tables not read are named in the proof.",
+        examples=["10m"],
+    )

@@ -47,12 +47,18 @@ page can.
 
 def reference() -> str:
     """The whole page, in Markdown."""
-    blocks = [_INTRODUCTION,
-              "## The configuration file\n", f"```yaml\n{example('backupd')}```\n", *_sections(Configuration),
-              "## A policy\n", f"```yaml\n{example('gold')}```\n", *_sections(Policy),
-              "## Examples of policies\n",
-              "`backupd policy example NAME` prints these:\n",
-              *(f"### {name}\n\n```yaml\n{example(name)}```\n" for name in example_names() if name != "backupd")]
+    blocks = [
+        _INTRODUCTION,
+        "## The configuration file\n",
+        f"```yaml\n{example('backupd')}```\n",
+        *_sections(Configuration),
+        "## A policy\n",
+        f"```yaml\n{example('gold')}```\n",
+        *_sections(Policy),
+        "## Examples of policies\n",
+        "`backupd policy example NAME` prints these:\n",
+        *(f"### {name}\n\n```yaml\n{example(name)}```\n" for name in example_names() if name != "backupd"),
+    ]
     return "\n".join(blocks)
 
 
@@ -64,8 +70,10 @@ def example_names() -> tuple[str, ...]:
 def example(name: str) -> str:
     """The text of an example. Raises UnknownNameError."""
     if name not in example_names():
-        raise UnknownNameError(f"there is no example {name!r}{suggestion(name, example_names())}",
-                               hint=f"there are: {', '.join(example_names())}")
+        raise UnknownNameError(
+            f"there is no example {name!r}{suggestion(name, example_names())}",
+            hint=f"there are: {', '.join(example_names())}",
+        )
     return (_EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")
 
 
@@ -86,7 +94,8 @@ def _section(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any
         yield f"{' '.join(schema.get('description', '').split())}\n"
     required = set(schema.get("required", ()))
     yield "| name | what | by default |\n|---|---|---|\n" + "".join(
-        _row(name, field, definitions, required=name in required) for name, field in schema["properties"].items())
+        _row(name, field, definitions, required=name in required) for name, field in schema["properties"].items()
+    )
     for name, field in schema["properties"].items():
         for suffix, inner in _inner(field, definitions):
             yield from _section(f"{path}.{name}{suffix}" if path else f"{name}{suffix}", inner, definitions)

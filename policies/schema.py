@@ -23,7 +23,8 @@ from policies.proving import TestRestore, Witness
 
 NO_LOGICAL_INCREMENTS = (
     "logical backups have no increments: take a full one each week and let the binary log fill the days between; "
-    "`backupd policy example weekly-logical` is such a policy")
+    "`backupd policy example weekly-logical` is such a policy"
+)
 
 SHORTEST_CHECKPOINT = timedelta(seconds=1)
 LONGEST_CHECKPOINT = timedelta(hours=1)
@@ -43,25 +44,35 @@ class Physical(Section):
 
     full: Cadence = Field(description="When full backups are taken.", examples=["0 2 * * sun", "every 24h"])
     incremental: Cadence | None = Field(
-        None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"])
+        None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"]
+    )
     parallel: int = Field(2, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
     max_chain: int = Field(
-        14, ge=0, le=1000, examples=[7],
+        14,
+        ge=0,
+        le=1000,
+        examples=[7],
         description="The most increments that build on one full backup; then a full one is taken when an incremental "
-                    "one is due.")
+        "one is due.",
+    )
 
 
 class Tables(Section):
     """Which tables: those that any `include` fits and no `exclude` does."""
 
     include: tuple[TablePattern, ...] = Field(
-        ("*.*",), min_length=1, examples=[["shop.*"]],
+        ("*.*",),
+        min_length=1,
+        examples=[["shop.*"]],
         description="Patterns of tables to take; `*` stands for any text. Names that hold dots or spaces are quoted "
-                    "with backticks.")
+        "with backticks.",
+    )
     exclude: tuple[TablePattern, ...] = Field(
-        (), description="Patterns of tables to leave out.", examples=[["shop.audit_*"]])
+        (), description="Patterns of tables to leave out.", examples=[["shop.audit_*"]]
+    )
     max_size: Size | None = Field(
-        None, description="Larger tables are left out, and reported as left out.", examples=["2GiB"])
+        None, description="Larger tables are left out, and reported as left out.", examples=["2GiB"]
+    )
 
 
 def _set_name(value: str) -> str:
@@ -88,45 +99,70 @@ class Logical(Section):
     refused: ClassVar = {"incremental": NO_LOGICAL_INCREMENTS, "incrementals": NO_LOGICAL_INCREMENTS}
 
     schedule: Cadence | None = Field(
-        None, description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"])
+        None, description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"]
+    )
     tables: Tables = Field(default_factory=lambda: Tables.model_validate({}), description="Which tables.")
     sets: dict[SetName, TableSet] = Field(
         default_factory=dict,
         description="More dumps, each of other tables at other times, by name. Retention keeps backups of each set by "
-                    "themselves.",
-        examples=[{"money": {"schedule": "every 1h", "tables": {"include": ["shop.orders", "shop.pay_*"]}}}])
+        "themselves.",
+        examples=[{"money": {"schedule": "every 1h", "tables": {"include": ["shop.orders", "shop.pay_*"]}}}],
+    )
     threads: int = Field(
-        4, ge=1, le=64, examples=[4],
+        4,
+        ge=1,
+        le=64,
+        examples=[4],
         description="The most tables that a program reads at once; where there is little to read, it reads fewer. A "
-                    "table is read in one go; only mydumper 0.16 and later may read pieces of a large one at once.")
+        "table is read in one go; only mydumper 0.16 and later may read pieces of a large one at once.",
+    )
     chunk: Size = Field(
-        "64MiB", validate_default=True, ge=SMALLEST_CHUNK, examples=["64MiB"],
-        description="The rows of tables larger than this are written into files of about this size.")
+        "64MiB",
+        validate_default=True,
+        ge=SMALLEST_CHUNK,
+        examples=["64MiB"],
+        description="The rows of tables larger than this are written into files of about this size.",
+    )
     partial: Literal["failed", "accepted"] = Field(
-        "failed", examples=["accepted"],
+        "failed",
+        examples=["accepted"],
         description="A dump in which single tables could not be read is kept either way. `failed`: it counts as a "
-                    "failure, so it is tried again and reported as an error. `accepted`: it is reported as a warning.")
+        "failure, so it is tried again and reported as an error. `accepted`: it is reported as a warning.",
+    )
     repair: bool = Field(
-        False, examples=[True],
+        False,
+        examples=[True],
         description="Whether damaged MyISAM and Aria tables are repaired before they are dumped. A repair may throw "
-                    "rows away; without it the damaged table is named and the others are dumped.")
+        "rows away; without it the damaged table is named and the others are dumped.",
+    )
     max_lock: Duration = Field(
-        "1s", validate_default=True, le=LONGEST_LOCK, examples=["1s"],
+        "1s",
+        validate_default=True,
+        le=LONGEST_LOCK,
+        examples=["1s"],
         description="The longest that commits may be held up while the snapshots are opened. When it does not suffice, "
-                    "the locks are given back and it is tried again.")
+        "the locks are given back and it is tried again.",
+    )
     long_queries: Duration = Field(
-        "60s", validate_default=True, examples=["60s"],
+        "60s",
+        validate_default=True,
+        examples=["60s"],
         description="A statement that runs for longer than this would keep the locks from being had, and everybody "
-                    "else would wait behind them. On servers without BACKUP STAGE (all but MariaDB 10.4 and later) a "
-                    "second is the most.")
+        "else would wait behind them. On servers without BACKUP STAGE (all but MariaDB 10.4 and later) a "
+        "second is the most.",
+    )
     on_long_queries: Literal["wait", "fail"] = Field(
-        "wait", examples=["fail"],
+        "wait",
+        examples=["fail"],
         description="`wait`: the dump waits for such statements to end, up to `limits.max_pause`. `fail`: it fails at "
-                    "once and names them. They are never killed.")
+        "once and names them. They are never killed.",
+    )
     count_rows: bool = Field(
-        True, examples=[False],
+        True,
+        examples=[False],
         description="Whether the rows of each table are counted in the same snapshot and compared with what was "
-                    "dumped. It reads an index of each table once more.")
+        "dumped. It reads an index of each table once more.",
+    )
 
     @model_validator(mode="after")
     def _some_time(self) -> Logical:
@@ -148,22 +184,33 @@ class Binlog(Section):
 
     stream: bool = Field(True, description="Follow the binary log as it is written.", examples=[True])
     checkpoint: Duration = Field(
-        "10s", validate_default=True, ge=SHORTEST_CHECKPOINT, le=LONGEST_CHECKPOINT,
+        "10s",
+        validate_default=True,
+        ge=SHORTEST_CHECKPOINT,
+        le=LONGEST_CHECKPOINT,
         description="How often what has arrived is stored at each destination, 1s to 1h; the most that a lost host can "
-                    "cost.", examples=["10s"])
+        "cost.",
+        examples=["10s"],
+    )
     max_spool: Size = Field(
-        "10GiB", validate_default=True, ge=SMALLEST_SPOOL, examples=["50GiB"],
+        "10GiB",
+        validate_default=True,
+        ge=SMALLEST_SPOOL,
+        examples=["50GiB"],
         description="The most room in the spool for what is not stored at every destination yet. Then the copying "
-                    "waits until there is room again, and the server has to keep its binary log for that long.")
+        "waits until there is room again, and the server has to keep its binary log for that long.",
+    )
 
 
 class Destinations(Section):
     """Names of destinations from the configuration."""
 
     required: tuple[Name, ...] = Field(
-        min_length=1, description="A backup succeeds only when it is at all of these.", examples=[["local"]])
+        min_length=1, description="A backup succeeds only when it is at all of these.", examples=[["local"]]
+    )
     others: tuple[Name, ...] = Field(
-        (), description="It is copied to these afterwards.", examples=[["offsite", "vault"]])
+        (), description="It is copied to these afterwards.", examples=[["offsite", "vault"]]
+    )
 
     @model_validator(mode="after")
     def _once(self) -> Destinations:
@@ -177,17 +224,26 @@ class Timing(Section):
     """What holds for all schedules of the policy."""
 
     timezone: TimeZone | None = Field(
-        None, description="The time zone of its schedules; by default that of the configuration.",
-        examples=["Europe/Berlin"])
+        None,
+        description="The time zone of its schedules; by default that of the configuration.",
+        examples=["Europe/Berlin"],
+    )
     jitter: Duration | None = Field(
-        None, description="Each run starts up to this much later, always the same for one server, so that not all of "
-                          "them start at once.", examples=["10m"])
+        None,
+        description="Each run starts up to this much later, always the same for one server, so that not all of "
+        "them start at once.",
+        examples=["10m"],
+    )
     blackout: tuple[Window, ...] = Field(
-        (), description="Times in which no run starts, `DAYS HH:MM-HH:MM`; a run that is due then starts at their end.",
-        examples=[["mon-fri 08:00-18:00"]])
+        (),
+        description="Times in which no run starts, `DAYS HH:MM-HH:MM`; a run that is due then starts at their end.",
+        examples=[["mon-fri 08:00-18:00"]],
+    )
     catch_up: bool = Field(
-        True, description="Whether a run that was missed because the service was down is made up for, once.",
-        examples=[True])
+        True,
+        description="Whether a run that was missed because the service was down is made up for, once.",
+        examples=[True],
+    )
 
 
 class Retry(Section):
@@ -195,8 +251,12 @@ class Retry(Section):
 
     attempts: int = Field(3, ge=1, le=20, description="How often a run is tried in all.", examples=[3])
     pause: Duration = Field(
-        "5m", validate_default=True, le=LONGEST_WAIT, examples=["5m"],
-        description="How long to wait before the second try; each further wait is twice as long, at most a day.")
+        "5m",
+        validate_default=True,
+        le=LONGEST_WAIT,
+        examples=["5m"],
+        description="How long to wait before the second try; each further wait is twice as long, at most a day.",
+    )
 
     def wait(self, attempt: int) -> timedelta:
         """How long to wait after the failure of this attempt, counted from 1."""
@@ -212,30 +272,44 @@ class Limits(Section):
     """What backups of a server may take from it. Nothing is limited by default."""
 
     read: Size | None = Field(None, description="Bytes a second that are read from its disks.", examples=["200MiB"])
-    send: Size | None = Field(None, description="Bytes a second that are written to each destination.",
-                              examples=["50MiB"])
-    nice: int | None = Field(None, ge=0, le=19, description="Processor priority as of nice(1); 19 is the lowest.",
-                             examples=[10])
+    send: Size | None = Field(
+        None, description="Bytes a second that are written to each destination.", examples=["50MiB"]
+    )
+    nice: int | None = Field(
+        None, ge=0, le=19, description="Processor priority as of nice(1); 19 is the lowest.", examples=[10]
+    )
     replica_lag: Duration | None = Field(
-        None, examples=["60s"],
+        None,
+        examples=["60s"],
         description="Pause while the server, as a replica, is further behind, or one of its own replicas that is a "
-                    "server of the configuration and tells its address (`report_host`); go on below half of it. A lag "
-                    "that cannot be known counts as too much.")
+        "server of the configuration and tells its address (`report_host`); go on below half of it. A lag "
+        "that cannot be known counts as too much.",
+    )
     disk_latency: Duration | None = Field(
-        None, examples=["50ms"],
+        None,
+        examples=["50ms"],
         description="Pause while the disk under the server's datadir takes longer than this for a request, on average "
-                    "of two seconds; go on below half of it.")
+        "of two seconds; go on below half of it.",
+    )
     long_queries: Duration | None = Field(
-        None, examples=["2m"],
+        None,
+        examples=["2m"],
         description="Pause while a statement of another account than the service's has been running for longer than "
-                    "this; go on when it has ended. Statements are never killed.")
+        "this; go on when it has ended. Statements are never killed.",
+    )
     max_pause: Duration = Field(
-        "30m", validate_default=True, examples=["30m"],
+        "30m",
+        validate_default=True,
+        examples=["30m"],
         description="Give up when the pauses of one run add up to more than this. In a pause the redo log is not "
-                    "copied either; a server that writes its whole redo log meanwhile makes the backup fail.")
+        "copied either; a server that writes its whole redo log meanwhile makes the backup fail.",
+    )
     hang: Duration = Field(
-        "30m", validate_default=True, examples=["30m"],
-        description="A run without any progress for this long is stopped and counts as failed.")
+        "30m",
+        validate_default=True,
+        examples=["30m"],
+        description="A run without any progress for this long is stopped and counts as failed.",
+    )
 
 
 class Verify(Section):
@@ -243,24 +317,34 @@ class Verify(Section):
 
     schedule: Cadence = Field(description="When a share of what is stored is read again.", examples=["0 12 * * *"])
     subset: Percent | None = Field(
-        None, examples=["10%"],
-        description="The share read each time, that which was not read for longest; all without it and `period`.")
+        None,
+        examples=["10%"],
+        description="The share read each time, that which was not read for longest; all without it and `period`.",
+    )
     period: Duration | None = Field(
-        None, ge=timedelta(days=1), examples=["30d"],
+        None,
+        ge=timedelta(days=1),
+        examples=["30d"],
         description="Everything is read again within this time: each run reads as much as that takes, and more after "
-                    "one that was missed. What lies in an archive class is compared by the checksum that the place "
-                    "took when it was stored.")
+        "one that was missed. What lies in an archive class is compared by the checksum that the place "
+        "took when it was stored.",
+    )
     cold_sample: int = Field(
-        1, ge=0, le=365, examples=[1],
+        1,
+        ge=0,
+        le=365,
+        examples=[1],
         description="How many objects of an archive class are thawed and read in a year, at each destination. Thawing "
-                    "costs, a little.")
+        "costs, a little.",
+    )
 
 
 class Keep(Section):
     """What a destination keeps. A backup stays while any rule wants it; what it builds on stays with it."""
 
     recovery_window: Duration | None = Field(
-        None, description="Every moment of this time up to now stays recoverable.", examples=["7d"])
+        None, description="Every moment of this time up to now stays recoverable.", examples=["7d"]
+    )
     keep_fulls: int | None = Field(None, ge=1, description="The newest full backups to keep.", examples=[2])
     hourly: int | None = Field(None, ge=1, description="Hours of which the last backup is kept.", examples=[24])
     daily: int | None = Field(None, ge=1, description="Days of which the last backup is kept.", examples=[7])
@@ -268,14 +352,18 @@ class Keep(Section):
     monthly: int | None = Field(None, ge=1, description="Months of which the last backup is kept.", examples=[12])
     yearly: int | None = Field(None, ge=1, description="Years of which the last backup is kept.", examples=[7])
     binlogs: Literal["all", "window"] = Field(
-        "all", examples=["window"],
+        "all",
+        examples=["window"],
         description="`all`: the binary logs since the oldest kept backup stay, so every moment since then can be "
-                    "restored. `window`: only those that the recovery window needs; a backup outside of it is one "
-                    "moment.")
+        "restored. `window`: only those that the recovery window needs; a backup outside of it is one "
+        "moment.",
+    )
     early_deletion: bool = Field(
-        False, examples=[True],
+        False,
+        examples=[True],
         description="Whether backups may go before the minimum storage time of their storage class is over. That time "
-                    "is paid for in any case, so by default they stay until then.")
+        "is paid for in any case, so by default they stay until then.",
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Keep:
@@ -297,13 +385,21 @@ class Objectives(Section):
 class Protection(Section):
     """What makes a backup one that survives what happens to a single place."""
 
-    copies: int = Field(2, ge=1, le=16, examples=[2],
-                        description="At how many destinations whole copies of it must be that were read again, or "
-                                    "checked by the place itself, after they were stored.")
+    copies: int = Field(
+        2,
+        ge=1,
+        le=16,
+        examples=[2],
+        description="At how many destinations whole copies of it must be that were read again, or "
+        "checked by the place itself, after they were stored.",
+    )
     off_site: int = Field(1, ge=0, le=16, description="How many of them must be away from the site.", examples=[1])
-    within: Duration = Field("24h", validate_default=True, examples=["24h"],
-                             description="How long after its end a backup may take to get there before somebody is "
-                                         "told.")
+    within: Duration = Field(
+        "24h",
+        validate_default=True,
+        examples=["24h"],
+        description="How long after its end a backup may take to get there before somebody is told.",
+    )
 
 
 class Hooks(Section):
@@ -314,14 +410,19 @@ class Hooks(Section):
     They run as the user of the service, which is root: whoever may write a policy is root on this host."""
 
     before: LocalPath | None = Field(
-        None, examples=["/usr/local/bin/drain"],
-        description="Run before the backup. When it fails, or takes longer than `timeout`, no backup is taken.")
+        None,
+        examples=["/usr/local/bin/drain"],
+        description="Run before the backup. When it fails, or takes longer than `timeout`, no backup is taken.",
+    )
     after: LocalPath | None = Field(
-        None, examples=["/usr/local/bin/undrain"],
+        None,
+        examples=["/usr/local/bin/undrain"],
         description="Run after the backup, whatever became of it; when its process was killed the service runs it. "
-                    "When it fails it is run again until it succeeds.")
-    timeout: Duration = Field("5m", validate_default=True, examples=["5m"],
-                              description="How long each may take before it is ended.")
+        "When it fails it is run again until it succeeds.",
+    )
+    timeout: Duration = Field(
+        "5m", validate_default=True, examples=["5m"], description="How long each may take before it is ended."
+    )
 
 
 class Policy(Section):
@@ -330,8 +431,9 @@ class Policy(Section):
     refused: ClassVar = {
         "password": "secrets have no place in a policy",
         "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule, "
-                    "logical.sets, witness.schedule",
-        "include": "belongs under logical.tables", "exclude": "belongs under logical.tables",
+        "logical.sets, witness.schedule",
+        "include": "belongs under logical.tables",
+        "exclude": "belongs under logical.tables",
         "sets": "belongs under logical",
         "owner": "belongs to the server in the configuration file",
     }
@@ -340,30 +442,40 @@ class Policy(Section):
     logical: Logical | None = Field(None, description="Backups table by table.")
     binlog: Binlog | None = Field(None, description="The binary log.")
     config_files: tuple[LocalPath, ...] = Field(
-        (), description="Files and folders of the server's host that are kept with each backup.",
-        examples=[["/etc/mysql", "/usr/local/bin/rotate-audit"]])
+        (),
+        description="Files and folders of the server's host that are kept with each backup.",
+        examples=[["/etc/mysql", "/usr/local/bin/rotate-audit"]],
+    )
     destinations: Destinations = Field(description="Where backups go.")
     retention: dict[Name, Keep] = Field(
-        default_factory=dict, description="What each destination keeps. One that is not named here keeps everything.")
-    objectives: Objectives = Field(default_factory=lambda: Objectives.model_validate({}),
-                                   description="What restores are measured against.")
+        default_factory=dict, description="What each destination keeps. One that is not named here keeps everything."
+    )
+    objectives: Objectives = Field(
+        default_factory=lambda: Objectives.model_validate({}), description="What restores are measured against."
+    )
     test_restore: TestRestore | None = Field(None, description="How backups are proved.")
     verify: Verify | None = Field(None, description="How stored objects are read again.")
-    protection: Protection = Field(default_factory=lambda: Protection.model_validate({}),
-                                   description="What counts as protected.")
+    protection: Protection = Field(
+        default_factory=lambda: Protection.model_validate({}), description="What counts as protected."
+    )
     signed: bool | None = Field(
-        None, examples=[True],
+        None,
+        examples=[True],
         description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
-                    "signed with encryption.signing_key, and none that is unsigned or altered is believed. Where the "
-                    "policy does not say it: yes, as soon as a signing_key is named.")
-    timing: Timing = Field(default_factory=lambda: Timing.model_validate({}),
-                           description="What holds for all schedules.")
+        "signed with encryption.signing_key, and none that is unsigned or altered is believed. Where the "
+        "policy does not say it: yes, as soon as a signing_key is named.",
+    )
+    timing: Timing = Field(
+        default_factory=lambda: Timing.model_validate({}), description="What holds for all schedules."
+    )
     retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")
     hooks: Hooks | None = Field(None, description="What takes the server out of rotation around each backup.")
-    limits: Limits = Field(default_factory=lambda: Limits.model_validate({}),
-                           description="What backups may take from the server.")
-    witness: Witness = Field(default_factory=lambda: Witness.model_validate({}),
-                             description="What restored tables are compared with.")
+    limits: Limits = Field(
+        default_factory=lambda: Limits.model_validate({}), description="What backups may take from the server."
+    )
+    witness: Witness = Field(
+        default_factory=lambda: Witness.model_validate({}), description="What restored tables are compared with."
+    )
 
     @model_validator(mode="after")
     def _does_something(self) -> Policy:

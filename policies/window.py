@@ -26,8 +26,9 @@ class WindowTimes:
     def holds(self, weekday: int, minute: int) -> bool:
         """Is minute ``minute`` of a ``weekday`` (0 is Sunday) inside? The end is not."""
         end = self.start + self.minutes
-        return (weekday in self.days and self.start <= minute < end) \
-            or ((weekday - 1) % 7 in self.days and minute < end - DAY_MINUTES)
+        return (weekday in self.days and self.start <= minute < end) or (
+            (weekday - 1) % 7 in self.days and minute < end - DAY_MINUTES
+        )
 
 
 def parse_window(text: str) -> WindowTimes:

@@ -58,8 +58,9 @@ class Archive:
     """The archive of one server and the backups that replays can begin from. ``usable``: restorable ones, by time;
     ``only``: the id of the one that is to be taken."""
 
-    def __init__(self, history: History, usable: Sequence[BackupRecord], *, now: datetime, only: str | None = None
-                 ) -> None:
+    def __init__(
+        self, history: History, usable: Sequence[BackupRecord], *, now: datetime, only: str | None = None
+    ) -> None:
         self._resolver = history.resolver
         self._usable = usable
         self._only = only
@@ -91,9 +92,10 @@ class Archive:
         """Raises RefusedError where binary logs can be replayed onto no backup."""
         reasons = [not_rolled(base) for base in self._usable if self._only in (None, base.id)]
         if reasons and all(reasons):
-            raise RefusedError(f"{goal} is not recoverable: {reasons[-1]}",
-                               hint=f"restore a backup: --to backup:{self._usable[-1].id}; "
-                                    f"{self._shows} the moments of all")
+            raise RefusedError(
+                f"{goal} is not recoverable: {reasons[-1]}",
+                hint=f"restore a backup: --to backup:{self._usable[-1].id}; {self._shows} the moments of all",
+            )
 
     def fork_stop(self, branch: Branch) -> Stop:
         """Where a branch parted from its parent, in the parent's writing. Raises RefusedError."""
@@ -112,8 +114,10 @@ class Archive:
                 return stop
             if not ancestor.names_go_on:
                 break
-        raise RefusedError(f"branch {branch.id} was never in exactly the state {place.gtid}, where the next one begins",
-                           hint="choose a backup that was taken after the fork")
+        raise RefusedError(
+            f"branch {branch.id} was never in exactly the state {place.gtid}, where the next one begins",
+            hint="choose a backup that was taken after the fork",
+        )
 
     # -- latest
 
@@ -122,13 +126,15 @@ class Archive:
             self.histories.branch(wanted)
         found = [window for window in self.windows() if wanted in (None, window.branch)]
         if not found:
-            raise RefusedError(f"nothing is recoverable on branch {wanted}",
-                               hint=f"{self._shows} what is recoverable")
+            raise RefusedError(f"nothing is recoverable on branch {wanted}", hint=f"{self._shows} what is recoverable")
         window = found[-1]
         older = later_known(self.histories, window, named=wanted is not None, now=self._now)
         ends = end_of(window, self._now)
-        remarks = [f"the newest recoverable moment is {format_duration(age)} old"] if (
-            age := (self._now - ends).total_seconds()) > _OLD else []
+        remarks = (
+            [f"the newest recoverable moment is {format_duration(age)} old"]
+            if (age := (self._now - ends).total_seconds()) > _OLD
+            else []
+        )
         if window.run is None:
             return Aim(None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end), older=older, ends=ends)
         aim = self._reached(_end_of(self.histories.branch(window.branch), window.run), None, remarks)
@@ -155,7 +161,7 @@ class Archive:
         branches = self.histories.branches
         index = max((number for number, branch in enumerate(branches) if branch.noticed_at <= moment), default=0)
         found = [branches[index]]
-        for branch in branches[index + 1:]:
+        for branch in branches[index + 1 :]:
             since = self.histories.since(branch)
             if since is None or since > moment:
                 break
@@ -183,7 +189,7 @@ class Archive:
                 break
             else:
                 try:
-                    return self._first_later(base, line[line.index(home):], moment), []
+                    return self._first_later(base, line[line.index(home) :], moment), []
                 except RefusedError as error:
                     refused.append(error)
         for late in behind[-1:]:
@@ -193,19 +199,27 @@ class Archive:
                 return late.stop, [f"{late}: this stops before them"]
         for late in behind:
             try:
-                return (self._first_later(late.base, line[line.index(late.home):], moment),
-                        [f"not certain: {late}; no older backup can be used, so they are restored"])
+                return (
+                    self._first_later(late.base, line[line.index(late.home) :], moment),
+                    [f"not certain: {late}; no older backup can be used, so they are restored"],
+                )
             except RefusedError as error:
                 refused.append(error)
-        raise refused[0] if refused else RefusedError(
-            f"{format_time(moment)} is not recoverable: no backup of branch {branch.id} is older, as far as is known",
-            hint=f"choose a moment inside a window; {self._shows} them")
+        raise (
+            refused[0]
+            if refused
+            else RefusedError(
+                f"{format_time(moment)} is not recoverable: no backup of branch {branch.id} is older, as far as "
+                "is known",
+                hint=f"choose a moment inside a window; {self._shows} them",
+            )
+        )
 
     def _refuse_unknown(self, late: Overtaken, line: Sequence[Branch], moment: datetime) -> None:
         """Raises RefusedError where not all that was committed by ``moment`` is known to be archived."""
         run = self.histories.run_at(late.home.id, place_of(late.stop.position) or (0, 0))
         if run is not None:
-            others = [one for branch in line[line.index(late.home):] for one in self.histories.runs(branch.id)]
+            others = [one for branch in line[line.index(late.home) :] for one in self.histories.runs(branch.id)]
             refuse_beyond(self.histories, late.home, run, others, moment, later=late.stop.next_at, now=self._now)
 
     def _nearest(self, line: Sequence[Branch], moment: datetime) -> Iterator[tuple[BackupRecord, Branch]]:
@@ -251,13 +265,15 @@ class Archive:
     def _run_from(self, base: BackupRecord, here: Branch, line: Sequence[Branch]) -> Run:
         """The run of ``here`` by which a replay from ``base``, which is on the first of ``line``, gets there."""
         begin = here.first_number, 0
-        if all(member.names_go_on for member in line[1:line.index(here) + 1]):
+        if all(member.names_go_on for member in line[1 : line.index(here) + 1]):
             begin = max(begin, place_of(base.position) or begin)
         entered = here is not line[0] and not here.names_go_on
         run = next(iter(self.histories.runs(here.id)), None) if entered else self.histories.run_at(here.id, begin)
         if run is None:
-            raise RefusedError(f"the binary logs of branch {here.id} at {here.file(begin[0])}:{begin[1]} are not there",
-                               hint=f"choose a moment inside a window; {self._shows} them")
+            raise RefusedError(
+                f"the binary logs of branch {here.id} at {here.file(begin[0])}:{begin[1]} are not there",
+                hint=f"choose a moment inside a window; {self._shows} them",
+            )
         return run
 
     def _search(self, base: BackupRecord, home: Branch, legs: Sequence[RouteLeg], moment: datetime) -> Stop | None:
@@ -265,8 +281,7 @@ class Archive:
         for leg in legs:
             by_gtid = leg.start != base.position
             for span in leg.spans:
-                found = self._resolver.stop_for_time(span.branch, span.first, span.last, moment,
-                                                     base.started_at)
+                found = self._resolver.stop_for_time(span.branch, span.first, span.last, moment, base.started_at)
                 if found is not None:
                     # What a server repeats of its former source was committed there later.
                     repeated = by_gtid and not executed(found.gtids, leg.start.gtid)
@@ -293,10 +308,17 @@ class Archive:
             stop = self._resolver.stop_for_gtid(here.id, goal.gtid, before=goal.before)
             if stop is not None and self._belongs(stop, here, child, line):
                 return stop
-        others = [other for other in self.histories.branches if other is not branch
-                  and self._resolver.stop_for_gtid(other.id, goal.gtid, before=goal.before) is not None]
-        raise self._in_a_hole(line, lambda _branch, one, other: executed(other.gtids_before, goal.gtid)
-                              and not executed(one.gtids_after, goal.gtid)) or _nowhere(str(goal), branch, others)
+        others = [
+            other
+            for other in self.histories.branches
+            if other is not branch and self._resolver.stop_for_gtid(other.id, goal.gtid, before=goal.before) is not None
+        ]
+        raise self._in_a_hole(
+            line,
+            lambda _branch, one, other: (
+                executed(other.gtids_before, goal.gtid) and not executed(one.gtids_after, goal.gtid)
+            ),
+        ) or _nowhere(str(goal), branch, others)
 
     def _position(self, goal: AtPosition, branch: Branch) -> Stop:
         base, _, digits = goal.file.rpartition(".")
@@ -308,14 +330,21 @@ class Archive:
                     return stop
             if not here.names_go_on:
                 break  # the same name means another file on an earlier branch
-        others = [other for other in self.histories.branches if other is not branch and other.basename == base
-                  and self._resolver.stop_for_position(other.id, int(digits), goal.pos) is not None]
+        others = [
+            other
+            for other in self.histories.branches
+            if other is not branch
+            and other.basename == base
+            and self._resolver.stop_for_position(other.id, int(digits), goal.pos) is not None
+        ]
         place = int(digits), goal.pos
-        raise self._in_a_hole(line, lambda here, one, other: here.basename == base
-                              and last_of(one) < place < first_of(other)) or _nowhere(str(goal), branch, others)
+        raise self._in_a_hole(
+            line, lambda here, one, other: here.basename == base and last_of(one) < place < first_of(other)
+        ) or _nowhere(str(goal), branch, others)
 
-    def _in_a_hole(self, line: Sequence[Branch], lies_between: Callable[[Branch, Run, Run], bool]
-                   ) -> RefusedError | None:
+    def _in_a_hole(
+        self, line: Sequence[Branch], lies_between: Callable[[Branch, Run, Run], bool]
+    ) -> RefusedError | None:
         """The refusal of a target that lies between two runs of a branch; None where it lies between none."""
         for branch in reversed(line):
             for one, other in pairwise(self.histories.runs(branch.id)):
@@ -372,7 +401,8 @@ class Archive:
         if not found:
             raise first or RefusedError(
                 f"{stop.file}:{stop.pos} of branch {branch.id} cannot be reached: there is no backup before it",
-                hint=f"{self._shows} what is recoverable")
+                hint=f"{self._shows} what is recoverable",
+            )
 
 
 def _end_of(branch: Branch, run: Run) -> Stop:
@@ -381,9 +411,13 @@ def _end_of(branch: Branch, run: Run) -> Stop:
 
 def _nowhere(goal: str, branch: Branch, others: Sequence[Branch]) -> NotFoundError | RefusedError:
     if not others:
-        return NotFoundError(f"{goal} is not in the archived binary logs of branch {branch.id}",
-                             hint=f"`backupd binlog search {branch.server}` finds transactions; `backupd timeline "
-                                  f"{branch.server}` shows what is archived")
+        return NotFoundError(
+            f"{goal} is not in the archived binary logs of branch {branch.id}",
+            hint=f"`backupd binlog search {branch.server}` finds transactions; `backupd timeline "
+            f"{branch.server}` shows what is archived",
+        )
     named = ", ".join(f"{other.id} ({other.reason})" for other in others)
-    return RefusedError(f"{goal} is not part of branch {branch.id}, but of {named}",
-                        hint=f"if that is meant: --to {goal}@{others[0].id}")
+    return RefusedError(
+        f"{goal} is not part of branch {branch.id}, but of {named}",
+        hint=f"if that is meant: --to {goal}@{others[0].id}",
+    )

@@ -55,8 +55,12 @@ def parse_triggers(script: str) -> tuple[Trigger, ...]:
     return tuple(found)
 
 
-def arrange(session: Session, wanted: Iterable[Wanted], same: Callable[[TableName, TableName], bool],
-            step: Callable[[str], None]) -> tuple[str, ...]:
+def arrange(
+    session: Session,
+    wanted: Iterable[Wanted],
+    same: Callable[[TableName, TableName], bool],
+    step: Callable[[str], None],
+) -> tuple[str, ...]:
     """Drop first, then add. ``same``: do two names mean one table on this server. ``step``: told before each change.
 
     Returns, in words, what the server refused to add; what it refuses to drop, and a lost connection, raise
@@ -75,15 +79,20 @@ def arrange(session: Session, wanted: Iterable[Wanted], same: Callable[[TableNam
         wrong = [key for key in actual[one.table] if _is_managed(one, key) and not _listed(key, one.keys, same)]
         if wrong:
             step(f"drop foreign keys of {one.table.shown}")
-            session.execute(f"ALTER TABLE {one.table} "
-                            + ", ".join(f"DROP FOREIGN KEY {quote_name(key.name)}" for key in wrong))
+            session.execute(
+                f"ALTER TABLE {one.table} " + ", ".join(f"DROP FOREIGN KEY {quote_name(key.name)}" for key in wrong)
+            )
     problems: list[str] = []
     for one in targets:
         for key in one.keys:
             if not _listed(key, actual[one.table], same):
                 step(f"add foreign key {key.name} of {one.table.shown}")
-                _add(session, f"ALTER TABLE {one.table} ADD {key.clause}",
-                     f"the foreign key {key.name} of {one.table.shown} is missing", problems)
+                _add(
+                    session,
+                    f"ALTER TABLE {one.table} ADD {key.clause}",
+                    f"the foreign key {key.name} of {one.table.shown} is missing",
+                    problems,
+                )
     for one in targets:
         for trigger in one.triggers or ():
             if trigger.name not in present[one.table]:
@@ -130,8 +139,12 @@ def _listed(key: ForeignKey, others: Sequence[ForeignKey], same: Callable[[Table
 
 
 def _shape(key: ForeignKey) -> tuple[object, ...]:
-    return (key.name.lower(), tuple(map(str.lower, key.columns)), tuple(map(str.lower, key.parent_columns)),
-            *("" if rule in NO_ACTION else rule for rule in (key.on_delete, key.on_update)))
+    return (
+        key.name.lower(),
+        tuple(map(str.lower, key.columns)),
+        tuple(map(str.lower, key.parent_columns)),
+        *("" if rule in NO_ACTION else rule for rule in (key.on_delete, key.on_update)),
+    )
 
 
 def _trigger_names(session: Session, table: TableName) -> list[str]:
@@ -152,8 +165,12 @@ def _create(session: Session, table: TableName, trigger: Trigger, problems: list
     try:
         if trigger.setting:
             session.execute(trigger.setting)
-        _add(session, made_trigger(trigger.statement, table=table.table),
-             f"the trigger {trigger.name} of {table.shown} is missing", problems)
+        _add(
+            session,
+            made_trigger(trigger.statement, table=table.table),
+            f"the trigger {trigger.name} of {table.shown} is missing",
+            problems,
+        )
     finally:
         session.execute("SET NAMES utf8mb4")
         session.execute("SET SESSION sql_mode = %s, SESSION collation_connection = %s", *modes)
@@ -166,5 +183,6 @@ def _add(session: Session, statement: str, missing: str, problems: list[str]) ->
         if error_code(error) in _AGAIN:
             raise
         session.ping()
-        problems.append(f"{missing}: the server says: {error.detail.partition(' at: ')[0]}; the statement was: "
-                        f"{statement}")
+        problems.append(
+            f"{missing}: the server says: {error.detail.partition(' at: ')[0]}; the statement was: {statement}"
+        )

@@ -21,8 +21,9 @@ def beside(name: TableName, suffix: str, taken: Callable[[TableName], bool]) -> 
     """``orders`` and ``__before_7`` make ``orders__before_7``; shortened where that is too long, numbered where it is
     ``taken``. Raises UsageError for a suffix that leaves no room or may not stand in a name."""
     if not suffix or len(suffix) > 40 or not suffix.isascii() or not suffix.replace("_", "").isalnum():
-        raise UsageError(f"{suffix!r} cannot be appended to names of tables",
-                         hint="up to 40 ASCII letters, digits and _ can")
+        raise UsageError(
+            f"{suffix!r} cannot be appended to names of tables", hint="up to 40 ASCII letters, digits and _ can"
+        )
     number = 1
     while True:
         tail = suffix if number == 1 else f"{suffix}_{number}"
@@ -33,7 +34,7 @@ def beside(name: TableName, suffix: str, taken: Callable[[TableName], bool]) -> 
 
 
 def _shortened(stem: str, tail: str) -> str:
-    stem = stem[:_LONGEST - _RESERVED - len(tail)]
+    stem = stem[: _LONGEST - _RESERVED - len(tail)]
     while len(stem) > 1 and _file_length(stem) + len(tail) > _LONGEST_FILE:
         stem = stem[:-1]
     return stem

@@ -57,12 +57,18 @@ class Older:
 
     def __str__(self) -> str:
         later = "is known to exist" if self.certain else "may exist"
-        return (f"this is not the newest: it ends at {format_time(self.ends)}, and something later {later}, up to "
-                f"{format_time(self.known)}: {self.why}")
+        return (
+            f"this is not the newest: it ends at {format_time(self.ends)}, and something later {later}, up to "
+            f"{format_time(self.known)}: {self.why}"
+        )
 
     def as_json(self) -> dict[str, Any]:
-        return {"ends": format_time(self.ends), "known": format_time(self.known), "certain": self.certain,
-                "why": self.why}
+        return {
+            "ends": format_time(self.ends),
+            "known": format_time(self.known),
+            "certain": self.certain,
+            "why": self.why,
+        }
 
 
 class OlderError(RefusedError):
@@ -75,7 +81,8 @@ class OlderError(RefusedError):
         super().__init__(
             f"--to latest would end at {format_time(older.ends)}, and {exists}, up to {format_time(older.known)}",
             detail=f"{server}: {older.why}",
-            hint=f"{older.hint}; to restore what there is all the same: {ACCEPT}")
+            hint=f"{older.hint}; to restore what there is all the same: {ACCEPT}",
+        )
         self.older = older
 
 
@@ -92,13 +99,17 @@ def later_known(histories: Histories, window: Window, *, named: bool, now: datet
     if not later:
         return None
     known = _newest(later, now, min((run.first_at for run in later if run.first_at), default=ends))
-    why = (window.reason_end if window.run is not None else
-           f"{window.reason_end}, and what was committed since is archived, but cannot be replayed on it")
+    why = (
+        window.reason_end
+        if window.run is not None
+        else f"{window.reason_end}, and what was committed since is archived, but cannot be replayed on it"
+    )
     return Older(ends, max(known, ends), why, take)
 
 
-def behind_the_stream(server: str, stream: Stream, ends: datetime, *, is_archived: bool, now: datetime
-                      ) -> tuple[Older | None, str]:
+def behind_the_stream(
+    server: str, stream: Stream, ends: datetime, *, is_archived: bool, now: datetime
+) -> tuple[Older | None, str]:
     """Whether the newest recoverable moment of a streamed server is too old, and the line to say where it is not.
     ``is_archived``: does it lie in archived binary logs? A backup alone says nothing of a stream that is well."""
     until = min(stream.unseen_since or now, now)
@@ -109,10 +120,18 @@ def behind_the_stream(server: str, stream: Stream, ends: datetime, *, is_archive
         why = "; ".join(filter(None, (stream.missed, stream.trouble))) or age
         if late and stream.limit is not None:
             limit = format_duration(stream.limit.total_seconds())
-            why += (f"; objectives.rpo is {limit}" if stream.promised else
-                    f"; the limit is {limit}, as the policy has no objectives.rpo")
-        return Older(ends, max(until, ends), why, f"see what holds it up: backupd binlog status {server}",
-                     certain=bool(stream.missed)), ""
+            why += (
+                f"; objectives.rpo is {limit}"
+                if stream.promised
+                else f"; the limit is {limit}, as the policy has no objectives.rpo"
+            )
+        return Older(
+            ends,
+            max(until, ends),
+            why,
+            f"see what holds it up: backupd binlog status {server}",
+            certain=bool(stream.missed),
+        ), ""
     if stream.trouble:
         return None, f"{stream.trouble}; {age}"
     return None, age if is_archived and lag > _WORTH_A_LINE else ""
@@ -152,8 +171,16 @@ def _newest(runs: Iterable[Run], now: datetime, least: datetime) -> datetime:
     return max([least, *moments])
 
 
-def refuse_beyond(histories: Histories, branch: Branch, run: Run, others: Iterable[Run | None], moment: datetime, *,
-                  later: datetime | None, now: datetime) -> None:
+def refuse_beyond(
+    histories: Histories,
+    branch: Branch,
+    run: Run,
+    others: Iterable[Run | None],
+    moment: datetime,
+    *,
+    later: datetime | None,
+    now: datetime,
+) -> None:
     """Raises RefusedError where nothing shows that all that was committed by ``moment`` is in ``run``, which is of
     ``branch``, and in ``others`` that a replay goes through.
 
@@ -179,4 +206,5 @@ def beyond(histories: Histories, branch: Branch, run: Run, moment: datetime, kno
         f"{f' and goes on at {resumes}' if resumes else ''}, and more may have been committed by then{certain}",
         detail=f"gap: after {there}" + (f", before {resumes}" if resumes else ""),
         hint=(f"--to {format_time(known)} is the last moment that is certain, " if known else "")
-        + f"{latest} all that is archived; `backupd timeline {histories.server}` shows the others")
+        + f"{latest} all that is archived; `backupd timeline {histories.server}` shows the others",
+    )

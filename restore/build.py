@@ -97,10 +97,28 @@ def build(
     key_files: Sequence[Path] = (),
 ) -> Built:
     """``fetch_members``, then ``assemble``."""
-    repaired = fetch_members(chain, folder, destinations=destinations, unsealer=unsealer, workers=workers, watch=watch,
-                             report=report, cancel=cancel, gate=gate)
-    built = assemble(chain, folder, tool=tool, memory_cap=memory_cap, watch=watch, report=report, cancel=cancel,
-                     final_store=final_store, key_files=key_files)
+    repaired = fetch_members(
+        chain,
+        folder,
+        destinations=destinations,
+        unsealer=unsealer,
+        workers=workers,
+        watch=watch,
+        report=report,
+        cancel=cancel,
+        gate=gate,
+    )
+    built = assemble(
+        chain,
+        folder,
+        tool=tool,
+        memory_cap=memory_cap,
+        watch=watch,
+        report=report,
+        cancel=cancel,
+        final_store=final_store,
+        key_files=key_files,
+    )
     return replace(built, warnings=(*repaired, *built.warnings))
 
 
@@ -134,13 +152,23 @@ def fetch_members(
 
     def member(loaded: Loaded, goal: Path) -> Fetched:
         return fetch(
-            loaded.header, loaded.body, destinations, unsealer, goal, workers=workers or default_workers(),
-            report=report, cancelled=cancelled, durable=False, whole=loaded.whole)
+            loaded.header,
+            loaded.body,
+            destinations,
+            unsealer,
+            goal,
+            workers=workers or default_workers(),
+            report=report,
+            cancelled=cancelled,
+            durable=False,
+            whole=loaded.whole,
+        )
 
     with watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
         for loaded, goal in zip(chain, places(chain, folder), strict=True):
-            fetched = through(gate, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled,
-                              waiting=watch.waiting)
+            fetched = through(
+                gate, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled, waiting=watch.waiting
+            )
             repaired += fetched.repaired
             verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})
     return tuple(repaired)
@@ -156,11 +184,19 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
     files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
     known = frozenset(facts.missing)
     if last.whole is None:
-        _refuse_lost([table.name for table in absent(_copied(last), files, {})], last,
-                     "are not in the prepared copy", "nothing was put in place; ")
+        _refuse_lost(
+            [table.name for table in absent(_copied(last), files, {})],
+            last,
+            "are not in the prepared copy",
+            "nothing was put in place; ",
+        )
     if facts.server.flavour is Flavour.MARIADB:  # others' tools are listed before their run, and TRUNCATE goes on
-        _refuse_lost(of_others(base, files, _copied(last)), last, "have the tablespace of another table, or none, in "
-                     "the prepared copy", "nothing was put in place; ")
+        _refuse_lost(
+            of_others(base, files, _copied(last)),
+            last,
+            "have the tablespace of another table, or none, in the prepared copy",
+            "nothing was put in place; ",
+        )
     if not known or last.whole is not None:
         return ()
     return (partial_words(last.header.backup_id, (name.shown for name in known)),)
@@ -176,31 +212,45 @@ def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:
     with connection.connect() as session:
         listed, engines = list_objects(session), engines_of(session)
     there = listed.get(TABLE, frozenset()) | listed.get(SEQUENCE, frozenset())
-    _refuse_lost([table.name for table in _copied(last) if str(table.name) not in there], last,
-                 "are unknown to a server on the restored copy")
+    _refuse_lost(
+        [table.name for table in _copied(last) if str(table.name) not in there],
+        last,
+        "are unknown to a server on the restored copy",
+    )
     # Their tablespaces are not compared: the copy's dictionary tells the same numbers whatever its files hold, and what
     # is in them is compared by the witness.
-    _refuse_lost([table.name for table in _copied(last) if table.engine
-                  and engines.get(table.name, table.engine) != table.engine], last,
-                 "are of another engine in the restored copy, so they are other tables")
+    _refuse_lost(
+        [
+            table.name
+            for table in _copied(last)
+            if table.engine and engines.get(table.name, table.engine) != table.engine
+        ],
+        last,
+        "are of another engine in the restored copy, so they are other tables",
+    )
     besides = sorted(there - {str(table.name) for table in facts.inventory})
     named = ", ".join(TableName.parse(name).shown for name in besides)
-    return (f"{len(besides)} tables are in the restored copy that {last.header.backup_id} does not list: {named}",
-            ) if besides else ()
+    return (
+        (f"{len(besides)} tables are in the restored copy that {last.header.backup_id} does not list: {named}",)
+        if besides
+        else ()
+    )
 
 
 def _copied(last: Loaded) -> list[BaseTable]:
     """What the tool copies of the tables that the backup lists."""
     facts = last.body.facts
-    return [table for table in facts.inventory or ()
-            if is_copied(table.engine, facts.server.flavour, facts.tool.name)]
+    return [table for table in facts.inventory or () if is_copied(table.engine, facts.server.flavour, facts.tool.name)]
 
 
 def _refuse_lost(tables: Iterable[TableName], last: Loaded, where: str, done: str = "") -> None:
     lost = [table.shown for table in tables if table not in last.body.facts.missing]
     if lost:
-        raise UnrestorableError(f"{len(lost)} tables that backup {last.header.backup_id} lists {where}",
-                                lost, hint=f"{done}restore another backup, or these tables from another")
+        raise UnrestorableError(
+            f"{len(lost)} tables that backup {last.header.backup_id} lists {where}",
+            lost,
+            hint=f"{done}restore another backup, or these tables from another",
+        )
 
 
 def assemble(
@@ -253,9 +303,13 @@ def assemble(
         warnings.append(f"{len(moved)} tablespaces with a DATA DIRECTORY are now in {final_store or store}")
         info = chain[-1].body.facts.server
         if info.flavour is not Flavour.MARIADB and info.version < _NO_OLD_PATHS:
-            warnings.append("where the source's own files of these are there, too, a server of MySQL before 8.0 opens "
-                            "neither (error 1812): restore with --start, whose first start does not see the source's")
+            warnings.append(
+                "where the source's own files of these are there, too, a server of MySQL before 8.0 opens "
+                "neither (error 1812): restore with --start, whose first start does not see the source's"
+            )
     if rejoined:
-        warnings.append("renamed into another schema at the source, where the server may not find their data after its"
-                        f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}")
+        warnings.append(
+            "renamed into another schema at the source, where the server may not find their data after its"
+            f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}"
+        )
     return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables), place)

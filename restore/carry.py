@@ -49,14 +49,17 @@ class Carried:
     @property
     def tables(self) -> tuple[DumpedTable, ...]:
         """What ``load`` is told of the ones that are there: no files to load."""
-        return tuple(DumpedTable(name, Outcome.DUMPED, "InnoDB", count, tool=TABLESPACE)
-                     for name, count in self.rows.items())
+        return tuple(
+            DumpedTable(name, Outcome.DUMPED, "InnoDB", count, tool=TABLESPACE) for name, count in self.rows.items()
+        )
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """For people: what was expected to work and did not."""
-        return tuple(f"{name.shown}: its file could not be imported, so its rows were loaded: {why}"
-                     for name, why in self.failed.items())
+        return tuple(
+            f"{name.shown}: its file could not be imported, so its rows were loaded: {why}"
+            for name, why in self.failed.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,16 @@ class Carrier:
     into: Connection
     staging: Mapping[str, str]
 
-    def carry(self, source: Connection, names: Sequence[TableName], folder: Path, *, watch: Stopwatch, report: Report,
-              cancel: Event | None = None) -> Carried:
+    def carry(
+        self,
+        source: Connection,
+        names: Sequence[TableName],
+        folder: Path,
+        *,
+        watch: Stopwatch,
+        report: Report,
+        cancel: Event | None = None,
+    ) -> Carried:
         """Carry those of ``names`` that can be, out of a server on which nobody writes. Their definitions and triggers
         are written to ``folder``, in the layout of a logical backup.
 
@@ -87,17 +98,33 @@ class Carrier:
             return True
         with self.into.connect() as session:
             known = journal_of(session, next(iter(self.staging.values())))
-            there = {TableName(schema, str(name)) for schema in self.staging.values() for (name,) in session.query(
-                "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema)}
+            there = {
+                TableName(schema, str(name))
+                for schema in self.staging.values()
+                for (name,) in session.query(
+                    "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema
+                )
+            }
         return all(
             _staged(table.name, self.staging) in there
-            and (entry := known.get(table_folder(table.name))) is not None and entry.state is State.DONE
-            and entry.rows == table.rows and entry.digest == _digest_of(folder / definition_path(table.name))
-            for table in tables)
+            and (entry := known.get(table_folder(table.name))) is not None
+            and entry.state is State.DONE
+            and entry.rows == table.rows
+            and entry.digest == _digest_of(folder / definition_path(table.name))
+            for table in tables
+        )
 
 
-def carry(source: Connection, into: Connection, names: Sequence[TableName], staging: Mapping[str, str], folder: Path,
-          *, report: Report, cancel: Event | None = None) -> Carried:
+def carry(
+    source: Connection,
+    into: Connection,
+    names: Sequence[TableName],
+    staging: Mapping[str, str],
+    folder: Path,
+    *,
+    report: Report,
+    cancel: Event | None = None,
+) -> Carried:
     """See ``Carrier.carry``."""
     source, into = replace(source, answer_timeout=None), replace(into, answer_timeout=None)
     journal = Journal(next(iter(staging.values())))
@@ -120,8 +147,15 @@ def carry(source: Connection, into: Connection, names: Sequence[TableName], stag
 
 
 class _Carrying:
-    def __init__(self, private: Session, session: Session, into: Connection, journal: Journal,
-                 staging: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        private: Session,
+        session: Session,
+        into: Connection,
+        journal: Journal,
+        staging: Mapping[str, str],
+        folder: Path,
+    ) -> None:
         self._private, self._session, self._into = private, session, into
         self._journal, self._staging, self._folder = journal, staging, folder
 
@@ -184,12 +218,17 @@ class _Carrying:
                 for staged in goals:
                     self._session.execute(f"DROP TABLE {staged}")
                 return Imported({}, 0, dict.fromkeys(goals, error.detail))
-            return import_tables(self._into, [(table, _staged(table.name, self._staging)) for table in exported],
-                                 report=report, cancel=cancel)
+            return import_tables(
+                self._into,
+                [(table, _staged(table.name, self._staging)) for table in exported],
+                report=report,
+                cancel=cancel,
+            )
 
 
-def _definitions(private: Session, names: Sequence[TableName]
-                 ) -> tuple[Mapping[TableName, TableDefinition], dict[TableName, str]]:
+def _definitions(
+    private: Session, names: Sequence[TableName]
+) -> tuple[Mapping[TableName, TableDefinition], dict[TableName, str]]:
     """Of the tables that can be carried; why the others cannot."""
     found = read_tables(private, names)
     unfit = dict(found.failed)

@@ -59,7 +59,8 @@ def examine(
     """Every check there is; gives the answers and what was compared with the witness. ``compared``: of a comparison
     that was made before, at another place, and is not made again."""
     compared_checks, tally = compared or compare_with_witness(
-        connection, witness, position, workers=workers, report=report)
+        connection, witness, position, workers=workers, report=report
+    )
     tables = check_tables(connection, workers=workers, report=report)
     return [tables, *check_sql(connection, statements, target=target), *compared_checks], tally
 
@@ -163,8 +164,13 @@ def compare_with_witness(
     Compared only where the witness saw the very position that was restored; else it says so and gives both.
     """
     if witness is None:
-        return [Check(CHECKSUMS, SKIPPED, "there is no witness between this backup and the target, so there is nothing "
-                                          "to compare with")], Tally()
+        return [
+            Check(
+                CHECKSUMS,
+                SKIPPED,
+                "there is no witness between this backup and the target, so there is nothing to compare with",
+            )
+        ], Tally()
     if not same_position(witness.position, position):
         return [
             Check(
@@ -219,14 +225,23 @@ def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Chec
         tables = listed.get(TABLE, frozenset()) | listed.get(SEQUENCE, frozenset())
         if witness.definitions is None:
             listed[TABLE] = tables  # it did not tell them apart
-        known = {kind: frozenset(name for name, digest in names.items() if digest) & listed.get(kind, frozenset())
-                 for kind, names in kinds.items()}
+        known = {
+            kind: frozenset(name for name, digest in names.items() if digest) & listed.get(kind, frozenset())
+            for kind, names in kinds.items()
+        }
         found = digests(session, known, seconds=math.inf)
-    missing = [f"{kind} {name} is not there" for kind, names in sorted(kinds.items())
-               for name in sorted(names.keys() - listed.get(kind, frozenset()))]
+    missing = [
+        f"{kind} {name} is not there"
+        for kind, names in sorted(kinds.items())
+        for name in sorted(names.keys() - listed.get(kind, frozenset()))
+    ]
     unread = [f"{kind} {name}" for kind, names in sorted(found.items()) for name, digest in names.items() if not digest]
-    changed = [f"{kind} {name} is defined differently" for kind, names in sorted(found.items())
-               for name, digest in names.items() if digest and digest != wanted[kind][name]]
+    changed = [
+        f"{kind} {name} is defined differently"
+        for kind, names in sorted(found.items())
+        for name, digest in names.items()
+        if digest and digest != wanted[kind][name]
+    ]
     unread += [f"{kind} {name}" for kind in sorted(wanted.keys() - kinds.keys()) for name in sorted(wanted[kind])]
     present = (wanted.get(TABLE, {}).keys() | wanted.get(SEQUENCE, {}).keys()) & tables
     tally = Tally(len(witness.checksums), len(present - witness.checksums.keys()), len(unread))
@@ -236,7 +251,7 @@ def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Chec
     number = sum(map(len, wanted.values()))
     told = f"{number} objects, {sum(map(len, found.values())) - len(unread)} definitions compared"
     if changed:
-        told += (f"; printed differently by {version} than by the source's {witness.version}: {_joined(changed)}")
+        told += f"; printed differently by {version} than by the source's {witness.version}: {_joined(changed)}"
     if unread:
         told += f"; not looked at: {_joined(unread)}"
     return Check(DEFINITIONS, PASSED, told), tally

@@ -67,14 +67,17 @@ def choose(aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner,
         replaying = manner.rate.estimate(spec.size) if spec else 0.0
         if best is None or seconds + replaying < best[0]:
             best = seconds + replaying, way, spec, remarks
-        if replaying + min(costs[number + 1:], default=float("inf")) >= best[0]:
+        if replaying + min(costs[number + 1 :], default=float("inf")) >= best[0]:
             break
     if best is None:
         raise refused or RefusedError("no backup reaches the target")
     _seconds, way, spec, remarks = best
     newest = way is aim.ways[0]
-    reason = ("the nearest backup before the target" if newest
-              else "quicker than a nearer backup, although more is to be replayed")
+    reason = (
+        "the nearest backup before the target"
+        if newest
+        else "quicker than a nearer backup, although more is to be replayed"
+    )
     if aim.stop is None:
         reason = "the newest restorable backup, behind which nothing can be replayed"
     elif spec is None:
@@ -91,12 +94,17 @@ def with_doubts(choice: Choice, aim: Aim, resolver: TargetResolver, moment: date
         return choice
     last, place = spec.legs[-1], place_of(stop.position) or (0, 0)
     begin = place_of(last.start) or (0, 0)
-    return replace(choice, replay=replace(
-        spec, doubtful=resolver.doubts(stop.branch, min(begin, place), place, max(aim.end, place), moment)))
+    return replace(
+        choice,
+        replay=replace(
+            spec, doubtful=resolver.doubts(stop.branch, min(begin, place), place, max(aim.end, place), moment)
+        ),
+    )
 
 
-def _spec(way: Way, aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner
-          ) -> tuple[ReplaySpec | None, tuple[str, ...]]:
+def _spec(
+    way: Way, aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner
+) -> tuple[ReplaySpec | None, tuple[str, ...]]:
     if not way.legs or aim.stop is None:
         return None, ()
     legs: list[ReplayLeg] = []
@@ -108,21 +116,28 @@ def _spec(way: Way, aim: Aim, archive: Archive, resolver: TargetResolver, manner
         legs.append(ReplayLeg(material.segments, leg.start, stop, material.size, material.transactions))
         materials.append(material)
     spec = ReplaySpec(
-        legs=tuple(legs), method=manner.method, reason=manner.reason, size=sum(part.size for part in materials),
+        legs=tuple(legs),
+        method=manner.method,
+        reason=manner.reason,
+        size=sum(part.size for part in materials),
         transactions=sum(part.transactions for part in materials),
         server_ids=tuple(sorted({number for part in materials for number in part.server_ids})),
-        exclude=manner.exclude)
-    remarks = dict.fromkeys(remark for part in materials for remark in part.remarks
-                            if remark != STATEMENTS and remark not in OF_TEMPORARY)
+        exclude=manner.exclude,
+    )
+    remarks = dict.fromkeys(
+        remark for part in materials for remark in part.remarks if remark != STATEMENTS and remark not in OF_TEMPORARY
+    )
     if written := sum(part.by_statements for part in materials):
         remarks[_by_statements(written, sum(len(part.segments) for part in materials))] = None
     return spec, tuple(remarks)
 
 
 def _by_statements(written: int, total: int) -> str:
-    return (f"{written} of the {total} archived pieces of binary log that are replayed hold changes of data written as "
-            "statements, not rows: replayed, they may give other rows than on the source (UUID(), NOW(6), LIMIT "
-            "without ORDER BY)")
+    return (
+        f"{written} of the {total} archived pieces of binary log that are replayed hold changes of data written as "
+        "statements, not rows: replayed, they may give other rows than on the source (UUID(), NOW(6), LIMIT "
+        "without ORDER BY)"
+    )
 
 
 def _end_of(leg: RouteLeg, archive: Archive) -> Stop:
@@ -154,7 +169,8 @@ def _prove(leg: RouteLeg, material: Material, stop: Stop) -> None:
         raise RefusedError(
             f"branch {leg.branch} cannot be entered at {leg.start.gtid}: its binary logs repeat nothing of what was "
             "executed by then, so what is missing between cannot be told",
-            hint="choose a backup that was taken after the fork")
+            hint="choose a backup that was taken after the fork",
+        )
 
 
 def _reaches_over(number: int, end: int, span: Span, leg: RouteLeg) -> bool:
@@ -165,4 +181,6 @@ def _reaches_over(number: int, end: int, span: Span, leg: RouteLeg) -> bool:
 def _torn(leg: RouteLeg, detail: str) -> RefusedError:
     return RefusedError(
         f"the archived segments of branch {leg.branch} cannot be replayed from {leg.start.file}:{leg.start.pos}",
-        detail=detail, hint="`backupd fsck` says what happened to them; choose a target before it")
+        detail=detail,
+        hint="`backupd fsck` says what happened to them; choose a target before it",
+    )

@@ -23,8 +23,19 @@ _NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "deci
 _FLOATS = frozenset({"double", "float"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
-_SHAPES = frozenset({"geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
-                     "geometrycollection", "geomcollection"})
+_SHAPES = frozenset(
+    {
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geometrycollection",
+        "geomcollection",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +89,13 @@ class Shape:
     def read(cls, session: Session, name: TableName) -> Shape | None:
         """None: there is no such table, or none that the server can open. Raises ServerError."""
         fields = tuple(
-            Field(str(column), str(kind).lower(), str(full), str(charset), str(collation), bool(generated),
-                  bool(nullable))
+            Field(
+                str(column), str(kind).lower(), str(full), str(charset), str(collation), bool(generated), bool(nullable)
+            )
             for column, kind, full, charset, collation, generated, nullable in session.query(
-                _COLUMNS, name.schema, name.table))
+                _COLUMNS, name.schema, name.table
+            )
+        )
         if not fields:
             return None
         solid = {field.name for field in fields if not field.nullable and not field.generated}
@@ -124,8 +138,10 @@ class Common:
             if not one.generated and not other.generated:
                 pairs.append((one, other))
                 if _class(one) != _class(other):
-                    remarks.append(f"{one.name} is compared as text, in which 1 is not 1.00: {one.type} and "
-                                   f"{other.type} do not hold the same values")
+                    remarks.append(
+                        f"{one.name} is compared as text, in which 1 is not 1.00: {one.type} and "
+                        f"{other.type} do not hold the same values"
+                    )
         differ += [f"{one.name} is only in the live table" for one in live.fields if staged.find(one.name) is None]
         return cls(tuple(pairs), tuple(differ), tuple(remarks), *_common_key(staged, live, pairs))
 
@@ -138,8 +154,9 @@ def same_value(staged: Field, live: Field) -> str:
     if staged.kind == live.kind == "json":  # as text 1 is not 1.0; beyond max_allowed_packet the text is empty (MySQL)
         same += f" AND s.{quote_name(staged.name)} <=> l.{quote_name(live.name)}"
     if _class(staged) == "float":  # there are two zeros
-        same += (f" AND (COALESCE(s.{quote_name(staged.name)}, 1) <> 0 "
-                 f"OR {staged.in_bytes('s')} <=> {live.in_bytes('l')})")
+        same += (
+            f" AND (COALESCE(s.{quote_name(staged.name)}, 1) <> 0 OR {staged.in_bytes('s')} <=> {live.in_bytes('l')})"
+        )
     return same
 
 
@@ -158,8 +175,9 @@ def same_key(key: Sequence[tuple[Field, Field]], *, driving: str) -> str:
     return " AND ".join(parts)
 
 
-def _common_key(staged: Shape, live: Shape,
-                pairs: Sequence[tuple[Field, Field]]) -> tuple[tuple[tuple[Field, Field], ...], str, str]:
+def _common_key(
+    staged: Shape, live: Shape, pairs: Sequence[tuple[Field, Field]]
+) -> tuple[tuple[tuple[Field, Field], ...], str, str]:
     by_name = {one.name.lower(): (one, other) for one, other in pairs}
     live_keys = {frozenset(map(str.lower, key)): index for index, key in reversed(list(live.keys.items()))}
     for index, key in staged.keys.items():
@@ -173,8 +191,13 @@ def _common_key(staged: Shape, live: Shape,
 
 
 def _class(of: Field) -> str:
-    for word, kinds in (("number", _NUMBERS), ("float", _FLOATS), ("text", _TEXTS), ("bytes", _BYTES),
-                        ("shape", _SHAPES)):
+    for word, kinds in (
+        ("number", _NUMBERS),
+        ("float", _FLOATS),
+        ("text", _TEXTS),
+        ("bytes", _BYTES),
+        ("shape", _SHAPES),
+    ):
         if of.kind in kinds:
             return word
     return of.kind

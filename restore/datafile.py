@@ -77,11 +77,11 @@ class _Reader:
                 break
             searched = max(searched, len(self._buffer) - 1)
             self._fill()
-        with memoryview(self._buffer) as whole, whole[:found + 1] as taken, whole[:found] as text:
+        with memoryview(self._buffer) as whole, whole[: found + 1] as taken, whole[:found] as text:
             self._hash.update(taken)
             yield Statement(kind, text, self._offset + found + 1, self._hash.hexdigest())
         self._offset += found + 1
-        del self._buffer[:found + 1]
+        del self._buffer[: found + 1]
 
     def _judge(self) -> tuple[Kind, int]:
         """What the statement does, and where its names are over."""
@@ -109,5 +109,7 @@ class _Reader:
         del self._buffer[:size]
 
     def _wrong(self, what: str) -> StreamError:
-        return StreamError(f"a file of rows {what}, at byte {self._offset}",
-                           hint="restore from another copy or another backup; `backupd verify` looks at all of them")
+        return StreamError(
+            f"a file of rows {what}, at byte {self._offset}",
+            hint="restore from another copy or another backup; `backupd verify` looks at all of them",
+        )

@@ -22,8 +22,9 @@ RESTORED_ONLY = "the restored one has, the live table has not: "
 _SHOWN = 300
 
 
-def definition_differs(staged: TableDefinition, live: TableDefinition, restored: TableDefinition | None = None, *,
-                       triggers: bool = True) -> tuple[str, ...]:
+def definition_differs(
+    staged: TableDefinition, live: TableDefinition, restored: TableDefinition | None = None, *, triggers: bool = True
+) -> tuple[str, ...]:
     """``staged``: as the server prints it now; ``restored``: as the backup has it, with what a staged table lacks;
     None: that is not compared, and without ``triggers`` these are not. Columns that only one of both has are not told.
     Raises ValueError for text that no server prints.
@@ -42,7 +43,7 @@ def definition_differs(staged: TableDefinition, live: TableDefinition, restored:
 def _sequence(definition: TableDefinition) -> str:
     found = list(tokens(definition.create))
     if definition.is_sequence:
-        return "a sequence " + _line(definition.create[found[2].end:])
+        return "a sequence " + _line(definition.create[found[2].end :])
     return "a table"
 
 
@@ -52,8 +53,10 @@ def _columns(staged: TableDefinition, live: TableDefinition) -> Iterator[str]:
     for name in both:
         one, other = ours[name], theirs[name]
         if one.rest != other.rest:
-            yield (f"column {quote_name(one.name)} was {_line(f'{one.type} {one.rest}')}, "
-                   f"now {_line(f'{other.type} {other.rest}')}")
+            yield (
+                f"column {quote_name(one.name)} was {_line(f'{one.type} {one.rest}')}, "
+                f"now {_line(f'{other.type} {other.rest}')}"
+            )
     if both != [name for name in theirs if name in ours]:
         yield "the columns stand in another order"
 
@@ -64,16 +67,20 @@ def _keys(definition: TableDefinition) -> Iterator[str]:
         words = list(tokens(item))
         if words[0].kind == "name" or [word.word for word in words[2:4]] == ["FOREIGN", "KEY"]:
             continue
-        yield item[words[2].start:] if words[0].word == "CONSTRAINT" else item
+        yield item[words[2].start :] if words[0].word == "CONSTRAINT" else item
 
 
 def _foreign_key(key: ForeignKey) -> str:
     """Without its name; a parent in the same schema without that."""
     parent = quote_name(key.parent.table) if key.parent.schema == key.child.schema else str(key.parent)
-    columns, others = (", ".join(quote_name(name.lower()) for name in names)
-                       for names in (key.columns, key.parent_columns))
-    rules = "".join(f" ON {change} {rule}" for change, rule in (("DELETE", key.on_delete), ("UPDATE", key.on_update))
-                    if rule not in NO_ACTION)
+    columns, others = (
+        ", ".join(quote_name(name.lower()) for name in names) for names in (key.columns, key.parent_columns)
+    )
+    rules = "".join(
+        f" ON {change} {rule}"
+        for change, rule in (("DELETE", key.on_delete), ("UPDATE", key.on_update))
+        if rule not in NO_ACTION
+    )
     return f"FOREIGN KEY ({columns}) REFERENCES {parent} ({others}){rules}"
 
 
@@ -103,15 +110,21 @@ def _options_of(text: str) -> Mapping[str, str]:
     at = 0
     while at < len(words):
         word = words[at]
-        if [one.word for one in words[at:at + 2]] == ["PARTITION", "BY"]:
-            found["PARTITION BY"] = " ".join(one.text for one in words[at + 2:])
+        if [one.word for one in words[at : at + 2]] == ["PARTITION", "BY"]:
+            found["PARTITION BY"] = " ".join(one.text for one in words[at + 2 :])
             break
-        equals = next((place for place in (at + 1, at + 2) if place < len(words) and words[place].text == "="
-                       and words[place].kind == "mark"), 0)
+        equals = next(
+            (
+                place
+                for place in (at + 1, at + 2)
+                if place < len(words) and words[place].text == "=" and words[place].kind == "mark"
+            ),
+            0,
+        )
         two = equals == at + 2 and word.word in ("DEFAULT", "DATA", "INDEX")
         if equals == at + 1 or two:
-            found[f"{word.word} {words[at + 1].word}" if two else word.word or word.text] = _value(words[equals + 1:])
-            at = equals + 1 + _length(words[equals + 1:])
+            found[f"{word.word} {words[at + 1].word}" if two else word.word or word.text] = _value(words[equals + 1 :])
+            at = equals + 1 + _length(words[equals + 1 :])
         else:
             found[word.text] = ""
             at += 1
@@ -120,7 +133,7 @@ def _options_of(text: str) -> Mapping[str, str]:
 
 
 def _value(words: Sequence[Token]) -> str:
-    return " ".join(word.text for word in words[:_length(words)])
+    return " ".join(word.text for word in words[: _length(words)])
 
 
 def _length(words: Sequence[Token]) -> int:
@@ -144,8 +157,10 @@ def _triggers(restored: str, live: str) -> Iterator[str]:
         elif _without_table(trigger.statement) != _without_table(other.statement):
             yield f"trigger {quote_name(name)} was {_line(trigger.statement)}, now {_line(other.statement)}"
         elif trigger.setting != other.setting:
-            yield (f"trigger {quote_name(name)} was made with {_line(trigger.setting.removeprefix('SET '))}, "
-                   f"now {_line(other.setting.removeprefix('SET '))}")
+            yield (
+                f"trigger {quote_name(name)} was made with {_line(trigger.setting.removeprefix('SET '))}, "
+                f"now {_line(other.setting.removeprefix('SET '))}"
+            )
 
 
 def _without_table(statement: str) -> str:

@@ -87,12 +87,16 @@ class TableDifference:
     @property
     def same(self) -> bool:
         """Are rows and definitions?"""
-        return (self.comparable and not (self.missing or self.added or self.changed)
-                and not (self.columns_differ or self.definition_differs))
+        return (
+            self.comparable
+            and not (self.missing or self.added or self.changed)
+            and not (self.columns_differ or self.definition_differs)
+        )
 
 
-def difference(connection: Connection, pairs: Sequence[Pair], *, sample: int = SAMPLE,
-               cancel: Event | None = None) -> tuple[TableDifference, ...]:
+def difference(
+    connection: Connection, pairs: Sequence[Pair], *, sample: int = SAMPLE, cancel: Event | None = None
+) -> tuple[TableDifference, ...]:
     """One for each of ``pairs``, with at most ``sample`` keys of each sort. What cannot be compared does not keep the
     others from being compared.
 
@@ -105,8 +109,13 @@ def difference(connection: Connection, pairs: Sequence[Pair], *, sample: int = S
         try:
             with _cancelling(session, cancel):
                 session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-                return tuple(replace(_tell(session, pair, shelf, sample, cancel),
-                                     definition_differs=tuple(_definitions(pair, shelf, defined))) for pair in pairs)
+                return tuple(
+                    replace(
+                        _tell(session, pair, shelf, sample, cancel),
+                        definition_differs=tuple(_definitions(pair, shelf, defined)),
+                    )
+                    for pair in pairs
+                )
         except ServerError as error:
             if cancel is not None and cancel.is_set():
                 raise CancelledError("the comparison was cancelled") from error
@@ -155,8 +164,13 @@ def _compare(session: Session, pair: Pair, sample: int) -> TableDifference:
         return TableDifference(pair.live, comparable=False, why_not=f"there is no table {gone.shown}")
     common = Common.of(staged, live)
     if not common.pairs:
-        return TableDifference(pair.live, comparable=False, why_not="the two tables have no column in common",
-                               columns_differ=common.differ, remarks=common.remarks)
+        return TableDifference(
+            pair.live,
+            comparable=False,
+            why_not="the two tables have no column in common",
+            columns_differ=common.differ,
+            remarks=common.remarks,
+        )
     return _by_key(session, pair, common, sample) if common.key else _by_rows(session, pair, common)
 
 
@@ -167,15 +181,18 @@ def _by_key(session: Session, pair: Pair, common: Common, sample: int) -> TableD
     # A key is never NULL, so a NULL there means that no row was found.
     no_live, no_staged = f"{live_key[0]} IS NULL", f"{staged_key[0]} IS NULL"
     # The statistics of a table that was loaded just now may say that it is empty.
-    staged_index, live_index = (f"FORCE INDEX ({quote_name(name)})"
-                                for name in (common.staged_index, common.live_index))
+    staged_index, live_index = (
+        f"FORCE INDEX ({quote_name(name)})" for name in (common.staged_index, common.live_index)
+    )
     from_staged, from_live = same_key(common.key, driving="s"), same_key(common.key, driving="l")
     rows, missing, changed = session.query(
-        _BOTH.format(absent=no_live, same=same, staged=pair.staged, live=pair.live, live_index=live_index,
-                     join=from_staged))[0]
+        _BOTH.format(
+            absent=no_live, same=same, staged=pair.staged, live=pair.live, live_index=live_index, join=from_staged
+        )
+    )[0]
     live_rows, added = session.query(
-        _ADDED.format(absent=no_staged, staged=pair.staged, live=pair.live, staged_index=staged_index,
-                      join=from_live))[0]
+        _ADDED.format(absent=no_staged, staged=pair.staged, live=pair.live, staged_index=staged_index, join=from_live)
+    )[0]
 
     def keys(count: int, columns: Sequence[str], where: str, *, driving: str) -> tuple[tuple[Any, ...], ...]:
         if not count or not sample:
@@ -183,25 +200,48 @@ def _by_key(session: Session, pair: Pair, common: Common, sample: int) -> TableD
         one, other, join = f"{pair.staged} s", f"{pair.live} l {live_index}", from_staged
         if driving == "l":
             one, other, join = f"{pair.live} l", f"{pair.staged} s {staged_index}", from_live
-        return tuple(session.query(_SAMPLE.format(columns=", ".join(columns), one=one, other=other, join=join,
-                                                  where=where, limit=sample)))
+        return tuple(
+            session.query(
+                _SAMPLE.format(columns=", ".join(columns), one=one, other=other, join=join, where=where, limit=sample)
+            )
+        )
 
     return TableDifference(
-        pair.live, staged_rows=int(rows), live_rows=int(live_rows), missing=int(missing), added=int(added),
-        changed=int(changed), columns_differ=common.differ, remarks=common.remarks,
-        keys=Keys(columns=tuple(field.name for field, _ in common.key),
-                  missing=keys(int(missing), staged_key, no_live, driving="s"),
-                  added=keys(int(added), live_key, no_staged, driving="l"),
-                  changed=keys(int(changed), staged_key, f"NOT ({no_live}) AND NOT ({same})", driving="s")))
+        pair.live,
+        staged_rows=int(rows),
+        live_rows=int(live_rows),
+        missing=int(missing),
+        added=int(added),
+        changed=int(changed),
+        columns_differ=common.differ,
+        remarks=common.remarks,
+        keys=Keys(
+            columns=tuple(field.name for field, _ in common.key),
+            missing=keys(int(missing), staged_key, no_live, driving="s"),
+            added=keys(int(added), live_key, no_staged, driving="l"),
+            changed=keys(int(changed), staged_key, f"NOT ({no_live}) AND NOT ({same})", driving="s"),
+        ),
+    )
 
 
 def _by_rows(session: Session, pair: Pair, common: Common) -> TableDifference:
-    rows, live_rows, missing, added = session.query(_WHOLE.format(
-        staged=pair.staged, live=pair.live,
-        staged_row=_row([one.digest("s", other) for one, other in common.pairs]),
-        live_row=_row([other.digest("l", one) for one, other in common.pairs])))[0]
-    return TableDifference(pair.live, staged_rows=int(rows), live_rows=int(live_rows), missing=int(missing),
-                           added=int(added), columns_differ=common.differ, remarks=common.remarks)
+    rows, live_rows, missing, added = session.query(
+        _WHOLE.format(
+            staged=pair.staged,
+            live=pair.live,
+            staged_row=_row([one.digest("s", other) for one, other in common.pairs]),
+            live_row=_row([other.digest("l", one) for one, other in common.pairs]),
+        )
+    )[0]
+    return TableDifference(
+        pair.live,
+        staged_rows=int(rows),
+        live_rows=int(live_rows),
+        missing=int(missing),
+        added=int(added),
+        columns_differ=common.differ,
+        remarks=common.remarks,
+    )
 
 
 def _row(digests: Sequence[str]) -> str:
@@ -210,11 +250,19 @@ def _row(digests: Sequence[str]) -> str:
 
 def _prepare(session: Session) -> None:
     """Long reads that disturb nobody, and see every stored value as it is."""
-    limit = next((name for name in ("max_statement_time", "max_execution_time")  # neither before MySQL 5.7.8
-                  if session.query("SHOW VARIABLES LIKE %s", name)), "")
+    limit = next(
+        (
+            name
+            for name in ("max_statement_time", "max_execution_time")  # neither before MySQL 5.7.8
+            if session.query("SHOW VARIABLES LIKE %s", name)
+        ),
+        "",
+    )
     session.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    session.execute("SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION lock_wait_timeout = 5"
-                    + (f", SESSION {limit} = 0" if limit else ""))
+    session.execute(
+        "SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION lock_wait_timeout = 5"
+        + (f", SESSION {limit} = 0" if limit else "")
+    )
 
 
 @contextmanager

@@ -84,8 +84,16 @@ def execute(
     ToolError; what was fetched is kept for the next attempt.
     """
     with contextlib.ExitStack() as held:
-        work = _Restore(spec, destinations, unsealer, report=report, cancel=cancel, on_phase=on_phase,
-                        archives=destinations if archives is None else archives, gate=gate)
+        work = _Restore(
+            spec,
+            destinations,
+            unsealer,
+            report=report,
+            cancel=cancel,
+            on_phase=on_phase,
+            archives=destinations if archives is None else archives,
+            gate=gate,
+        )
         return work.run(held, clock)
 
 
@@ -169,9 +177,7 @@ class _Restore:
             self._warnings.append("the server was up already; what the interrupted attempt found in its checks is lost")
         if self._spec.start and programs.server is not None:
             with starting():
-                outcome = (
-                    replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
-                )
+                outcome = replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
         self._state = replace(self._state, stage="finished")
         write_marker(site.datadir, self._state)
         return replace(outcome, phases=_in_order(self._state.phases))
@@ -223,9 +229,15 @@ class _Restore:
 
     def _config(self, program: str, folder: Path) -> ServerConfig:
         return server_config(
-            program, self._site.datadir, folder, self._state.options, account=self._account,
-            store=self._site.final_store, memory=min(self._spec.memory_cap, SERVER_MEMORY),
-            key_files=self._spec.key_files)
+            program,
+            self._site.datadir,
+            folder,
+            self._state.options,
+            account=self._account,
+            store=self._site.final_store,
+            memory=min(self._spec.memory_cap, SERVER_MEMORY),
+            key_files=self._spec.key_files,
+        )
 
     def _resume(self) -> bool:
         """Take up what an earlier attempt left. True when it was already put in place."""
@@ -275,17 +287,26 @@ class _Restore:
         logs, work = None, None
         if spec.replay is not None and self._state.stage != "replayed":
             work = Replaying(
-                spec.server, spec.replay, self._archives, self._unsealer,
-                memory=min(spec.memory_cap, SERVER_MEMORY), workers=spec.workers,
-                means=Means(spec.programs, spec.templates), watch=self._watch,
-                report=self._report, cancel=self._cancel)
+                spec.server,
+                spec.replay,
+                self._archives,
+                self._unsealer,
+                memory=min(spec.memory_cap, SERVER_MEMORY),
+                workers=spec.workers,
+                means=Means(spec.programs, spec.templates),
+                watch=self._watch,
+                report=self._report,
+                cancel=self._cancel,
+            )
             if self._gate.is_open(LOGS):  # the dearest failures come first
                 logs = self._logs(work)
         if self._state.stage == "replaying":
             _await_free(site.folder, seconds=_DYING)
             shutil.rmtree(site.folder / "replay", ignore_errors=True)
-            self._warnings.append("an earlier attempt was interrupted while it replayed binary logs: its copy was made "
-                                  "anew, since nothing may be applied twice")
+            self._warnings.append(
+                "an earlier attempt was interrupted while it replayed binary logs: its copy was made "
+                "anew, since nothing may be applied twice"
+            )
             self._remember(replace(self._state, stage="fetching"))
         if self._state.stage == "fetching":
             self._build(chain, programs, clock)
@@ -293,16 +314,30 @@ class _Restore:
             self._roll_forward(work, logs or self._logs(work), chain, programs)
 
     def _logs(self, work: Replaying) -> Logs:
-        return through(self._gate, LOGS, lambda: work.logs(self._site.folder / "binlogs"), self._report,
-                       self._cancel.is_set if self._cancel else lambda: False)
+        return through(
+            self._gate,
+            LOGS,
+            lambda: work.logs(self._site.folder / "binlogs"),
+            self._report,
+            self._cancel.is_set if self._cancel else lambda: False,
+        )
 
     def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], programs: Programs) -> None:
         site, state = self._site, self._state
         self._remember(replace(state, stage="replaying"))
         rolled = roll_staged(
-            work, site, logs, chain=chain, programs=programs, account=worker_account(), options=state.options,
-            place=state.place, run_folder=look_folder(state.restore_id), size=_data_bytes(chain),
-            key_files=self._spec.key_files)
+            work,
+            site,
+            logs,
+            chain=chain,
+            programs=programs,
+            account=worker_account(),
+            options=state.options,
+            place=state.place,
+            run_folder=look_folder(state.restore_id),
+            size=_data_bytes(chain),
+            key_files=self._spec.key_files,
+        )
         shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
         sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))

@@ -88,8 +88,16 @@ def fetch(
     ArchivedError when they have to be thawed first; DestinationError when they could not be read for other reasons;
     KeyUnusableError, ToolError, CancelledError.
     """
-    job = _Job(header, body, folder, destinations=destinations, unsealer=unsealer, report=report, cancelled=cancelled,
-               whole=whole or body)
+    job = _Job(
+        header,
+        body,
+        folder,
+        destinations=destinations,
+        unsealer=unsealer,
+        report=report,
+        cancelled=cancelled,
+        whole=whole or body,
+    )
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="fetch") as pool:
         for future in [pool.submit(job.work) for _ in range(workers)]:
             future.result()

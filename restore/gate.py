@@ -52,8 +52,15 @@ class NoGate:
 NO_GATE = NoGate()
 
 
-def through(gate: Gate, part: str, read: Callable[[], T], report: Report, cancelled: Callable[[], bool], *,
-            waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> T:
+def through(
+    gate: Gate,
+    part: str,
+    read: Callable[[], T],
+    report: Report,
+    cancelled: Callable[[], bool],
+    *,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> T:
     """What ``read`` gives, once the part can be read; again when a thawed copy went away meanwhile. ``read`` goes on
     where it stopped. ``waiting`` is entered while nothing but the gate is waited for."""
     for _ in range(_TRIES):

@@ -30,34 +30,46 @@ def refuse_old(session: Session, server: str) -> None:
         raise RefusedError(
             f"{server} is {dialect.flavour} {dialect.version}: tables are put into {_FIRST} and later only",
             hint="write them as SQL files (--sql FOLDER), which the server's own client loads; or restore a whole "
-                 "backup beside it (--to backup:ID --datadir FOLDER)")
+            "backup beside it (--to backup:ID --datadir FOLDER)",
+        )
 
 
 def refuse_unfit(shelf: Shelf, targets: Sequence[TableName]) -> None:
     """Raises RefusedError for names that no table can get: of the server's own schemas, and of views."""
     if system := [name.shown for name in targets if name.schema.lower() in SYSTEM_SCHEMAS]:
-        raise RefusedError(f"tables of the server itself are not replaced: {', '.join(system)}",
-                           hint="restore the whole server, or these tables under other names (--as)")
+        raise RefusedError(
+            f"tables of the server itself are not replaced: {', '.join(system)}",
+            hint="restore the whole server, or these tables under other names (--as)",
+        )
     if views := [name.shown for name in targets if "VIEW" in shelf.kind(name).upper()]:
-        raise RefusedError(f"there are views of these names: {', '.join(views)}",
-                           hint="drop or rename them, or choose other names for the tables (--as)")
+        raise RefusedError(
+            f"there are views of these names: {', '.join(views)}",
+            hint="drop or rename them, or choose other names for the tables (--as)",
+        )
 
 
 def remarks_on(session: Session, server: str) -> Iterator[str]:
     """Why writing to this server may not be what is wanted. Raises ServerError."""
     if str(session.scalar("SELECT @@GLOBAL.read_only")).upper() not in ("0", "OFF"):
-        yield (f"{server} is read_only, and this account may write there all the same: what is restored becomes "
-               "transactions of its own that its source does not have")
+        yield (
+            f"{server} is read_only, and this account may write there all the same: what is restored becomes "
+            "transactions of its own that its source does not have"
+        )
     try:
         status = session.records(read_dialect(session).replica_status)
     except ServerError as error:
         if not is_denied(error):
             raise
         return
-    if any(str(row.get(name)) in ("Yes", "Connecting") for row in status for name in (
-            "Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running")):
-        yield (f"{server} replicates from another server: what is restored becomes transactions of its own that its "
-               "source does not have, and later changes from there may not fit to it")
+    if any(
+        str(row.get(name)) in ("Yes", "Connecting")
+        for row in status
+        for name in ("Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running")
+    ):
+        yield (
+            f"{server} replicates from another server: what is restored becomes transactions of its own that its "
+            "source does not have, and later changes from there may not fit to it"
+        )
 
 
 def unknown_to(session: Session, definitions: Iterable[TableDefinition]) -> Mapping[TableName, str]:
@@ -67,15 +79,19 @@ def unknown_to(session: Session, definitions: Iterable[TableDefinition]) -> Mapp
     found = {}
     for definition in definitions:
         if definition.engine and definition.engine.upper() not in engines:
-            found[definition.name] = (f"the server has no engine {definition.engine}: install its plugin, or write the "
-                                      "table as SQL files (--sql)")
+            found[definition.name] = (
+                f"the server has no engine {definition.engine}: install its plugin, or write the "
+                "table as SQL files (--sql)"
+            )
             continue
         for collation in _collations(definition.create):
             if collation not in known:
                 known[collation] = _knows(session, collation)
             if not known[collation]:
-                found[definition.name] = (f"the server does not know the collation {collation}: restore the table into "
-                                          "a server that does, or write it as SQL files (--sql) and change them")
+                found[definition.name] = (
+                    f"the server does not know the collation {collation}: restore the table into "
+                    "a server that does, or write it as SQL files (--sql) and change them"
+                )
                 break
     return found
 

@@ -47,8 +47,19 @@ from restore.lockholders import lock_holders
 from restore.shelf import Shelf
 from restore.swap import LostError, Place, Swap, prepare
 
-__all__ = ["Goal", "HandedOver", "LostError", "Patience", "Pending", "Saved", "Triggers", "hand_over", "pending",
-           "settle", "told"]
+__all__ = [
+    "Goal",
+    "HandedOver",
+    "LostError",
+    "Patience",
+    "Pending",
+    "Saved",
+    "Triggers",
+    "hand_over",
+    "pending",
+    "settle",
+    "told",
+]
 
 PHASE = "hand over"
 _AGAIN = frozenset({1205, 1213, 1146})
@@ -59,9 +70,18 @@ _LAST = 3
 _Done = TypeVar("_Done")
 
 
-def hand_over(connection: Connection, goals: Sequence[Goal], *, replace: bool, aside: str, report: Report = silent,
-              triggers: Triggers = Triggers.BACKUP, collations: Mapping[str, str] | None = None,
-              patience: Patience | None = None, cancel: Event | None = None) -> HandedOver:
+def hand_over(
+    connection: Connection,
+    goals: Sequence[Goal],
+    *,
+    replace: bool,
+    aside: str,
+    report: Report = silent,
+    triggers: Triggers = Triggers.BACKUP,
+    collations: Mapping[str, str] | None = None,
+    patience: Patience | None = None,
+    cancel: Event | None = None,
+) -> HandedOver:
     """Give every goal's staged table its target's name; all of them or none.
 
     ``replace``: tables that have these names may be renamed aside, to ``<name><aside>`` (shortened where that is too
@@ -91,8 +111,14 @@ def hand_over(connection: Connection, goals: Sequence[Goal], *, replace: bool, a
         return work.hand_over(key, plan_it, {goal.target: shape(goal.target, goal.live) for goal in goals if goal.live})
 
 
-def settle(connection: Connection, staging: str, *, report: Report = silent, patience: Patience | None = None,
-           cancel: Event | None = None) -> HandedOver | None:
+def settle(
+    connection: Connection,
+    staging: str,
+    *,
+    report: Report = silent,
+    patience: Patience | None = None,
+    cancel: Event | None = None,
+) -> HandedOver | None:
     """What an interrupted call left of a hand-over out of the schema ``staging``: finished where the tables had changed
     places, and then its result; else taken back and forgotten, and None, as where there is nothing.
 
@@ -122,8 +148,15 @@ def told(connection: Connection, staging: str) -> HandedOver | None:
 
 
 class _Work:
-    def __init__(self, connection: Connection, session: Session, staging: str, patience: Patience, report: Report,
-                 cancel: Event | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        staging: str,
+        patience: Patience,
+        report: Report,
+        cancel: Event | None,
+    ) -> None:
         self._connection = connection
         self._session = session
         self.journal = Journal(session, staging)
@@ -154,9 +187,14 @@ class _Work:
                     return self._finish(entry.key, swap, attempts)
             except LostError as error:
                 lost = error
-            self._persist(swap, swap.undo, "the hand-over could be neither finished nor taken back",
-                          "each name still means the old table, but it may lack triggers and foreign keys: end the "
-                          "transactions that use it, then repeat the command", attempts)
+            self._persist(
+                swap,
+                swap.undo,
+                "the hand-over could be neither finished nor taken back",
+                "each name still means the old table, but it may lack triggers and foreign keys: end the "
+                "transactions that use it, then repeat the command",
+                attempts,
+            )
             self.journal.forget(entry.key)
             self._step(f"what had begun was taken back: {_AS_IT_WAS}")
             if lost is not None:
@@ -203,14 +241,19 @@ class _Work:
         if self._cancel is not None and self._cancel.is_set():
             raise CancelledError(f"the hand-over was cancelled; {_AS_IT_WAS}")
         raise BusyError(
-            f"the locks for {names} could not be had in {self._patience.attempts} attempts; {_AS_IT_WAS}", detail=held,
-            hint="end the transactions that use these tables, or try again later: what was loaded is still there")
+            f"the locks for {names} could not be had in {self._patience.attempts} attempts; {_AS_IT_WAS}",
+            detail=held,
+            hint="end the transactions that use these tables, or try again later: what was loaded is still there",
+        )
 
     def _finish(self, key: str, swap: Swap, attempts: int | None = None) -> HandedOver:
         problems = self._persist(
-            swap, swap.complete,
+            swap,
+            swap.complete,
             "the new tables are in their places, but not all of their foreign keys and triggers are",
-            "repeat the command, which finishes that", attempts)
+            "repeat the command, which finishes that",
+            attempts,
+        )
         result = self._result(swap.plan, problems)
         self.journal.finish(key, result)
         return result
@@ -268,9 +311,12 @@ class _Work:
         found = list(self._orphans(plan))
         return HandedOver(
             tables=tuple((move.target, move.aside) for move in plan.moves),
-            warnings=(*plan.warnings, *problems, *found), orphans=tuple(found),
-            saved=tuple(Saved(move.target, move.aside, move.saved) for move in plan.moves
-                        if move.aside and move.saved.strip()))
+            warnings=(*plan.warnings, *problems, *found),
+            orphans=tuple(found),
+            saved=tuple(
+                Saved(move.target, move.aside, move.saved) for move in plan.moves if move.aside and move.saved.strip()
+            ),
+        )
 
     def _orphans(self, plan: Plan) -> Iterator[str]:
         """Looked for among the keys that are there: a missing one is told already."""
@@ -287,20 +333,24 @@ class _Work:
             lost = orphans(self._session, key)
         except ServerError as error:
             self._session.ping()
-            return (f"rows of {key.child.shown} without parents in {key.parent.shown} were not looked for: "
-                    f"{error.detail}")
+            return (
+                f"rows of {key.child.shown} without parents in {key.parent.shown} were not looked for: {error.detail}"
+            )
         if not lost.rows:
             return ""
         sample = ", ".join(str(one[0] if len(one) == 1 else one) for one in lost.sample)
         why = "which is not there" if lost.missing else "which does not have those"
-        return (f"{lost.rows} rows of {key.child.shown} ({', '.join(key.columns)}: {sample}"
-                f"{', ...' if lost.rows > len(lost.sample) else ''}) reference rows of {key.parent.shown}, {why}: "
-                f"foreign key {key.name}")
+        return (
+            f"{lost.rows} rows of {key.child.shown} ({', '.join(key.columns)}: {sample}"
+            f"{', ...' if lost.rows > len(lost.sample) else ''}) reference rows of {key.parent.shown}, {why}: "
+            f"foreign key {key.name}"
+        )
 
 
 @contextmanager
-def _working(connection: Connection, staging: str, patience: Patience | None, report: Report, cancel: Event | None
-             ) -> Iterator[_Work]:
+def _working(
+    connection: Connection, staging: str, patience: Patience | None, report: Report, cancel: Event | None
+) -> Iterator[_Work]:
     """Nobody else hands over out of ``staging`` meanwhile. Whatever interrupts it (a signal), is settled before that
     goes on, with a note of how."""
     patience = patience or Patience()
@@ -342,25 +392,33 @@ def _refuse_changed(plan: Plan, seen: dict[TableName, str]) -> None:
             raise RefusedError(
                 f"{move.target.shown} was changed meanwhile, compare again: {_AS_IT_WAS}",
                 detail=f"its definition now:\n{move.shape}" if move.shape else "it is not there any more",
-                hint="repeat the command; it compares with the table as it is now")
+                hint="repeat the command; it compares with the table as it is now",
+            )
 
 
 def _renames_locked(session: Session) -> bool:
     """Does the server rename tables that the same session has locked? MySQL does from 8.0.13 on, MariaDB does not."""
     version, comment = session.query("SELECT @@GLOBAL.version, @@GLOBAL.version_comment")[0]
-    return (flavour_of(str(version), str(comment)) is not Flavour.MARIADB
-            and Version.parse(str(version)) >= Version(8, 0, 13))
+    return flavour_of(str(version), str(comment)) is not Flavour.MARIADB and Version.parse(str(version)) >= Version(
+        8, 0, 13
+    )
 
 
 def _make_schemas(session: Session, plan: Plan, collations: Mapping[str, str]) -> None:
-    present = {str(name): str(collation) for name, collation in session.query(
-        "SELECT SCHEMA_NAME, DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA")}
+    present = {
+        str(name): str(collation)
+        for name, collation in session.query(
+            "SELECT SCHEMA_NAME, DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA"
+        )
+    }
     for move in plan.moves:
         schema = move.target.schema
         if schema not in present and (not plan.folded or schema.lower() not in present):
             collation = collations.get(schema) or present[move.staged.schema]
             if not collation.replace("_", "").isalnum():
                 raise RefusedError(f"{collation!r} is no collation")
-            session.execute(f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} "
-                            f"CHARACTER SET {collation.partition('_')[0]} COLLATE {collation}")
+            session.execute(
+                f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} "
+                f"CHARACTER SET {collation.partition('_')[0]} COLLATE {collation}"
+            )
             present[schema] = collation

@@ -77,15 +77,22 @@ class HandedOver:
     orphans: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"tables": [[str(table), str(aside) if aside else None] for table, aside in self.tables],
-                "warnings": list(self.warnings), "orphans": list(self.orphans),
-                "saved": [[str(one.table), str(one.aside), one.script] for one in self.saved]}
+        return {
+            "tables": [[str(table), str(aside) if aside else None] for table, aside in self.tables],
+            "warnings": list(self.warnings),
+            "orphans": list(self.orphans),
+            "saved": [[str(one.table), str(one.aside), one.script] for one in self.saved],
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HandedOver:
         return cls(
-            tables=tuple((TableName.parse(table), TableName.parse(aside) if aside else None)
-                         for table, aside in data["tables"]),
-            warnings=tuple(data["warnings"]), orphans=tuple(data["orphans"]),
-            saved=tuple(Saved(TableName.parse(table), TableName.parse(aside), script)
-                        for table, aside, script in data["saved"]))
+            tables=tuple(
+                (TableName.parse(table), TableName.parse(aside) if aside else None) for table, aside in data["tables"]
+            ),
+            warnings=tuple(data["warnings"]),
+            orphans=tuple(data["orphans"]),
+            saved=tuple(
+                Saved(TableName.parse(table), TableName.parse(aside), script) for table, aside, script in data["saved"]
+            ),
+        )

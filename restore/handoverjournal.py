@@ -41,8 +41,10 @@ class Journal:
 
     def create(self) -> None:
         """If it is not there. Raises ServerError."""
-        self._session.execute(f"CREATE TABLE IF NOT EXISTS {self._table} (id CHAR(64) CHARACTER SET ascii PRIMARY KEY, "
-                              f"plan LONGTEXT NOT NULL, result LONGTEXT) CHARACTER SET utf8mb4 ENGINE = InnoDB")
+        self._session.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._table} (id CHAR(64) CHARACTER SET ascii PRIMARY KEY, "
+            f"plan LONGTEXT NOT NULL, result LONGTEXT) CHARACTER SET utf8mb4 ENGINE = InnoDB"
+        )
 
     def entries(self) -> tuple[Entry, ...]:
         """Raises ServerError."""
@@ -50,7 +52,8 @@ class Journal:
             return ()
         return tuple(
             Entry(str(key), Plan.from_text(plan), HandedOver.from_json(json.loads(result)) if result else None)
-            for key, plan, result in self._session.query(_READ.format(table=self._table)))
+            for key, plan, result in self._session.query(_READ.format(table=self._table))
+        )
 
     def begin(self, key: str, plan: Plan) -> None:
         """Raises ServerError."""

@@ -43,8 +43,10 @@ class Move:
     @property
     def saved(self) -> str:
         """A script that gives the table which is renamed aside, back under its name, what it loses."""
-        lines = [f"ALTER TABLE {quote_name(self.target.table)} ADD {text};"
-                 for text in (*(key.clause for key in self.old_keys), *(text for _, text in self.old_checks))]
+        lines = [
+            f"ALTER TABLE {quote_name(self.target.table)} ADD {text};"
+            for text in (*(key.clause for key in self.old_keys), *(text for _, text in self.old_checks))
+        ]
         return "\n".join([*lines, *([self.old_triggers] if self.old_triggers else [])])
 
 
@@ -89,23 +91,39 @@ class Plan:
     def forward(self, *, swapped: bool, triggers: bool) -> tuple[Wanted, ...]:
         """The new tables have everything, the old ones nothing. ``triggers``: can they be made where the tables are?"""
         now = self.now(swapped=swapped)
-        old = [Wanted(move.aside if swapped else move.target, triggers=()) for move in self.moves
-               if move.aside and move.readable]
-        new = [Wanted(now(move.target), pointed(move.keys, now), triggers=move.triggers if triggers else None)
-               for move in self.moves]
+        old = [
+            Wanted(move.aside if swapped else move.target, triggers=())
+            for move in self.moves
+            if move.aside and move.readable
+        ]
+        new = [
+            Wanted(now(move.target), pointed(move.keys, now), triggers=move.triggers if triggers else None)
+            for move in self.moves
+        ]
         return (*old, *new, *self._others(now))
 
     def back(self) -> tuple[Wanted, ...]:
         """Everything as it was, before the tables changed places; what others gave the live tables since, stays."""
         new = [Wanted(move.waiting, triggers=()) for move in self.moves]
-        old = [Wanted(move.target, move.old_keys, frozenset(key.name.lower() for key in move.old_keys),
-                      parse_triggers(move.old_triggers), exact=False)
-               for move in self.moves if move.aside and move.readable]
+        old = [
+            Wanted(
+                move.target,
+                move.old_keys,
+                frozenset(key.name.lower() for key in move.old_keys),
+                parse_triggers(move.old_triggers),
+                exact=False,
+            )
+            for move in self.moves
+            if move.aside and move.readable
+        ]
         return (*new, *old, *self._others(lambda name: name))
 
     def _others(self, place: Callable[[TableName], TableName]) -> list[Wanted]:
-        return [Wanted(child, pointed(keys, place), frozenset(key.name.lower() for key in keys))
-                for child in self.referencing if (keys := [key for key in self.children if key.child == child])]
+        return [
+            Wanted(child, pointed(keys, place), frozenset(key.name.lower() for key in keys))
+            for child in self.referencing
+            if (keys := [key for key in self.children if key.child == child])
+        ]
 
     @property
     def rename(self) -> str:
@@ -115,32 +133,60 @@ class Plan:
         return f"RENAME TABLE {', '.join(pairs)}"
 
     def as_text(self) -> str:
-        return json.dumps({
-            "moves": [{"staged": _name(move.staged), "waiting": _name(move.waiting), "target": _name(move.target),
-                       "aside": _name(move.aside) if move.aside else None, "keys": [_key(key) for key in move.keys],
-                       "triggers": [[one.name, one.statement, one.setting] for one in move.triggers],
-                       "old_keys": [_key(key) for key in move.old_keys], "old_triggers": move.old_triggers,
-                       "readable": move.readable, "shape": move.shape, "columns": move.columns,
-                       "old_checks": [list(check) for check in move.old_checks],
-                       "new_checks": [list(check) for check in move.new_checks]} for move in self.moves],
-            "children": [_key(key) for key in self.children], "warnings": list(self.warnings), "folded": self.folded,
-            "touched": self.touched})
+        return json.dumps(
+            {
+                "moves": [
+                    {
+                        "staged": _name(move.staged),
+                        "waiting": _name(move.waiting),
+                        "target": _name(move.target),
+                        "aside": _name(move.aside) if move.aside else None,
+                        "keys": [_key(key) for key in move.keys],
+                        "triggers": [[one.name, one.statement, one.setting] for one in move.triggers],
+                        "old_keys": [_key(key) for key in move.old_keys],
+                        "old_triggers": move.old_triggers,
+                        "readable": move.readable,
+                        "shape": move.shape,
+                        "columns": move.columns,
+                        "old_checks": [list(check) for check in move.old_checks],
+                        "new_checks": [list(check) for check in move.new_checks],
+                    }
+                    for move in self.moves
+                ],
+                "children": [_key(key) for key in self.children],
+                "warnings": list(self.warnings),
+                "folded": self.folded,
+                "touched": self.touched,
+            }
+        )
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         data = json.loads(text)
         return cls(
-            moves=tuple(Move(
-                staged=TableName(*one["staged"]), waiting=TableName(*one["waiting"]), target=TableName(*one["target"]),
-                aside=TableName(*one["aside"]) if one["aside"] else None, keys=_keys(one["keys"]),
-                triggers=tuple(Trigger(*trigger) for trigger in one["triggers"]), old_keys=_keys(one["old_keys"]),
-                old_triggers=one["old_triggers"], readable=bool(one["readable"]), shape=one["shape"],
-                columns=one["columns"],
-                old_checks=tuple((str(name), str(text)) for name, text in one["old_checks"]),
-                new_checks=tuple((str(name), str(text)) for name, text in one["new_checks"]),
-            ) for one in data["moves"]),
-            children=_keys(data["children"]), warnings=tuple(data["warnings"]), folded=bool(data["folded"]),
-            touched=bool(data["touched"]))
+            moves=tuple(
+                Move(
+                    staged=TableName(*one["staged"]),
+                    waiting=TableName(*one["waiting"]),
+                    target=TableName(*one["target"]),
+                    aside=TableName(*one["aside"]) if one["aside"] else None,
+                    keys=_keys(one["keys"]),
+                    triggers=tuple(Trigger(*trigger) for trigger in one["triggers"]),
+                    old_keys=_keys(one["old_keys"]),
+                    old_triggers=one["old_triggers"],
+                    readable=bool(one["readable"]),
+                    shape=one["shape"],
+                    columns=one["columns"],
+                    old_checks=tuple((str(name), str(text)) for name, text in one["old_checks"]),
+                    new_checks=tuple((str(name), str(text)) for name, text in one["new_checks"]),
+                )
+                for one in data["moves"]
+            ),
+            children=_keys(data["children"]),
+            warnings=tuple(data["warnings"]),
+            folded=bool(data["folded"]),
+            touched=bool(data["touched"]),
+        )
 
 
 def shape(name: TableName, create: str) -> str:
@@ -178,12 +224,27 @@ def _name(name: TableName) -> list[str]:
 
 
 def _key(key: ForeignKey) -> Mapping[str, Any]:
-    return {"name": key.name, "child": _name(key.child), "columns": list(key.columns), "parent": _name(key.parent),
-            "parent_columns": list(key.parent_columns), "on_delete": key.on_delete, "on_update": key.on_update}
+    return {
+        "name": key.name,
+        "child": _name(key.child),
+        "columns": list(key.columns),
+        "parent": _name(key.parent),
+        "parent_columns": list(key.parent_columns),
+        "on_delete": key.on_delete,
+        "on_update": key.on_update,
+    }
 
 
 def _keys(data: Sequence[Mapping[str, Any]]) -> tuple[ForeignKey, ...]:
-    return tuple(ForeignKey(
-        name=one["name"], child=TableName(*one["child"]), columns=tuple(one["columns"]),
-        parent=TableName(*one["parent"]), parent_columns=tuple(one["parent_columns"]), on_delete=one["on_delete"],
-        on_update=one["on_update"]) for one in data)
+    return tuple(
+        ForeignKey(
+            name=one["name"],
+            child=TableName(*one["child"]),
+            columns=tuple(one["columns"]),
+            parent=TableName(*one["parent"]),
+            parent_columns=tuple(one["parent_columns"]),
+            on_delete=one["on_delete"],
+            on_update=one["on_update"],
+        )
+        for one in data
+    )

@@ -22,8 +22,9 @@ from restore.shelf import Shelf, column_text
 Checks = tuple[tuple[str, str], ...]
 
 
-def make_plan(session: Session, goals: Sequence[Goal], *, replace_live: bool, aside: str, triggers: Triggers,
-              within: bool) -> Plan:
+def make_plan(
+    session: Session, goals: Sequence[Goal], *, replace_live: bool, aside: str, triggers: Triggers, within: bool
+) -> Plan:
     """``within``: tables may change places while they are locked. Raises RefusedError, NotFoundError, ServerError."""
     shelf = Shelf.look(session, (name.schema for goal in goals for name in (goal.staged, goal.target)))
     _refuse(goals, shelf, replace_live=replace_live)
@@ -36,8 +37,9 @@ def make_plan(session: Session, goals: Sequence[Goal], *, replace_live: bool, as
 
 
 class _Planning:
-    def __init__(self, session: Session, goals: Sequence[Goal], shelf: Shelf, keys: ForeignKeys,
-                 triggers: Triggers) -> None:
+    def __init__(
+        self, session: Session, goals: Sequence[Goal], shelf: Shelf, keys: ForeignKeys, triggers: Triggers
+    ) -> None:
         self._session = session
         self._shelf = shelf
         self._keys = keys
@@ -46,7 +48,8 @@ class _Planning:
         self._goals = {shelf.fold(goal.target) for goal in goals}
         self._names: set[TableName] = set()
         self._key_names: set[tuple[str, str]] = {
-            (key.child.schema, key.name.lower()) for key in keys if not self._is_goal(key.child)}
+            (key.child.schema, key.name.lower()) for key in keys if not self._is_goal(key.child)
+        }
         self.warnings: list[str] = []
 
     def move(self, goal: Goal, suffix: str, *, within: bool) -> Move:
@@ -56,21 +59,35 @@ class _Planning:
         present = self._shelf.has(goal.target)
         return Move(
             readable=live is not None or not present,
-            staged=goal.staged, target=goal.target, aside=self._free(goal.target, suffix) if present else None,
+            staged=goal.staged,
+            target=goal.target,
+            aside=self._free(goal.target, suffix) if present else None,
             waiting=goal.staged if within else self._free(goal.target, f"__new{suffix[-20:]}"),
-            keys=keys, triggers=self._triggers_of(goal, live), old_keys=live.foreign_keys if live else (),
-            old_triggers=live.triggers if live else "", old_checks=dropped, new_checks=renamed,
-            shape=shape(goal.target, live.create) if live else "", columns=column_text(self._session, goal.staged))
+            keys=keys,
+            triggers=self._triggers_of(goal, live),
+            old_keys=live.foreign_keys if live else (),
+            old_triggers=live.triggers if live else "",
+            old_checks=dropped,
+            new_checks=renamed,
+            shape=shape(goal.target, live.create) if live else "",
+            columns=column_text(self._session, goal.staged),
+        )
 
     def children(self, plan: Plan) -> tuple[ForeignKey, ...]:
         """Keys of tables that stay, as they are printed."""
         found = [key for key in self._keys if self._is_goal(key.parent) and not self._is_goal(key.child)]
         printed = ddl.read_tables(self._session, plan.outside(key.child for key in found))
         for name, reason in printed.failed.items():
-            self.warnings.append(f"the definition of {name.shown} cannot be read ({reason}): its foreign keys keep "
-                                 f"referencing the table that is renamed aside")
-        return tuple(key for definition in printed.tables.values() for key in definition.foreign_keys
-                     if self._is_goal(key.parent))
+            self.warnings.append(
+                f"the definition of {name.shown} cannot be read ({reason}): its foreign keys keep "
+                f"referencing the table that is renamed aside"
+            )
+        return tuple(
+            key
+            for definition in printed.tables.values()
+            for key in definition.foreign_keys
+            if self._is_goal(key.parent)
+        )
 
     def _is_goal(self, name: TableName) -> bool:
         return self._shelf.fold(name) in self._goals
@@ -86,8 +103,9 @@ class _Planning:
         try:
             return ddl.read_table(self._session, target)
         except NotFoundError as error:
-            self.warnings.append(f"the present definition of {target.shown} cannot be read ({error.detail}): its "
-                                 "triggers are lost")
+            self.warnings.append(
+                f"the present definition of {target.shown} cannot be read ({error.detail}): its triggers are lost"
+            )
             return None
 
     def _keys_of(self, goal: Goal) -> tuple[ForeignKey, ...]:
@@ -98,9 +116,11 @@ class _Planning:
         for key in goal.definition.foreign_keys:
             parent = self._targets.get(self._shelf.fold(key.parent))
             if parent is None and not own:
-                self.warnings.append(f"{goal.target.shown} has no foreign key {key.name}, so that it does not hold "
-                                     f"rows of {key.parent.shown}; to have it: ALTER TABLE {goal.target} ADD "
-                                     f"{key.clause}")
+                self.warnings.append(
+                    f"{goal.target.shown} has no foreign key {key.name}, so that it does not hold "
+                    f"rows of {key.parent.shown}; to have it: ALTER TABLE {goal.target} ADD "
+                    f"{key.clause}"
+                )
                 continue
             name = own_name(key, goal.target, lambda name: (goal.target.schema, name.lower()) in self._key_names)
             self._key_names.add((goal.target.schema, name.lower()))
@@ -134,27 +154,39 @@ class _Planning:
         found = parse_triggers(goal.definition.triggers)
         own, target = self._shelf.fold(goal.definition.name), goal.target
         if found and target.schema == own.schema and target.table != own.table:
-            self.warnings.append(f"{target.shown} has none of the triggers of {own.shown}: their names are that "
-                                 f"table's ({', '.join(trigger.name for trigger in found)})")
+            self.warnings.append(
+                f"{target.shown} has none of the triggers of {own.shown}: their names are that "
+                f"table's ({', '.join(trigger.name for trigger in found)})"
+            )
             return ()
         return found
 
 
 def _refuse(goals: Sequence[Goal], shelf: Shelf, *, replace_live: bool) -> None:
     if gone := [goal.staged.shown for goal in goals if not shelf.has(goal.staged)]:
-        raise NotFoundError(f"{len(gone)} restored tables are not on the server any more", detail=", ".join(gone),
-                            hint="load them again")
+        raise NotFoundError(
+            f"{len(gone)} restored tables are not on the server any more",
+            detail=", ".join(gone),
+            hint="load them again",
+        )
     wanted = Counter(shelf.fold(goal.target) for goal in goals)
     if twice := [name.shown for name, times in wanted.items() if times > 1]:
         raise RefusedError(f"several tables would become {', '.join(twice)}", hint="give each a name of its own")
     if system := [goal.target.shown for goal in goals if goal.target.schema.lower() in SYSTEM_SCHEMAS]:
-        raise RefusedError(f"tables of the server itself are not replaced: {', '.join(system)}",
-                           hint="restore the whole server, or these tables under other names")
+        raise RefusedError(
+            f"tables of the server itself are not replaced: {', '.join(system)}",
+            hint="restore the whole server, or these tables under other names",
+        )
     if views := [goal.target.shown for goal in goals if "VIEW" in shelf.kind(goal.target).upper()]:
-        raise RefusedError(f"there are views of these names: {', '.join(views)}",
-                           hint="drop or rename them, or choose other names for the tables")
+        raise RefusedError(
+            f"there are views of these names: {', '.join(views)}",
+            hint="drop or rename them, or choose other names for the tables",
+        )
     present = [goal.target.shown for goal in goals if shelf.has(goal.target)]
     if present and not replace_live:
-        raise RefusedError(f"{len(present)} of the tables exist: nothing was changed", detail=", ".join(present),
-                           hint="choose other names or another schema, or confirm that they are to be replaced; they "
-                                "would be renamed, not dropped")
+        raise RefusedError(
+            f"{len(present)} of the tables exist: nothing was changed",
+            detail=", ".join(present),
+            hint="choose other names or another schema, or confirm that they are to be replaced; they "
+            "would be renamed, not dropped",
+        )

@@ -24,7 +24,9 @@ _QUALIFIED = rf"(?:{_NAME}\s*\.\s*)?{_NAME}"
 _DEED = re.compile(
     rf"(?P<made>CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY\s+TABLE\s+)(?P<unless>IF\s+NOT\s+EXISTS\s+)?(?P<name>{_QUALIFIED})"
     rf"|DROP\s+(?:/\*!\d+\s*)?TEMPORARY(?:\s*\*/)?\s+TABLE\s+(?:IF\s+EXISTS\s+)?"
-    rf"(?P<gone>{_QUALIFIED}(?:\s*,\s*{_QUALIFIED})*)", re.IGNORECASE)
+    rf"(?P<gone>{_QUALIFIED}(?:\s*,\s*{_QUALIFIED})*)",
+    re.IGNORECASE,
+)
 _SHOWN = 200
 _WORD = re.compile(_NAME)
 _READS = re.compile(r"\b(?:INSERT|REPLACE|UPDATE|DELETE|SELECT|LOAD)\b", re.IGNORECASE)
@@ -37,9 +39,11 @@ class InexactError(RefusedError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "this replay may give other rows than the source had", detail=why,
+            "this replay may give other rows than the source had",
+            detail=why,
             hint="choose a target before it, or after a backup that was taken when no temporary table was open; ROW as "
-                 f"binlog_format is exact; to restore it as it is: {ACCEPT}")
+            f"binlog_format is exact; to restore it as it is: {ACCEPT}",
+        )
         self.why = why
 
 
@@ -67,8 +71,12 @@ def over_temporary(replayed: Iterable[Transaction], before: Counter[str], *, kno
             continue
         for name, made, unless in _deeds(one.statement):
             if made and unless and not inside[name] and (before[name] or not known):
-                doubted.setdefault(name, "was open at the position of backup" if before[name] else
-                                   "may have been open at the position of backup")
+                doubted.setdefault(
+                    name,
+                    "was open at the position of backup"
+                    if before[name]
+                    else "may have been open at the position of backup",
+                )
             if not made and not inside[name] and not before[name]:
                 doubted.setdefault(name, "was open at the position of backup")
             inside[name] = inside[name] + 1 if made else max(inside[name] - 1, 0)
@@ -77,12 +85,20 @@ def over_temporary(replayed: Iterable[Transaction], before: Counter[str], *, kno
             continue
         cut = len(one.statement) >= STATEMENT_SIZE
         words = {_plain(word) for word in _WORD.findall(rest)}
-        used = next((name for name in [*doubted, *(name for name in before if not inside[name])]
-                     if name in words or (cut and name in doubted)), "")
+        used = next(
+            (
+                name
+                for name in [*doubted, *(name for name in before if not inside[name])]
+                if name in words or (cut and name in doubted)
+            ),
+            "",
+        )
         if used:
             why = doubted.get(used, "was open at the position of backup")
-            return (f"{one.gtid or f'the transaction at byte {one.start}'} of {format_time(one.at)} uses the temporary "
-                    f"table {used}, which {why} {backup} and is in no backup")
+            return (
+                f"{one.gtid or f'the transaction at byte {one.start}'} of {format_time(one.at)} uses the temporary "
+                f"table {used}, which {why} {backup} and is in no backup"
+            )
     return ""
 
 
@@ -90,26 +106,35 @@ def refuse_pipe(replayed: Iterable[Transaction], *, exclude: bool) -> None:
     """Raises RefusedError for what mariadb-binlog cannot replay through a pipe."""
     hint = "replay by the server's applier (--replay-with applier)"
     if exclude:
-        raise RefusedError("this replay cannot go through the pipe: mariadb-binlog cannot leave out single "
-                           "transactions", hint=hint)
+        raise RefusedError(
+            "this replay cannot go through the pipe: mariadb-binlog cannot leave out single transactions", hint=hint
+        )
     found = next((one for one in replayed if one.state or one.xid), None)
     if found is not None:
         raise RefusedError(
             "this replay cannot go through the pipe: the logs hold XA transactions, and one session cannot hold a "
-            "prepared one and go on", hint=hint,
-            detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)} is one")
+            "prepared one and go on",
+            hint=hint,
+            detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)} is one",
+        )
 
 
 def beyond_replay(replayed: Iterable[Transaction]) -> RefusedError | None:
     """The error for a statement that a private server cannot execute, since it makes files where the server that it
     came from has its own; None without one."""
     found = next((one for one in replayed if one.statement and makes_elsewhere(one.statement)), None)
-    return None if found is None else RefusedError(
-        "this replay would stop at a statement that makes files outside of the data directory",
-        detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)}: "
-               f"{found.statement[:_SHOWN]}",
-        hint="choose a target before it, or after the next backup; single tables that it does not name come back with "
-             "--tables; for moments from now on take a full backup now")
+    return (
+        None
+        if found is None
+        else RefusedError(
+            "this replay would stop at a statement that makes files outside of the data directory",
+            detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)}: "
+            f"{found.statement[:_SHOWN]}",
+            hint="choose a target before it, or after the next backup; single tables that it does not name come back "
+            "with "
+            "--tables; for moments from now on take a full backup now",
+        )
+    )
 
 
 def _deeds(text: str) -> Iterator[tuple[str, bool, bool]]:

@@ -34,10 +34,20 @@ _TICK = 0.2
 _SQL_MODE = "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES"
 """Zero ids, zero dates and impossible dates come back as they were; an engine that is missing is an error."""
 _SETTINGS: Mapping[str, str] = {
-    "sql_mode": f"'{_SQL_MODE}'", "time_zone": "'+00:00'", "foreign_key_checks": "0", "unique_checks": "1",
-    "check_constraint_checks": "0", "system_versioning_insert_history": "1", "sql_safe_updates": "0",
-    "completion_type": "'NO_CHAIN'", "net_read_timeout": "3600", "wait_timeout": "604800", "max_statement_time": "0",
-    "max_execution_time": "0", "idle_transaction_timeout": "0", "idle_write_transaction_timeout": "0",
+    "sql_mode": f"'{_SQL_MODE}'",
+    "time_zone": "'+00:00'",
+    "foreign_key_checks": "0",
+    "unique_checks": "1",
+    "check_constraint_checks": "0",
+    "system_versioning_insert_history": "1",
+    "sql_safe_updates": "0",
+    "completion_type": "'NO_CHAIN'",
+    "net_read_timeout": "3600",
+    "wait_timeout": "604800",
+    "max_statement_time": "0",
+    "max_execution_time": "0",
+    "idle_transaction_timeout": "0",
+    "idle_write_transaction_timeout": "0",
 }
 _PRIVILEGED: Mapping[str, str] = {"sql_require_primary_key": "OFF", "sql_generate_invisible_primary_key": "OFF"}
 """Not every account may set these; without them some tables are refused, with the server's words."""
@@ -83,14 +93,28 @@ def load(
         raise UsageError(f"no schema to load {', '.join(missing)} into was named")
     if not staging:
         return Loaded({}, 0, 0.0, (), {})
-    job = _Load(replace(connection, answer_timeout=None), folder, staging, report=report, cancel=cancel,
-                foreign_keys=foreign_keys)
+    job = _Load(
+        replace(connection, answer_timeout=None),
+        folder,
+        staging,
+        report=report,
+        cancel=cancel,
+        foreign_keys=foreign_keys,
+    )
     return job.run(tables, min(max(1, workers), MOST_WORKERS))
 
 
 class _Load:
-    def __init__(self, connection: Connection, folder: Path, staging: Mapping[str, str], *, report: Report,
-                 cancel: Event | None, foreign_keys: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        folder: Path,
+        staging: Mapping[str, str],
+        *,
+        report: Report,
+        cancel: Event | None,
+        foreign_keys: bool,
+    ) -> None:
         self._connection, self._folder, self._staging = connection, folder, staging
         self._report, self._cancel, self._foreign_keys = report, cancel, foreign_keys
         self._changed = threading.Condition()
@@ -112,18 +136,35 @@ class _Load:
             finally:
                 journal.release(session)
         good = [one for one in loads if one.done]
-        return Loaded({one.name: one.rows for one in good}, sum(one.source.bytes for one in good),
-                      time.monotonic() - started, tuple(self._warnings),
-                      {one.name: one.failure for one in loads if not one.done})
+        return Loaded(
+            {one.name: one.rows for one in good},
+            sum(one.source.bytes for one in good),
+            time.monotonic() - started,
+            tuple(self._warnings),
+            {one.name: one.failure for one in loads if not one.done},
+        )
 
-    def _load(self, session: Session, journal: Journal, tables: Sequence[DumpedTable], workers: int
-              ) -> Sequence[TableLoad]:
+    def _load(
+        self, session: Session, journal: Journal, tables: Sequence[DumpedTable], workers: int
+    ) -> Sequence[TableLoad]:
         earlier = own_schemas(session, journal, tuple(self._staging.values()))
         settings = settings_of(session)
-        means = Means(journal, earlier, settings.statements, _transactional(session), settings.packet,
-                      self._foreign_keys, self._moved, self._doing, self._warn, self._stopped)
-        loads = [TableLoad(table, replace(table.name, schema=self._staging[table.name.schema]), self._folder, means)
-                 for table in tables]
+        means = Means(
+            journal,
+            earlier,
+            settings.statements,
+            _transactional(session),
+            settings.packet,
+            self._foreign_keys,
+            self._moved,
+            self._doing,
+            self._warn,
+            self._stopped,
+        )
+        loads = [
+            TableLoad(table, replace(table.name, schema=self._staging[table.name.schema]), self._folder, means)
+            for table in tables
+        ]
         self._total, self._tables = sum(table.bytes for table in tables), len(tables)
         if settings.folds:
             _refuse_twins(loads)
@@ -208,8 +249,11 @@ class _Load:
         has most left."""
         with self._changed:
             while not self._stop.is_set():
-                helped = max((one for one in self._open if one.files and one.parallel),
-                             key=lambda one: one.remaining, default=None)
+                helped = max(
+                    (one for one in self._open if one.files and one.parallel),
+                    key=lambda one: one.remaining,
+                    default=None,
+                )
                 for table in (own, None if self._new else helped):
                     if table is not None and table.files and not table.failure:
                         table.active += 1
@@ -267,8 +311,7 @@ class _Load:
 
 
 def _cancelled() -> CancelledError:
-    return CancelledError("the restore was cancelled while loading",
-                          hint="the same command continues where it stopped")
+    return CancelledError("the restore was cancelled while loading", hint="the same command continues where it stopped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +335,9 @@ def settings_of(session: Session) -> Settings:
             with contextlib.suppress(ServerError):  # the server says so where it matters
                 session.execute(statement)
                 statements.append(statement)
-    return Settings(tuple(statements), int(known["max_allowed_packet"]),
-                    known.get("lower_case_table_names", "0") != "0")
+    return Settings(
+        tuple(statements), int(known["max_allowed_packet"]), known.get("lower_case_table_names", "0") != "0"
+    )
 
 
 def _transactional(session: Session) -> frozenset[str]:

@@ -68,31 +68,51 @@ class Journal:
     def read(self, session: Session) -> Mapping[str, Entry]:
         """By path."""
         rows = session.query(f"SELECT path, state, size, position, row_count, digest FROM {self._table}")  # noqa: S608
-        return {str(path): Entry(str(path), State(state), int(size), int(position), int(count), str(digest))
-                for path, state, size, position, count, digest in rows}
+        return {
+            str(path): Entry(str(path), State(state), int(size), int(position), int(count), str(digest))
+            for path, state, size, position, count, digest in rows
+        }
 
     def write(self, session: Session, *entries: Entry) -> None:
         """Add or replace."""
         for entry in entries:
             session.execute(
                 f"REPLACE INTO {self._table} VALUES (UNHEX(%s), %s, %s, %s, %s, %s, %s, UTC_TIMESTAMP())",  # noqa: S608
-                _key(entry.path), entry.path, str(entry.state), entry.size, entry.position, entry.rows, entry.digest)
+                _key(entry.path),
+                entry.path,
+                str(entry.state),
+                entry.size,
+                entry.position,
+                entry.rows,
+                entry.digest,
+            )
 
     def position(self, session: Session, path: str) -> int | None:
         """How far a file is loaded; inside of a transaction nobody else can go on with it until that ends."""
-        found = session.scalar(f"SELECT position FROM {self._table} WHERE id = UNHEX(%s) FOR UPDATE",  # noqa: S608
-                               _key(path))
+        found = session.scalar(
+            f"SELECT position FROM {self._table} WHERE id = UNHEX(%s) FOR UPDATE",  # noqa: S608
+            _key(path),
+        )
         return None if found is None else int(found)
 
     def advance(self, session: Session, path: str, position: int, rows: int, digest: str) -> None:
         """``rows`` more came out of the file, up to ``position``."""
         session.execute(
             f"UPDATE {self._table} SET position = %s, row_count = row_count + %s, digest = %s "  # noqa: S608
-            "WHERE id = UNHEX(%s)", position, rows, digest, _key(path))
+            "WHERE id = UNHEX(%s)",
+            position,
+            rows,
+            digest,
+            _key(path),
+        )
 
     def set_state(self, session: Session, path: str, state: State, rows: int = 0) -> None:
-        session.execute(f"UPDATE {self._table} SET state = %s, row_count = %s WHERE id = UNHEX(%s)",  # noqa: S608
-                        str(state), rows, _key(path))
+        session.execute(
+            f"UPDATE {self._table} SET state = %s, row_count = %s WHERE id = UNHEX(%s)",  # noqa: S608
+            str(state),
+            rows,
+            _key(path),
+        )
 
     def forget(self, session: Session, *paths: str) -> None:
         for path in paths:
@@ -110,9 +130,11 @@ class Journal:
         deadline = time.monotonic() + _PATIENCE
         for left in self._left(session, most_workers):
             if time.monotonic() > deadline:
-                raise BusyError(f"the server is still at work for an earlier load into {self.schema}",
-                                detail=f"its connection {left} does not end",
-                                hint="SHOW PROCESSLIST tells what it does; repeat the command when it has ended")
+                raise BusyError(
+                    f"the server is still at work for an earlier load into {self.schema}",
+                    detail=f"its connection {left} does not end",
+                    hint="SHOW PROCESSLIST tells what it does; repeat the command when it has ended",
+                )
             try:
                 session.execute(f"KILL {left}")
             except ServerError as error:
@@ -132,9 +154,11 @@ class Journal:
 
     def _busy(self, session: Session) -> BusyError:
         holder = session.scalar("SELECT IS_USED_LOCK(%s)", self._lock())
-        return BusyError(f"somebody is loading into {self.schema} right now",
-                         detail=f"connection {holder} of the server" if holder else "",
-                         hint="wait for that restore to end, or end it; then repeat the command")
+        return BusyError(
+            f"somebody is loading into {self.schema} right now",
+            detail=f"connection {holder} of the server" if holder else "",
+            hint="wait for that restore to end, or end it; then repeat the command",
+        )
 
     def _left(self, session: Session, most_workers: int) -> Iterator[int]:
         """Connections of workers as long as there are any."""

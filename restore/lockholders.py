@@ -35,13 +35,19 @@ def lock_holders(session: Session, tables: Iterable[TableName]) -> tuple[str, ..
     pairs = ", ".join(["(%s, %s)"] * (len(names) // 2))
     for query in (_METADATA, _PLUGIN):
         if rows := _asked(session, query.format(tables=pairs), *names):
-            return tuple(f"{table} is held by connection {number} of {user}@{host}, {seconds} s: {info}"
-                         for number, user, host, seconds, info, table in rows)
+            return tuple(
+                f"{table} is held by connection {number} of {user}@{host}, {seconds} s: {info}"
+                for number, user, host, seconds, info, table in rows
+            )
     there = {int(row["Id"]): row for row in session.records("SHOW PROCESSLIST", shown=True)}
-    open_ones = [there[number] for (number,) in _asked(session, _TRANSACTIONS)
-                 if number in there and number != session.thread_id]
-    return tuple(f"open transaction: connection {row['Id']} of {row['User']}@{row['Host']}, {row['Time']} s: "
-                 f"{row['Info'] or row['Command']}" for row in open_ones[:_SHOWN])
+    open_ones = [
+        there[number] for (number,) in _asked(session, _TRANSACTIONS) if number in there and number != session.thread_id
+    ]
+    return tuple(
+        f"open transaction: connection {row['Id']} of {row['User']}@{row['Host']}, {row['Time']} s: "
+        f"{row['Info'] or row['Command']}"
+        for row in open_ones[:_SHOWN]
+    )
 
 
 def _asked(session: Session, query: str, *names: str) -> list[tuple[object, ...]]:

@@ -118,8 +118,9 @@ def _files(server: str, leg: ReplayLeg) -> list[_File]:
         return []
     stop = leg.stop
     if _number(stop.file) != before.number or before.end < stop.pos:
-        raise _hole(server, f"byte {before.end} of file {before.number}",
-                    f"{stop.file}:{stop.pos}, where the replay is to end")
+        raise _hole(
+            server, f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end"
+        )
     return [*found[:-1], _File(found[-1].segments, stop.pos)]
 
 
@@ -173,8 +174,10 @@ class _Job:
                 self._note(key, path.name)
                 continue
             if self._failed.is_set() or (self._cancel is not None and self._cancel.is_set()):
-                raise CancelledError("the restore was cancelled while binary logs were fetched",
-                                     hint="the same command continues where it stopped")
+                raise CancelledError(
+                    "the restore was cancelled while binary logs were fetched",
+                    hint="the same command continues where it stopped",
+                )
             path, have = self._segment(folder, key)
         assert path is not None  # noqa: S101  a file has segments
         end = file.segments[-1].end if file.end is None else file.end
@@ -215,8 +218,14 @@ class _Job:
             segments.require_bound(destination, header, self._unsealer)
             _shorten(path, key.start)
             passed: list[BackupdError] = []
-            segments.fetch(destination, header, self._unsealer, path, append=key.start > 0,
-                           instead=self._elsewhere(destination, header, passed))
+            segments.fetch(
+                destination,
+                header,
+                self._unsealer,
+                path,
+                append=key.start > 0,
+                instead=self._elsewhere(destination, header, passed),
+            )
             failures += passed
         return path
 
@@ -225,8 +234,9 @@ class _Job:
             self._done += key.end - key.start
             self._report(Progress("logs", self._done, self._total, note=name))
 
-    def _elsewhere(self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
-                   ) -> segments.Instead:
+    def _elsewhere(
+        self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
+    ) -> segments.Instead:
         """A part that ``destination`` does not give, from the first other place that does; what was passed over goes to
         ``passed``. Raises what ``destination`` said where no place has it."""
 
@@ -279,19 +289,28 @@ def _shorten(path: Path, size: int) -> None:
 def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) -> BackupdError:
     places = f"nothing after {name}:{key.start} can be replayed; the archive goes on at {name}:{key.end}"
     message = f"bytes {key.start} to {key.end} of binary log {name} cannot be read from any destination"
-    hint = ("repeat the command: it makes a new plan out of what is there now. `backupd verify` looks at every copy, "
-            "and one that lies elsewhere can be put back to its destination")
-    lines = [line for error in failures for line in (
-        error.damages if isinstance(error, DamagedError) else [_line(error)])]
+    hint = (
+        "repeat the command: it makes a new plan out of what is there now. `backupd verify` looks at every copy, "
+        "and one that lies elsewhere can be put back to its destination"
+    )
+    lines = [
+        line for error in failures for line in (error.damages if isinstance(error, DamagedError) else [_line(error)])
+    ]
     if any(isinstance(error, ArchivedError) for error in failures):
-        return ArchivedError(message, detail="\n".join([places, *lines]),
-                             hint="it lies in an archive class: thaw it first with `backupd thaw SERVER --to "
-                                  "TARGET`, or repeat this with --thaw TIER; it continues")
+        return ArchivedError(
+            message,
+            detail="\n".join([places, *lines]),
+            hint="it lies in an archive class: thaw it first with `backupd thaw SERVER --to "
+            "TARGET`, or repeat this with --thaw TIER; it continues",
+        )
     gone = (DamagedError, NotFoundError, ObjectMissingError)
     if any(isinstance(error, gone) for error in failures) or not failures:
         return DamagedError(message, [places, *lines], hint=hint)
-    return DestinationError(message, detail="\n".join([places, *lines]),
-                            hint="see that the destination can be reached, then repeat the command: it continues")
+    return DestinationError(
+        message,
+        detail="\n".join([places, *lines]),
+        hint="see that the destination can be reached, then repeat the command: it continues",
+    )
 
 
 def _line(error: BackupdError) -> str:

@@ -83,7 +83,8 @@ def refuse_nested(datadir: Path) -> None:
             )
         if why := reserved(folder):
             raise RefusedError(
-                f"{datadir} lies where restores are built: {folder}" if folder != datadir
+                f"{datadir} lies where restores are built: {folder}"
+                if folder != datadir
                 else f"{datadir} bears the name of a place where restores are built",
                 detail=why,
                 hint="restore into another folder, or give it another name: what lies there is removed in the end",

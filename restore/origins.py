@@ -35,19 +35,26 @@ Fetch = Callable[[Loaded, Path], None]
 
 
 def earlier_names(
-    chain: Sequence[Loaded], picked: Sequence[Loaded], wanted: Collection[str], places: Sequence[Path],
-    tool: PhysicalTool, fetch: Fetch,
+    chain: Sequence[Loaded],
+    picked: Sequence[Loaded],
+    wanted: Collection[str],
+    places: Sequence[Path],
+    tool: PhysicalTool,
+    fetch: Fetch,
 ) -> tuple[frozenset[str], ...]:
     """For each backup of ``chain`` the stems (``tablefiles.stem_of``) that are needed besides those of ``picked``, the
     parts that were chosen by the names that are ``wanted`` and fetched to ``places``. Raises what ``fetch`` does."""
     more: list[frozenset[str]] = [frozenset() for _ in chain]
     last = len(chain) - 1
     with tempfile.TemporaryDirectory(prefix="look-", dir=places[0].parent) as folder:
-        members = [_Member(whole, part, place, Path(folder), fetch)
-                   for whole, part, place in zip(chain, picked, places, strict=True)]
+        members = [
+            _Member(whole, part, place, Path(folder), fetch)
+            for whole, part, place in zip(chain, picked, places, strict=True)
+        ]
         more[last] = members[last].renamed(wanted)
         sought = members[last].changed(members[last].picked) | members[last].changed(
-            path for path in members[last].paths if stem_of(path) in more[last])
+            path for path in members[last].paths if stem_of(path) in more[last]
+        )
         for number in range(last - 1, -1, -1):
             member = members[number]
             if not sought:
@@ -117,8 +124,11 @@ class _Member:
             for begin in range(0, len(files), _AT_ONCE):
                 if set(unknown) <= set(found):
                     return found
-                found |= {number: _file_of(path) for path, number in self._numbers(files[begin:begin + _AT_ONCE])
-                          if number in unknown}
+                found |= {
+                    number: _file_of(path)
+                    for path, number in self._numbers(files[begin : begin + _AT_ONCE])
+                    if number in unknown
+                }
         return found
 
     def _numbers(self, paths: Sequence[str]) -> Iterator[tuple[str, int]]:

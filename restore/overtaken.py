@@ -27,12 +27,18 @@ class Overtaken:
     def __str__(self) -> str:
         first = self.stop.next_gtid or f"{self.stop.file}:{self.stop.pos}"
         later = f" of {format_time(self.stop.next_at)}" if self.stop.next_at else ""
-        return (f"before backup {self.base.id} the log holds transactions with times later than the target (the "
-                f"server's clock was set back), from {first}{later} on")
+        return (
+            f"before backup {self.base.id} the log holds transactions with times later than the target (the "
+            f"server's clock was set back), from {first}{later} on"
+        )
 
 
-def overtaken(base: BackupRecord, home: Branch, moment: datetime,
-              later_before: Callable[[str, Place, datetime, datetime], Stop | None]) -> Overtaken | None:
+def overtaken(
+    base: BackupRecord,
+    home: Branch,
+    moment: datetime,
+    later_before: Callable[[str, Place, datetime, datetime], Stop | None],
+) -> Overtaken | None:
     """``later_before``: of the resolver."""
     place = place_of(base.position)
     stop = later_before(home.id, place, moment, base.started_at - LOOK_BACK) if place is not None else None

@@ -53,7 +53,8 @@ def refuse_closed(datadir: Path, account: Account) -> None:
     raise RefusedError(
         f"the server's user {account.name} cannot enter {closed}, so no server could run in {datadir}",
         detail=closed_words(closed),
-        hint=f"let others pass through it (chmod o+x {closed}), or choose another data directory")
+        hint=f"let others pass through it (chmod o+x {closed}), or choose another data directory",
+    )
 
 
 def worker_account() -> Account:
@@ -66,11 +67,18 @@ def worker_account() -> Account:
 def refuse_links(folder: Path) -> None:
     """Raises DamagedError for links and pipes in ``folder``, where a program worked on what may be forged: they would
     lead us, who have more power than it had, to other files, or stop us. No server and no tool makes any there."""
-    found = [str(Path(root, name)) for root, folders, files in os.walk(folder) for name in (*folders, *files)
-             if stat.S_IFMT(Path(root, name).lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR)]
+    found = [
+        str(Path(root, name))
+        for root, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+        if stat.S_IFMT(Path(root, name).lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR)
+    ]
     if found:
-        raise DamagedError(f"links or pipes appeared in {folder} while a program worked there", found[:20],
-                           hint="nothing was put in place; the backup is not what a server gave: look who wrote it")
+        raise DamagedError(
+            f"links or pipes appeared in {folder} while a program worked there",
+            found[:20],
+            hint="nothing was put in place; the backup is not what a server gave: look who wrote it",
+        )
 
 
 def hand_over(folder: Path, account: Account, *, folder_mode: int) -> None:

@@ -39,8 +39,10 @@ class Rate:
         if self.seconds >= 1:
             speed += f" + {self.seconds:.0f} s"
         if self.samples and self.speed_assumed:
-            return (f"measured here: {self.seconds:.1f} s to begin over {self.samples} "
-                    f"run{'s' if self.samples != 1 else ''}; assumed: {self.bytes_per_second / 1e6:.0f} MB/s")
+            return (
+                f"measured here: {self.seconds:.1f} s to begin over {self.samples} "
+                f"run{'s' if self.samples != 1 else ''}; assumed: {self.bytes_per_second / 1e6:.0f} MB/s"
+            )
         if self.samples:
             return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
         return f"assumed, nothing measured yet: {speed}"
@@ -155,15 +157,27 @@ class Plan:
 
 
 def stop_json(stop: Stop) -> dict[str, Any]:
-    return {"branch": stop.branch, "file": stop.file, "pos": stop.pos, "gtid": stop.gtids,
-            "at": format_time(stop.at) if stop.at else None, "next_gtid": stop.next_gtid,
-            "next_at": format_time(stop.next_at) if stop.next_at else None}
+    return {
+        "branch": stop.branch,
+        "file": stop.file,
+        "pos": stop.pos,
+        "gtid": stop.gtids,
+        "at": format_time(stop.at) if stop.at else None,
+        "next_gtid": stop.next_gtid,
+        "next_at": format_time(stop.next_at) if stop.next_at else None,
+    }
 
 
 def _replay_json(spec: ReplaySpec) -> dict[str, Any]:
-    return {"method": str(spec.method), "reason": spec.reason, "bytes": spec.size, "transactions": spec.transactions,
-            "legs": [_leg_json(leg) for leg in spec.legs], "exclude": list(spec.exclude),
-            "doubtful": list(spec.doubtful)}
+    return {
+        "method": str(spec.method),
+        "reason": spec.reason,
+        "bytes": spec.size,
+        "transactions": spec.transactions,
+        "legs": [_leg_json(leg) for leg in spec.legs],
+        "exclude": list(spec.exclude),
+        "doubtful": list(spec.doubtful),
+    }
 
 
 def _leg_json(leg: ReplayLeg) -> dict[str, Any]:

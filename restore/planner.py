@@ -58,7 +58,12 @@ class Preferences:
 
 
 def make_plan(
-    server: str, backups: Sequence[BackupRecord], target: Target, preferences: Preferences, *, now: datetime,
+    server: str,
+    backups: Sequence[BackupRecord],
+    target: Target,
+    preferences: Preferences,
+    *,
+    now: datetime,
     history: History | None = None,
 ) -> Plan:
     """Choose the backup (and its chain) and the binary logs that ``target`` means, and say what restoring it takes.
@@ -81,12 +86,15 @@ def make_plan(
         found = _by_backups(server, own, usable, target.goal, preferences)
     else:
         found = _by_logs(server, own, usable, target, preferences, streamed, now)
-    older, line = (_older(server, found, target, preferences, streamed, now) if isinstance(target.goal, Latest)
-                   else (None, ""))
+    older, line = (
+        _older(server, found, target, preferences, streamed, now) if isinstance(target.goal, Latest) else (None, "")
+    )
     if preferences.exclude and found.choice.replay is None:
         why = not_rolled(found.choice.base) or "the backup is the target, and no binary logs are replayed onto it"
-        raise RefusedError(f"{', '.join(preferences.exclude)} cannot be left out: {why}",
-                           hint="choose a later target, or leave out --exclude-gtid")
+        raise RefusedError(
+            f"{', '.join(preferences.exclude)} cannot be left out: {why}",
+            hint="choose a later target, or leave out --exclude-gtid",
+        )
     if older is not None and not preferences.accept_older:
         raise OlderError(server, older)
     chain = chain_of(found.choice.base.id, own)
@@ -111,8 +119,16 @@ def make_plan(
         reason=found.choice.reason,
         bytes_stored=sum(b.stats.bytes_stored for b in chain),
         bytes_source=sum(b.stats.bytes_source for b in chain),
-        steps=steps(chain, destinations, rates, datadir=preferences.datadir, start=preferences.start,
-                    verify=preferences.verify, commands=preferences.commands, replay=replay),
+        steps=steps(
+            chain,
+            destinations,
+            rates,
+            datadir=preferences.datadir,
+            start=preferences.start,
+            verify=preferences.verify,
+            commands=preferences.commands,
+            replay=replay,
+        ),
         warnings=tuple(warnings),
         replay=replay,
         until=until,
@@ -120,8 +136,10 @@ def make_plan(
         older=older,
     )
     if preferences.rto is not None and plan.seconds > preferences.rto.total_seconds():
-        late = (f"this takes {format_duration(plan.seconds)} by the rates, longer than the "
-                f"{format_duration(preferences.rto.total_seconds())} of objectives.rto")
+        late = (
+            f"this takes {format_duration(plan.seconds)} by the rates, longer than the "
+            f"{format_duration(preferences.rto.total_seconds())} of objectives.rto"
+        )
         plan = replace(plan, warnings=(*plan.warnings, late))
     return plan
 
@@ -137,22 +155,30 @@ class _Found:
     ends: datetime | None = None
 
 
-def _older(server: str, found: _Found, target: Target, preferences: Preferences, history: History | None,
-           now: datetime) -> tuple[Older | None, str]:
+def _older(
+    server: str, found: _Found, target: Target, preferences: Preferences, history: History | None, now: datetime
+) -> tuple[Older | None, str]:
     """Why ``latest`` is older than it could be, or what is to be said of it all the same."""
     if found.older is not None or preferences.stream is None:
         return found.older, ""
     current = Histories(history.branches, ()).current if history is not None else None
     if target.branch is not None and (current is None or current.id != target.branch):
         return None, ""
-    return behind_the_stream(server, preferences.stream, found.ends or found.choice.base.finished_at,
-                             is_archived=found.stop is not None, now=now)
+    return behind_the_stream(
+        server,
+        preferences.stream,
+        found.ends or found.choice.base.finished_at,
+        is_archived=found.stop is not None,
+        now=now,
+    )
 
 
 def _only_of_others(server: str, left: Sequence[BackupRecord], aside: Sequence[Strange]) -> NotFoundError:
-    return NotFoundError(f"server {server} has no restorable backup of its own",
-                         detail="\n".join(one.words(server) for one in aside),
-                         hint=f"if that other server is meant: --to backup:{left[-1].id}")
+    return NotFoundError(
+        f"server {server} has no restorable backup of its own",
+        detail="\n".join(one.words(server) for one in aside),
+        hint=f"if that other server is meant: --to backup:{left[-1].id}",
+    )
 
 
 def _refuse_branch(server: str, own: Sequence[BackupRecord], target: Target, history: History | None) -> None:
@@ -171,16 +197,24 @@ def _refuse_branch(server: str, own: Sequence[BackupRecord], target: Target, his
         raise RefusedError(f"backup {backup.id} is of branch {home.id}, not of {wanted.id}", hint="leave out @branch")
 
 
-def _by_backups(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal,
-                preferences: Preferences) -> _Found:
+def _by_backups(
+    server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal, preferences: Preferences
+) -> _Found:
     allowed = [b for b in usable if preferences.base in (None, b.id)]
     chosen, reason = choose_point(server, own, allowed, goal)
     warnings = disorder(chosen, allowed) if isinstance(goal, Latest) else []
     return _Found(Choice(chosen, None, reason), None, tuple(warnings))
 
 
-def _by_logs(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], target: Target,
-             preferences: Preferences, history: History, now: datetime) -> _Found:
+def _by_logs(
+    server: str,
+    own: Sequence[BackupRecord],
+    usable: Sequence[BackupRecord],
+    target: Target,
+    preferences: Preferences,
+    history: History,
+    now: datetime,
+) -> _Found:
     if not usable:
         raise none_restorable(server, own)
     rates = {**DEFAULT_RATES, **preferences.rates}
@@ -188,8 +222,10 @@ def _by_logs(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRe
     by_id = {b.id: b for b in own}
 
     def cost(base: BackupRecord) -> float:
-        return sum(step.seconds for step in steps(_line(base, by_id), ("",), rates, start=preferences.start,
-                                                  verify=preferences.verify))
+        return sum(
+            step.seconds
+            for step in steps(_line(base, by_id), ("",), rates, start=preferences.start, verify=preferences.verify)
+        )
 
     try:
         aim = archive.aim(target)
@@ -202,8 +238,13 @@ def _by_logs(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRe
             raise _with_moments(error, archive, target.goal) from error
         return _Found(Choice(exact, None, f"the backup's position is exactly {target.goal}"))
     doubts = [f"not certain: {text}" for text in (choice.replay.doubtful if choice.replay else ())]
-    return _Found(choice, choice.replay.stop if choice.replay else aim.stop,
-                  (*aim.remarks, *choice.remarks, *doubts), aim.older, aim.ends)
+    return _Found(
+        choice,
+        choice.replay.stop if choice.replay else aim.stop,
+        (*aim.remarks, *choice.remarks, *doubts),
+        aim.older,
+        aim.ends,
+    )
 
 
 def _line(base: BackupRecord, by_id: Mapping[str, BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -219,12 +260,15 @@ def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:
         return Manner(ReplayMethod.PIPE, "asked for", PIPE_RATE, preferences.exclude)
     if preferences.no_applier and preferences.replay_with is None:
         return Manner(ReplayMethod.PIPE, preferences.no_applier, PIPE_RATE, preferences.exclude)
-    return Manner(ReplayMethod.APPLIER, "the server's own applier, in parallel where it can", rates["rolled_forward"],
-                  preferences.exclude)
+    return Manner(
+        ReplayMethod.APPLIER,
+        "the server's own applier, in parallel where it can",
+        rates["rolled_forward"],
+        preferences.exclude,
+    )
 
 
-def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None
-             ) -> BackupRecord | None:
+def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None) -> BackupRecord | None:
     """A backup that is the target without any replay. A place means it only where no other history has the same."""
     goal = target.goal
     if isinstance(goal, Latest | AtBackup):
@@ -263,8 +307,9 @@ def _moment(moment: datetime, window: Window, archive: Archive) -> str:
     return format_time(moment) + (f"@{window.branch}" if window.branch not in ("", present) else "")
 
 
-def _about_latest(found: _Found, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], now: datetime
-                  ) -> list[str]:
+def _about_latest(
+    found: _Found, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], now: datetime
+) -> list[str]:
     warnings = []
     chosen = found.choice.base
     age = now - chosen.finished_at
@@ -273,8 +318,11 @@ def _about_latest(found: _Found, own: Sequence[BackupRecord], usable: Sequence[B
     good = {b.id for b in usable}
     newer = [b for b in own if b.finished_at > chosen.finished_at and b.state is not BackupState.DELETED]
     damaged = [b.id for b in newer if b.state is BackupState.DAMAGED]
-    torn = [b.id for b in newer if b.state is BackupState.COMPLETE and b.kind is BackupKind.PHYSICAL_INCREMENTAL
-            and b.id not in good]
+    torn = [
+        b.id
+        for b in newer
+        if b.state is BackupState.COMPLETE and b.kind is BackupKind.PHYSICAL_INCREMENTAL and b.id not in good
+    ]
     if damaged:
         warnings.append(f"newer but damaged, not used: {', '.join(damaged)}")
     if torn:

@@ -45,7 +45,8 @@ def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
         return DumpsOnlyError(
             f"server {server} cannot be restored as a whole: it has dumps only, and dumps restore tables",
             hint="all of its tables, rolled forward by the binary log where that is archived: backupd restore "
-            f"{server} --to latest --tables '*.*' --sql DIR, or --into SERVER in place of --sql DIR")
+            f"{server} --to latest --tables '*.*' --sql DIR, or --into SERVER in place of --sql DIR",
+        )
     if not damaged:
         return NotFoundError(f"server {server} has no restorable backup", hint=take)
     return NotFoundError(
@@ -101,8 +102,12 @@ def disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
 
 
 def unknown_backup(server: str, backup_id: str) -> UnknownNameError:
-    return UnknownNameError(f"server {server} has no backup {backup_id}", kind="backup", name=backup_id,
-                            hint=f"`backupd backups {server}` lists what there is")
+    return UnknownNameError(
+        f"server {server} has no backup {backup_id}",
+        kind="backup",
+        name=backup_id,
+        hint=f"`backupd backups {server}` lists what there is",
+    )
 
 
 def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:

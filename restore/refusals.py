@@ -154,7 +154,5 @@ def remarks(info: ServerInfo) -> tuple[str, ...]:
         places = [f"{beside} tablespaces go to <datadir>.external beside the new one"] if beside else []
         if inside:
             places.append(f"what is {', '.join(inside)} goes inside the new one")
-        found.append(
-            f"{len(info.external)} paths of the source lay outside its data directory: " + "; ".join(places)
-        )
+        found.append(f"{len(info.external)} paths of the source lay outside its data directory: " + "; ".join(places))
     return tuple(found)

@@ -70,17 +70,28 @@ def relatives(
         if transaction.statement:
             reading.take(transaction)
     firing = None if triggers is None else {fold(name): text for name, text in triggers.items()}
-    closure = _Closure(reading, lambda name: [fold(parent) for parent in parents(name)], firing,
-                       {fold(name): text for name, text in (views or {}).items()})
+    closure = _Closure(
+        reading,
+        lambda name: [fold(parent) for parent in parents(name)],
+        firing,
+        {fold(name): text for name, text in (views or {}).items()},
+    )
     wanted = tuple(dict.fromkeys(fold(name) for name in tables))
     reasons = closure.of(wanted)
     whole = (*wanted, *sorted(reasons))
-    fates = _Fates(frozenset(whole), {fold(name) for name in known},
-                   None if before is None else {fold(name) for name in before})
+    fates = _Fates(
+        frozenset(whole), {fold(name) for name in known}, None if before is None else {fold(name) for name in before}
+    )
     for step in reading.steps:
         fates.take(*step)
-    return Relatives(whole, reasons, fates.gone(), fates.made(surely=True),
-                     fates.made(surely=False), (*reading.wild, *closure.inseparable))
+    return Relatives(
+        whole,
+        reasons,
+        fates.gone(),
+        fates.made(surely=True),
+        fates.made(surely=False),
+        (*reading.wild, *closure.inseparable),
+    )
 
 
 def _same(name: TableName) -> TableName:
@@ -150,8 +161,10 @@ class _Reading:
         first = said[0] if said else []
         if statementnames.has_named_all(first) and not any(statementnames.hides_names(tokens) for tokens in said):
             return
-        why = (f"{transaction.gtid or f'byte {transaction.start}'} is known from the index in part only, so what else "
-               f"it names is not: {_shortened(transaction.statement)}")
+        why = (
+            f"{transaction.gtid or f'byte {transaction.start}'} is known from the index in part only, so what else "
+            f"it names is not: {_shortened(transaction.statement)}"
+        )
         for name, change in named.items():
             if change.kind in _DEFINING - {ChangeKind.DROP}:
                 self.cut.setdefault(name, why)
@@ -161,15 +174,26 @@ class _Reading:
         if (longer or not transaction.changes) and len(self.wild) < _NAMED:
             self.wild.append(why)  # not even its changes are all known
 
-    def _changed_by(self, tokens: list[Token], named: Mapping[TableName, Change],
-                    schemas: tuple[str, ...]) -> frozenset[TableName]:
+    def _changed_by(
+        self, tokens: list[Token], named: Mapping[TableName, Change], schemas: tuple[str, ...]
+    ) -> frozenset[TableName]:
         """By one of several statements."""
         told = effect(_text(tokens), "").changes
-        return frozenset(name for name in self._resolved([(one.schema, one.name) for one in told if one.name],
-                                                         named, schemas) if name in named)
+        return frozenset(
+            name
+            for name in self._resolved([(one.schema, one.name) for one in told if one.name], named, schemas)
+            if name in named
+        )
 
-    def _definitions(self, tokens: list[Token], changes: tuple[Change, ...], named: Mapping[TableName, Change],
-                     schemas: tuple[str, ...], *, cut: bool) -> None:
+    def _definitions(
+        self,
+        tokens: list[Token],
+        changes: tuple[Change, ...],
+        named: Mapping[TableName, Change],
+        schemas: tuple[str, ...],
+        *,
+        cut: bool,
+    ) -> None:
         text = "" if cut else _text(tokens)
         table = statementnames.created_trigger(tokens)
         if table is not None:
@@ -192,8 +216,9 @@ class _Reading:
                 else:
                     self.steps.append((ChangeKind.ALTER if perhaps else change.kind, name, None))
 
-    def _resolved(self, names: Iterable[statementnames.Name], named: Iterable[TableName],
-                  schemas: tuple[str, ...]) -> list[TableName]:
+    def _resolved(
+        self, names: Iterable[statementnames.Name], named: Iterable[TableName], schemas: tuple[str, ...]
+    ) -> list[TableName]:
         """With their schemas: those of the tables that are known to be meant, else all that come into question."""
         found: list[TableName] = []
         for schema, table in names:
@@ -208,14 +233,17 @@ class _Reading:
         for tokens in said:
             if effect(_text(tokens), schemas[0] if schemas else "").wild:
                 if len(self.wild) < _NAMED:
-                    self.wild.append(f"{transaction.gtid or f'byte {transaction.start}'} changes data of tables that "
-                                     f"its statement does not name: {_shortened(transaction.statement)}")
+                    self.wild.append(
+                        f"{transaction.gtid or f'byte {transaction.start}'} changes data of tables that "
+                        f"its statement does not name: {_shortened(transaction.statement)}"
+                    )
                 return
 
 
 def _text(tokens: Iterable[Token]) -> str:
-    return " ".join("`" + token.text.replace("`", "``") + "`" if token.quoted and token.name else token.text
-                    for token in tokens)
+    return " ".join(
+        "`" + token.text.replace("`", "``") + "`" if token.quoted and token.name else token.text for token in tokens
+    )
 
 
 def _shortened(statement: str) -> str:
@@ -224,11 +252,18 @@ def _shortened(statement: str) -> str:
 
 
 class _Closure:
-    def __init__(self, reading: _Reading, parents: Callable[[TableName], Collection[TableName]],
-                 triggers: Mapping[TableName, str] | None, views: Mapping[TableName, str]) -> None:
+    def __init__(
+        self,
+        reading: _Reading,
+        parents: Callable[[TableName], Collection[TableName]],
+        triggers: Mapping[TableName, str] | None,
+        views: Mapping[TableName, str],
+    ) -> None:
         self._reading, self._parents = reading, parents
-        self._views = {name: [*([views[name]] if name in views else []), *reading.views.get(name, [])]
-                       for name in dict.fromkeys((*views, *reading.views))}
+        self._views = {
+            name: [*([views[name]] if name in views else []), *reading.views.get(name, [])]
+            for name in dict.fromkeys((*views, *reading.views))
+        }
         self._triggers = triggers
         self.inseparable: list[str] = []
         self._by_pattern: dict[str, list[TableName]] = {}
@@ -257,17 +292,22 @@ class _Closure:
         self.inseparable += [
             f"statements changed rows through the view {view.shown}, and a narrowed replay skips them"
             for view, texts in self._views.items()
-            if view in self._reading.written and view not in wanted and any(
-                not text or _touches(text, found) for text in texts)]
+            if view in self._reading.written
+            and view not in wanted
+            and any(not text or _touches(text, found) for text in texts)
+        ]
         unknown = dict.fromkeys(why for name, why in self._reading.cut.items() if name in found)
         unknown |= dict.fromkeys(
             f"statements changed rows of {name.shown}, and what one of its triggers did is not known from the index"
-            for name in found if name in self._reading.written and "" in self._reading.triggers.get(name, ()))
+            for name in found
+            if name in self._reading.written and "" in self._reading.triggers.get(name, ())
+        )
         self.inseparable += itertools.islice(unknown, _NAMED)
         return {name: why for name, why in found.items() if name not in wanted}
 
-    def _needs(self, name: TableName,
-               by_table: Mapping[TableName, list[tuple[_Link, str]]]) -> Iterator[tuple[TableName, str]]:
+    def _needs(
+        self, name: TableName, by_table: Mapping[TableName, list[tuple[_Link, str]]]
+    ) -> Iterator[tuple[TableName, str]]:
         for parent in self._parents(name):
             yield parent, f"{name.shown} has a foreign key to it, and cascades are in no log"
         for link, why in by_table.get(name, ()):
@@ -320,8 +360,9 @@ def _names_in(text: str, schema: str) -> Iterator[TableName]:
 class _Fates:
     """What became of each name."""
 
-    def __init__(self, names: frozenset[TableName], known: Collection[TableName],
-                 before: Collection[TableName] | None) -> None:
+    def __init__(
+        self, names: frozenset[TableName], known: Collection[TableName], before: Collection[TableName] | None
+    ) -> None:
         self._names, self._known, self._before = names, known, before
         self._there: dict[TableName, bool] = {}
         """Of each name that something happened to: is there a table of that name now?"""

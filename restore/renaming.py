@@ -23,8 +23,10 @@ class Renaming:
         self._thread.start()
         while self._thread.is_alive():
             # Not out of information_schema: MySQL's has no answer while one statement there is no valid UTF-8.
-            if any(row["Id"] == number and "waiting" in str(row["State"]).lower()
-                   for row in holder.records("SHOW PROCESSLIST", shown=True)):
+            if any(
+                row["Id"] == number and "waiting" in str(row["State"]).lower()
+                for row in holder.records("SHOW PROCESSLIST", shown=True)
+            ):
                 return
             self._thread.join(0.002)
 

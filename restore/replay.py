@@ -90,9 +90,11 @@ def replay(
     """
     began = time.monotonic()
     if tables and method is ReplayMethod.PIPE:
-        raise RefusedError("a replay of some tables only cannot go through the pipe",
-                           detail="the client executes whatever the logs hold",
-                           hint=OF_SOME_TABLES)
+        raise RefusedError(
+            "a replay of some tables only cannot go through the pipe",
+            detail="the client executes whatever the logs hold",
+            hint=OF_SOME_TABLES,
+        )
     files = _in_order(leg_files, start, stop)
     found = walk(files, start, wanted=exclude)
     _refuse_wrong(info, found, stop, transactions, exclude)
@@ -103,21 +105,42 @@ def replay(
         in_table = mariadb or info.version < Version(8, 0)
         warnings = [*_set_zone(session, info, server.config.zone), *_unlike_the_source(found, method)]
         had = eventstates.read_events(session, in_table=in_table)
-        events = had if tables else eventstates.after(had, found.statements,
-                                                      folds=eventstates.folds_schemas(session))
+        events = had if tables else eventstates.after(had, found.statements, folds=eventstates.folds_schemas(session))
         before = executed = _state(session, info, found, start)
         counted = 0
         if found.works:
             run = _apply if method is ReplayMethod.APPLIER else _pipe
-            executed, counted = run(server, session, _Leg(
-                info, files, start, stop, tuple(exclude), tuple(tables), found, folder, memory, workers,
-                templates, programs or {}, report, cancel))
+            executed, counted = run(
+                server,
+                session,
+                _Leg(
+                    info,
+                    files,
+                    start,
+                    stop,
+                    tuple(exclude),
+                    tuple(tables),
+                    found,
+                    folder,
+                    memory,
+                    workers,
+                    templates,
+                    programs or {},
+                    report,
+                    cancel,
+                ),
+            )
         _refuse_unequal(info, found, before, executed, counted, stop, exclude, narrowed=bool(tables))
         settled = eventstates.settle(session, had, events, in_table=in_table, ran_until=_ran_until(info, found, stop))
         return Replayed(
-            gtids=executed, transactions=_applied(found, counted, exclude), seconds=time.monotonic() - began,
-            bytes=found.bytes, events=settled.told, prepared_xa=prepared_xa(session, mariadb=mariadb),
-            warnings=(*warnings, *settled.warnings))
+            gtids=executed,
+            transactions=_applied(found, counted, exclude),
+            seconds=time.monotonic() - began,
+            bytes=found.bytes,
+            events=settled.told,
+            prepared_xa=prepared_xa(session, mariadb=mariadb),
+            warnings=(*warnings, *settled.warnings),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +164,17 @@ class _Leg:
 def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
     applier_mariadb.refuse_repeated(leg.found, narrowed=bool(leg.tables))
     installer = installer_of(server.config.program, leg.info, paths=leg.programs)
-    with log_source(server, leg.info, leg.files, leg.found, folder=leg.folder, installer=installer,
-                    memory=leg.memory, templates=leg.templates, tables=leg.tables) as source:
+    with log_source(
+        server,
+        leg.info,
+        leg.files,
+        leg.found,
+        folder=leg.folder,
+        installer=installer,
+        memory=leg.memory,
+        templates=leg.templates,
+        tables=leg.tables,
+    ) as source:
         if leg.stop.gtids:
             refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
         sizes = [(path.name, path.stat().st_size) for path in leg.files]
@@ -150,8 +182,19 @@ def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, in
         if leg.info.flavour is Flavour.MARIADB:
             applier = MariadbApplier(server, session, source, leg.found, leg.exclude, leg.workers, leg.tables)
         else:
-            applier = MysqlApplier(server, session, source, leg.found, leg.info.version, sizes, leg.start,
-                                   leg.stop.gtids, leg.exclude, leg.workers, leg.tables)
+            applier = MysqlApplier(
+                server,
+                session,
+                source,
+                leg.found,
+                leg.info.version,
+                sizes,
+                leg.start,
+                leg.stop.gtids,
+                leg.exclude,
+                leg.workers,
+                leg.tables,
+            )
         applier.prepare()
         applier.apply(_moved(leg, sizes), leg.cancel)
         executed, counted = applier.executed(), applier.applied()
@@ -175,8 +218,9 @@ def _pipe(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int
     before = applier_mysql.executed(session) if not mariadb else None
     if before is not None:
         applier_mysql.exclude(session, leg.exclude)
-    replay_through_pipe(server, leg.info, leg.files, leg.start, folder=leg.folder, programs=leg.programs,
-                        cancel=leg.cancel)
+    replay_through_pipe(
+        server, leg.info, leg.files, leg.start, folder=leg.folder, programs=leg.programs, cancel=leg.cancel
+    )
     if before is None:
         # The client's session left no trace of its place; that every statement was executed, both exit codes say.
         applier_mariadb.set_position(session, leg.found, leg.found.end)
@@ -206,8 +250,11 @@ def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[P
     elif files and stop.file and (size := files[-1].stat().st_size) != stop.pos:
         wrong = f"{names[-1]} has {size:,} bytes, and the stop is at {stop.pos:,}"
     if wrong:
-        raise RefusedError(f"these logs cannot be replayed: {wrong}", detail=" ".join(names),
-                           hint="`backupd timeline` names the gaps of the archive; fetch the logs again")
+        raise RefusedError(
+            f"these logs cannot be replayed: {wrong}",
+            detail=" ".join(names),
+            hint="`backupd timeline` names the gaps of the archive; fetch the logs again",
+        )
     if files and files[-1].stat().st_size <= FIRST_EVENT:
         files.pop()  # the stop is before its first event
     return tuple(files)
@@ -232,25 +279,34 @@ def _refuse_wrong(info: ServerInfo, found: Walk, stop: Stop, transactions: int |
     if found.is_by_gtid and not mariadb and not stop.gtids:
         raise RefusedError("the plan does not say what is executed at the stop, and the logs have GTIDs")
     if mariadb and found.works and stop.gtids and not same(str(found.end), stop.gtids, mariadb=True):
-        raise RefusedError("the logs do not end where the replay is to stop",
-                           detail=f"they end at {found.end}, the stop is at {stop.gtids}")
-    absent = [gtid for gtid in exclude
-              if not (gtid in found.before if mariadb else covers(stop.gtids, gtid, mariadb=False))]
+        raise RefusedError(
+            "the logs do not end where the replay is to stop",
+            detail=f"they end at {found.end}, the stop is at {stop.gtids}",
+        )
+    absent = [
+        gtid for gtid in exclude if not (gtid in found.before if mariadb else covers(stop.gtids, gtid, mariadb=False))
+    ]
     if absent:
-        raise RefusedError(f"{', '.join(absent)} cannot be left out: it is not in the logs that are replayed",
-                           hint="`backupd binlog search` finds the GTIDs of transactions")
+        raise RefusedError(
+            f"{', '.join(absent)} cannot be left out: it is not in the logs that are replayed",
+            hint="`backupd binlog search` finds the GTIDs of transactions",
+        )
     held = found.transactions + found.repeated
     if transactions is not None and found.is_marked and held != transactions:
-        raise DamagedError("the logs do not hold what the index says",
-                           [f"{held:,} transactions between start and stop, not {transactions:,}"])
+        raise DamagedError(
+            "the logs do not hold what the index says",
+            [f"{held:,} transactions between start and stop, not {transactions:,}"],
+        )
 
 
 def _refuse_own_id(session: Session, found: Walk, server_ids: Sequence[int]) -> None:
     """A server skips events that carry its own id, silently."""
     own = int(session.scalar("SELECT @@GLOBAL.server_id"))
     if own in found.server_ids or own in server_ids:
-        raise RefusedError(f"the copy has the server id {own}, which occurs in the logs: it would skip those events",
-                           hint="start it with another one")
+        raise RefusedError(
+            f"the copy has the server id {own}, which occurs in the logs: it would skip those events",
+            hint="start it with another one",
+        )
 
 
 def _state(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
@@ -271,16 +327,20 @@ def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:
         yield zone.doubt
     if name := global_zone(info.variables):
         if session.scalar("SELECT CONVERT_TZ('2020-01-01', '+00:00', %s)", name) is None:
-            yield (f"the source's time_zone is {name!r}, which the copy does not know (its tables of time zones lack "
-                   "it): what NOW() and the like gave in statements of the logs may be shifted")
+            yield (
+                f"the source's time_zone is {name!r}, which the copy does not know (its tables of time zones lack "
+                "it): what NOW() and the like gave in statements of the logs may be shifted"
+            )
         else:
             session.execute("SET GLOBAL time_zone = %s", name)
 
 
 def _unlike_the_source(found: Walk, method: ReplayMethod) -> Iterator[str]:
     if found.by_statement and method is ReplayMethod.APPLIER:
-        yield ("the logs hold data changes in STATEMENT format, which give the same rows only one after the other: "
-               "replayed without parallel workers")
+        yield (
+            "the logs hold data changes in STATEMENT format, which give the same rows only one after the other: "
+            "replayed without parallel workers"
+        )
 
 
 def _ran_until(info: ServerInfo, found: Walk, stop: Stop) -> datetime | None:
@@ -290,8 +350,17 @@ def _ran_until(info: ServerInfo, found: Walk, stop: Stop) -> datetime | None:
     return stop.at or (datetime.fromtimestamp(found.last_at, UTC) if found.last_at else None)
 
 
-def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, counted: int, stop: Stop,
-                    exclude: Sequence[str], *, narrowed: bool) -> None:
+def _refuse_unequal(
+    info: ServerInfo,
+    found: Walk,
+    before: str,
+    executed: str,
+    counted: int,
+    stop: Stop,
+    exclude: Sequence[str],
+    *,
+    narrowed: bool,
+) -> None:
     """Is everything executed that should be, and nothing else?"""
     mariadb = info.flavour is Flavour.MARIADB
     expected = found.transactions - len(exclude)
@@ -304,8 +373,11 @@ def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, c
     if (mariadb or not found.is_by_gtid) and found.is_marked and counted < expected:
         problems.append(f"its server counted {counted:,} transactions, and the logs hold {expected:,}")
     if problems:
-        raise ServerError("the copy did not end where it should", detail="\n".join(problems),
-                          hint=f"throw this copy away; {other_way(narrowed=narrowed)}")
+        raise ServerError(
+            "the copy did not end where it should",
+            detail="\n".join(problems),
+            hint=f"throw this copy away; {other_way(narrowed=narrowed)}",
+        )
 
 
 def _applied(found: Walk, counted: int, exclude: Sequence[str]) -> int:

@@ -70,19 +70,33 @@ def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) ->
         return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number, "server_id": str(_own_id(server_ids))}
     ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
     old = {} if info.version >= _TABLES_BY_DEFAULT else _MYSQL_57
-    return {**_ALWAYS, **_MYSQL, **old, "server_id": str(_own_id(server_ids)),
-            "loose_slave_parallel_workers": number, "loose_replica_parallel_workers": number,
-            "loose_slave_preserve_commit_order": ordered, "loose_replica_preserve_commit_order": ordered}
+    return {
+        **_ALWAYS,
+        **_MYSQL,
+        **old,
+        "server_id": str(_own_id(server_ids)),
+        "loose_slave_parallel_workers": number,
+        "loose_replica_parallel_workers": number,
+        "loose_slave_preserve_commit_order": ordered,
+        "loose_replica_preserve_commit_order": ordered,
+    }
 
 
-def replay_config(config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int, *,
-                  since: datetime, until: datetime) -> ServerConfig:
+def replay_config(
+    config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int, *, since: datetime, until: datetime
+) -> ServerConfig:
     """``config`` changed so that logs can be replayed: ``replay_options``, a server id that occurs in no event, its
     accounts known (GRANT and CREATE EVENT must work), one of ours among them until the server is stopped, and the time
     zone that the source had when it wrote them, from ``since`` to ``until``."""
     options = dict(replay_options(info, server_ids, workers))
-    return replace(config, skip_grants=False, own_account=True, server_id=int(options.pop("server_id") or 0),
-                   options={**config.options, **options}, zone=zone_of(info.variables, since, until))
+    return replace(
+        config,
+        skip_grants=False,
+        own_account=True,
+        server_id=int(options.pop("server_id") or 0),
+        options={**config.options, **options},
+        zone=zone_of(info.variables, since, until),
+    )
 
 
 def _own_id(server_ids: Sequence[int]) -> int:

@@ -64,15 +64,21 @@ class Replaying:
         backup itself is fetched. Raises what ``fetch_logs`` does, and RefusedError."""
         refuse_no_room_for(self.spec, folder)
         with self.watch.phase(PHASE):
-            logs = fetch_logs(self.server, self.spec, self.destinations, self.unsealer, folder, report=self.report,
-                              cancel=self.cancel)
+            logs = fetch_logs(
+                self.server, self.spec, self.destinations, self.unsealer, folder, report=self.report, cancel=self.cancel
+            )
             refuse_conflicts(self.spec, logs)
         return logs
 
     def beginning(self, logs: Logs, last: Loaded, place: Position | None) -> Beginning:
         """Where the replay onto a copy of ``last`` begins; ``place``: InnoDB's own, after prepare."""
-        return beginning(self.spec.legs[0], logs.legs[0], place, taken_until=last.header.finished_at,
-                         mariadb=last.body.facts.server.flavour is Flavour.MARIADB)
+        return beginning(
+            self.spec.legs[0],
+            logs.legs[0],
+            place,
+            taken_until=last.header.finished_at,
+            mariadb=last.body.facts.server.flavour is Flavour.MARIADB,
+        )
 
     def roll(
         self,
@@ -88,12 +94,25 @@ class Replaying:
         """Apply the logs to ``server``; ``folder`` is made and removed. ``timed`` is entered around each
         leg, ``on_stop`` called after it. Raises RefusedError when the logs made files in folders elsewhere."""
         rolled = roll_forward(
-            server, info, self.spec, logs, begin, folder=folder, report=self.report, cancel=self.cancel,
-            means=self.means, timed=timed, on_stop=on_stop)
+            server,
+            info,
+            self.spec,
+            logs,
+            begin,
+            folder=folder,
+            report=self.report,
+            cancel=self.cancel,
+            means=self.means,
+            timed=timed,
+            on_stop=on_stop,
+        )
         # Some folders the sandbox lets it make (/tmp, or everything where it is not entered as root), and forgets.
         if made := astray(server.config.datadir, server.config.writable):
-            raise RefusedError("the logs make tables in folders elsewhere, which a copy does not have",
-                               detail="\n".join(made), hint=NO_FOLDER_ELSEWHERE)
+            raise RefusedError(
+                "the logs make tables in folders elsewhere, which a copy does not have",
+                detail="\n".join(made),
+                hint=NO_FOLDER_ELSEWHERE,
+            )
         shutil.rmtree(folder, ignore_errors=True)
         return replace(rolled, warnings=(*logs.warnings, *rolled.warnings))
 
@@ -105,8 +124,14 @@ class Replaying:
         (With NO_DIR_IN_CREATE it would stop already where a table that lay elsewhere is altered: error 1618.)
         """
         taken = last.header.finished_at
-        return replay_config(config, last.body.facts.server, self.spec.server_ids, replay_workers(self.workers),
-                             since=taken, until=max(taken, self.spec.stop.at or taken))
+        return replay_config(
+            config,
+            last.body.facts.server,
+            self.spec.server_ids,
+            replay_workers(self.workers),
+            since=taken,
+            until=max(taken, self.spec.stop.at or taken),
+        )
 
 
 def roll_staged(
@@ -137,8 +162,18 @@ def roll_staged(
     assert_local(site.data, site.store)
     begin = work.beginning(logs, last, place)
     config = work.config(
-        server_config(programs.server.path, site.data, run_folder, options, account=account, store=site.store,
-                      memory=work.memory, key_files=key_files), last)
+        server_config(
+            programs.server.path,
+            site.data,
+            run_folder,
+            options,
+            account=account,
+            store=site.store,
+            memory=work.memory,
+            key_files=key_files,
+        ),
+        last,
+    )
     with passable(site), starting(), contextlib.ExitStack() as stack:
         with work.watch.phase("started", size):
             server = stack.enter_context(LaunchedServer(config, cancel=work.cancel))

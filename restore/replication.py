@@ -26,9 +26,12 @@ def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     if info.flavour is not Flavour.MARIADB:
         if position == facts.position:
             return ()
-        return ("replaying binary logs removed the replication settings that came with the data: set them again with "
-                "CHANGE REPLICATION SOURCE TO; everything up to "
-                + (position.gtid or f"{position.file}:{position.pos}") + " is executed",)
+        return (
+            "replaying binary logs removed the replication settings that came with the data: set them again with "
+            "CHANGE REPLICATION SOURCE TO; everything up to "
+            + (position.gtid or f"{position.file}:{position.pos}")
+            + " is executed",
+        )
     recorded = " ".join(_SECRET.sub(r"\1'***'", redact(facts.receipts.replica_of)).split())
     found = ["a backup of MariaDB holds no replication settings (master.info is not in it): set them again, as below"]
     if recorded or info.role is Role.REPLICA:

@@ -53,11 +53,21 @@ class RolledForward:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "branch": self.stop.branch, "file": self.stop.file, "pos": self.stop.pos, "gtid": self.stop.gtids,
-            "at": format_time(self.stop.at) if self.stop.at else None, "method": str(self.method),
-            "reason": self.reason, "transactions": self.transactions, "bytes": self.bytes,
-            "seconds": round(self.seconds, 3), "excluded": list(self.excluded), "doubtful": list(self.doubtful),
-            "events": list(self.events), "prepared_xa": list(self.prepared_xa), "warnings": list(self.warnings),
+            "branch": self.stop.branch,
+            "file": self.stop.file,
+            "pos": self.stop.pos,
+            "gtid": self.stop.gtids,
+            "at": format_time(self.stop.at) if self.stop.at else None,
+            "method": str(self.method),
+            "reason": self.reason,
+            "transactions": self.transactions,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "excluded": list(self.excluded),
+            "doubtful": list(self.doubtful),
+            "events": list(self.events),
+            "prepared_xa": list(self.prepared_xa),
+            "warnings": list(self.warnings),
         }
 
     @classmethod
@@ -65,10 +75,17 @@ class RolledForward:
         at = parse_time(data["at"]) if data["at"] else None
         return cls(
             stop=Stop(data["branch"], data["file"], int(data["pos"]), data["gtid"], at),
-            method=ReplayMethod(data["method"]), reason=data["reason"], transactions=int(data["transactions"]),
-            bytes=int(data["bytes"]), seconds=float(data["seconds"]), excluded=tuple(data["excluded"]),
-            doubtful=tuple(data["doubtful"]), events=tuple(data["events"]), prepared_xa=tuple(data["prepared_xa"]),
-            warnings=tuple(data["warnings"]))
+            method=ReplayMethod(data["method"]),
+            reason=data["reason"],
+            transactions=int(data["transactions"]),
+            bytes=int(data["bytes"]),
+            seconds=float(data["seconds"]),
+            excluded=tuple(data["excluded"]),
+            doubtful=tuple(data["doubtful"]),
+            events=tuple(data["events"]),
+            prepared_xa=tuple(data["prepared_xa"]),
+            warnings=tuple(data["warnings"]),
+        )
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -77,8 +94,10 @@ class RolledForward:
         if self.doubtful:
             found.append(f"the logs do not tell whether these belong before the target: {_joined(self.doubtful)}")
         if self.prepared_xa:
-            found.append(f"{len(self.prepared_xa)} XA transactions are prepared and hold locks until somebody decides "
-                         f"(XA COMMIT or XA ROLLBACK): {_joined(self.prepared_xa)}")
+            found.append(
+                f"{len(self.prepared_xa)} XA transactions are prepared and hold locks until somebody decides "
+                f"(XA COMMIT or XA ROLLBACK): {_joined(self.prepared_xa)}"
+            )
         if self.excluded:
             found.append(f"left out as asked: {_joined(self.excluded)}")
         return tuple(found)
@@ -128,11 +147,14 @@ def refuse_conflicts(spec: ReplaySpec, logs: Logs) -> None:
         raise RefusedError(
             f"not between the backup and the target: {', '.join(conflicts.missing)}",
             hint="give transactions that would be replayed: `backupd binlog search SERVER` finds them; what the backup "
-                 "itself holds cannot be left out, an older backup may not hold it",
+            "itself holds cannot be left out, an older backup may not hold it",
         )
     if found:
-        lines = [f"{conflict.gtid} builds on {conflict.excluded}"
-                 f"{' in ' + conflict.table if conflict.table else ''}: {conflict.why}" for conflict in found]
+        lines = [
+            f"{conflict.gtid} builds on {conflict.excluded}"
+            f"{' in ' + conflict.table if conflict.table else ''}: {conflict.why}"
+            for conflict in found
+        ]
         raise RefusedError(
             f"{', '.join(spec.exclude)} cannot be left out: {len(found)} later transactions build upon it",
             detail="\n".join([*lines[:_NAMED], *([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])]),
@@ -179,16 +201,17 @@ def beginning(
         if transaction.gtid:
             gtid = plus(gtid, transaction.gtid, mariadb=mariadb)
     return Beginning(
-        Position(place.file, place.pos, gtid), len(skipped),
+        Position(place.file, place.pos, gtid),
+        len(skipped),
         f"the copy stands at {place.file}:{place.pos} by InnoDB's own record, {len(skipped)} transactions after the "
-        f"backup's position {start.file}:{start.pos}: replayed from there, so that nothing is applied twice")
+        f"backup's position {start.file}:{start.pos}: replayed from there, so that nothing is applied twice",
+    )
 
 
 def _transactions(path: Path, since: int, until: int | None) -> list[Transaction]:
     found: list[Transaction] = []
     with path.open("rb") as stream:
-        scan(stream, stop=until,
-             on_transaction=lambda one: found.append(one) if one.start >= since else None)
+        scan(stream, stop=until, on_transaction=lambda one: found.append(one) if one.start >= since else None)
     return found
 
 
@@ -222,17 +245,37 @@ def roll_forward(
     for number, (leg, files) in enumerate(zip(spec.legs, logs.legs, strict=True)):
         here = begin if number == 0 else Beginning(leg.start)
         with timed(leg):
-            done.append(_leg(server, info, spec, leg, files, here, folder=folder / f"{number + 1}", report=report,
-                             cancel=cancel, means=means))
+            done.append(
+                _leg(
+                    server,
+                    info,
+                    spec,
+                    leg,
+                    files,
+                    here,
+                    folder=folder / f"{number + 1}",
+                    report=report,
+                    cancel=cancel,
+                    means=means,
+                )
+            )
         on_stop(leg.stop)
     return RolledForward(
-        stop=spec.stop, method=spec.method, reason=spec.reason,
-        transactions=sum(one.transactions for one in done), bytes=sum(one.bytes for one in done),
-        seconds=sum(one.seconds for one in done), excluded=spec.exclude, doubtful=spec.doubtful,
+        stop=spec.stop,
+        method=spec.method,
+        reason=spec.reason,
+        transactions=sum(one.transactions for one in done),
+        bytes=sum(one.bytes for one in done),
+        seconds=sum(one.seconds for one in done),
+        excluded=spec.exclude,
+        doubtful=spec.doubtful,
         events=tuple(dict.fromkeys(event for one in done for event in one.events)),
         prepared_xa=done[-1].prepared_xa if done else (),
-        warnings=(*([begin.reason] if begin.reason else []),
-                  *dict.fromkeys(warning for one in done for warning in one.warnings)))
+        warnings=(
+            *([begin.reason] if begin.reason else []),
+            *dict.fromkeys(warning for one in done for warning in one.warnings),
+        ),
+    )
 
 
 def _leg(
@@ -254,10 +297,22 @@ def _leg(
         return Replayed(gtids=leg.stop.gtids, transactions=0, seconds=0.0, bytes=0)
     expected = None if leg.transactions is None else leg.transactions - begin.skipped
     return replay(
-        server, info, needed, begin.position, leg.stop, method=spec.method, exclude=spec.exclude,
-        server_ids=spec.server_ids, transactions=expected, tables=tables_of(spec), folder=folder, report=report,
+        server,
+        info,
+        needed,
+        begin.position,
+        leg.stop,
+        method=spec.method,
+        exclude=spec.exclude,
+        server_ids=spec.server_ids,
+        transactions=expected,
+        tables=tables_of(spec),
+        folder=folder,
+        report=report,
         cancel=cancel,
-        templates=means.templates, programs=means.programs)
+        templates=means.templates,
+        programs=means.programs,
+    )
 
 
 def _joined(lines: Sequence[str]) -> str:

@@ -54,8 +54,13 @@ def prepare_command(
 
 
 def render_runbook(
-    header: Header, body: Body, *, destinations: Sequence[str], earlier: Sequence[BackupRecord] = (),
-    places: Mapping[str, DestinationConfig] = NOWHERE, signed: bool = False,
+    header: Header,
+    body: Body,
+    *,
+    destinations: Sequence[str],
+    earlier: Sequence[BackupRecord] = (),
+    places: Mapping[str, DestinationConfig] = NOWHERE,
+    signed: bool = False,
 ) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``earlier``: what an increment builds on,
     the full backup first; ``places``: what is known of the destinations that hold it or will; ``signed``: are the
@@ -106,8 +111,12 @@ def render_runbook(
     )
     return (
         text
-        + render_places(header.server, chain, places, stored=sum(item.size for item in header.objects)
-                        + sum(record.stats.bytes_stored for record in earlier))
+        + render_places(
+            header.server,
+            chain,
+            places,
+            stored=sum(item.size for item in header.objects) + sum(record.stats.bytes_stored for record in earlier),
+        )
         + "\n".join(
             f"## {number}. {title}\n\n{why}\n\n```sh\n{script.strip()}\n```\n"
             for number, (title, why, script) in enumerate(steps, start=1)
@@ -126,9 +135,14 @@ def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row, chain: Seq
     series = info.version.series
     ours = programs_of(info)
     programs = [*([] if _is_clone(tool) else [tool.name]), ours.server, ours.client, ours.admin, ours.check]
-    of_tool = "" if _is_clone(tool) else (
-        f"{tool.name} --no-defaults --version 2>&1 | grep -F ' {tool.version.series}.' ||"
-        f" {{ echo 'needs {tool.name} {tool.version.series}' >&2; exit 1; }}\n")
+    of_tool = (
+        ""
+        if _is_clone(tool)
+        else (
+            f"{tool.name} --no-defaults --version 2>&1 | grep -F ' {tool.version.series}.' ||"
+            f" {{ echo 'needs {tool.name} {tool.version.series}' >&2; exit 1; }}\n"
+        )
+    )
     script = f"""
 set -eu
 umask 077
@@ -159,14 +173,17 @@ mkdir -m 0711 "$WORK"
 
 def _unpack(chain: Sequence[str]) -> Step:
     goals = ["data", *(_increment(number) for number in range(1, len(chain)))]
-    script = "".join(
-        f"""
+    script = (
+        "".join(
+            f"""
 gpg --quiet --output "$WORK/{goal}.sh.zst" --decrypt "$CHECKED/{backup}/{layout.UNPACK}"
 zstd -q -d "$WORK/{goal}.sh.zst" -o "$WORK/{goal}.sh"
 sh "$WORK/{goal}.sh" "$REPOSITORY" "$WORK/{goal}"
 """
-        for goal, backup in zip(goals, chain, strict=True)
-    ) + 'rm -r "$CHECKED"\n'
+            for goal, backup in zip(goals, chain, strict=True)
+        )
+        + 'rm -r "$CHECKED"\n'
+    )
     why = "`unpack.sh` makes every file from the sealed objects, and compares each of both with its SHA-256."
     if len(chain) > 1:
         why += " Each backup of the chain has its own, and gets a folder of its own."
@@ -193,9 +210,13 @@ def _prepare(tool: str, memory: int, increments: int) -> Step:
     is_xtrabackup = tool == XTRABACKUP
     commands = [
         prepare_command(
-            tool, WORK / "data", memory, WORK / _increment(number) if number else None,
+            tool,
+            WORK / "data",
+            memory,
+            WORK / _increment(number) if number else None,
             # Without it, no increment fits any more.
-            switches=("--apply-log-only",) if is_xtrabackup and number < increments else ())
+            switches=("--apply-log-only",) if is_xtrabackup and number < increments else (),
+        )
         for number in range(increments + 1)
     ]
     prepared = "full-prepared" if is_xtrabackup else "log-applied"
@@ -358,9 +379,13 @@ def _lost(left_out: int, facts: BodyFacts) -> str:
     """What the backup lacks: tables that its tool always leaves out, and those that it lost."""
     text = ""
     if left_out:
-        text += (f"\n**{left_out} tables come back without rows:** they are of engines that {facts.tool.name} leaves"
-                 " out, and no logical backup took them.\n")
+        text += (
+            f"\n**{left_out} tables come back without rows:** they are of engines that {facts.tool.name} leaves"
+            " out, and no logical backup took them.\n"
+        )
     if facts.missing:
-        text += (f"\n**{len(facts.missing)} tables are missing:** they were dropped and made again, or renamed, while"
-                 f" the backup was taken: {', '.join(name.shown for name in facts.missing)}.\n")
+        text += (
+            f"\n**{len(facts.missing)} tables are missing:** they were dropped and made again, or renamed, while"
+            f" the backup was taken: {', '.join(name.shown for name in facts.missing)}.\n"
+        )
     return text

@@ -20,8 +20,14 @@ from storage import layout
 from storage.config import DestinationConfig
 
 
-def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence[str],
-                           places: Mapping[str, DestinationConfig] = NOWHERE, signed: bool = False) -> str:
+def render_logical_runbook(
+    header: Header,
+    body: Body,
+    *,
+    destinations: Sequence[str],
+    places: Mapping[str, DestinationConfig] = NOWHERE,
+    signed: bool = False,
+) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``places``: what is known of the
     destinations that hold it or will; ``signed``: are manifests signed, so that others are refused?"""
     facts, info = body.facts, body.facts.server
@@ -29,22 +35,36 @@ def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence
     mariadb = info.flavour is Flavour.MARIADB
     later = sum(1 for table in dump.dumped if table.position is not None)
     values = {
-        "backup": header.backup_id, "server": header.server, "began": format_time(header.started_at),
-        "ended": format_time(header.finished_at), "version": f"{info.flavour} {info.version}",
+        "backup": header.backup_id,
+        "server": header.server,
+        "began": format_time(header.started_at),
+        "ended": format_time(header.finished_at),
+        "version": f"{info.flavour} {info.version}",
         "position": f"{facts.position.file}:{facts.position.pos}" if facts.position.file else "none (no binary log)",
-        "gtid": facts.position.gtid or "none", "tool": f"{facts.tool.name} {facts.tool.version}",
-        "size": format_size(header.stats.bytes_source), "files": header.stats.files, "tables": len(dump.dumped),
+        "gtid": facts.position.gtid or "none",
+        "tool": f"{facts.tool.name} {facts.tool.version}",
+        "size": format_size(header.stats.bytes_source),
+        "files": header.stats.files,
+        "tables": len(dump.dumped),
         "trusted": first_look(header.server, (header.backup_id,), signed=signed),
         "why_trusted": SIGNED if signed else UNSIGNED,
-        "missing": header.tables_missing, "recipients": ", ".join(header.recipients),
-        "destinations": ", ".join(destinations), "client": "mariadb" if mariadb else "mysql",
-        "unpack": layout.UNPACK, "set": header.table_set or "all of the policy",
+        "missing": header.tables_missing,
+        "recipients": ", ".join(header.recipients),
+        "destinations": ", ".join(destinations),
+        "client": "mariadb" if mariadb else "mysql",
+        "unpack": layout.UNPACK,
+        "set": header.table_set or "all of the policy",
         "later": f"\n{later} tables were dumped after the others and have a later position of their own; the sealed "
-                 "body of the backup names them.\n" if later else "",
-        "places": render_places(header.server, (header.backup_id,), places,
-                                stored=sum(item.size for item in header.objects)),
+        "body of the backup names them.\n"
+        if later
+        else "",
+        "places": render_places(
+            header.server, (header.backup_id,), places, stored=sum(item.size for item in header.objects)
+        ),
         "missing_words": "\n**Tables are missing in this backup:** they could not be read. The catalog and the sealed "
-                         "body name them.\n" if header.tables_missing else "",
+        "body name them.\n"
+        if header.tables_missing
+        else "",
     }
     return re.sub(r"@([a-z_]+)@", lambda found: str(values[found[1]]), _TEXT)
 

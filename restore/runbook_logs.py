@@ -47,12 +47,24 @@ def choose_logs(header: Header, body: Body, *, signed: bool) -> Step:
     """What is needed of the archive, as files in ``$WORK/logs``. ``signed``: only what SIGNER has signed; the step
     before defines what looks at that."""
     position = body.facts.position
-    return "The binary logs, for a later moment", _CHOOSE_WHY, _filled(_CHOOSE, {
-        "logs": layout.binlogs_folder(header.server).rstrip("/"), "started": _padded(header.started_at),
-        "finished": _padded(header.finished_at), "uuid": quote(body.facts.server.server_uuid),
-        "gtid": quote("".join(position.gtid.split())), "file": str(int(position.file.rpartition(".")[2])),
-        "pos": str(position.pos), "reader": programs_of(body.facts.server).reader,
-        "look": _LOOK.rstrip() if signed else ""})
+    return (
+        "The binary logs, for a later moment",
+        _CHOOSE_WHY,
+        _filled(
+            _CHOOSE,
+            {
+                "logs": layout.binlogs_folder(header.server).rstrip("/"),
+                "started": _padded(header.started_at),
+                "finished": _padded(header.finished_at),
+                "uuid": quote(body.facts.server.server_uuid),
+                "gtid": quote("".join(position.gtid.split())),
+                "file": str(int(position.file.rpartition(".")[2])),
+                "pos": str(position.pos),
+                "reader": programs_of(body.facts.server).reader,
+                "look": _LOOK.rstrip() if signed else "",
+            },
+        ),
+    )
 
 
 def apply_logs(header: Header, info: ServerInfo) -> Step:
@@ -65,15 +77,28 @@ def apply_logs(header: Header, info: ServerInfo) -> Step:
     if zone := global_zone(info.variables):
         session.append(f"SET SESSION time_zone = '{zone}'")
     more = _ALWAYS if mariadb else {**_ALWAYS, **_MYSQL}
-    return "Roll it forward", _APPLY_WHY.replace("@said@", info.variables.get("system_time_zone", "") or "not known"), (
-        _filled(_APPLY, {
-            "options": option_file(programs, info, datadir=WORK / "data", found=WORK / "data", own_account=True,
-                                   more=more).rstrip("\n"),
-            "begun": begun(programs, _ACCOUNT, environment='env ${ZONE:+TZ="$ZONE"} ').rstrip("\n"),
-            "zone": zone_of(info.variables, header.finished_at, header.finished_at).name, "account": OWN_ACCOUNT,
-            "client": f"{programs.client} {_ACCOUNT}", "asked": _ACCOUNT,
-            "reader": f"{programs.reader} --no-defaults", "reading": " --loose-gtid-strict-mode=0" if mariadb else "",
-            "session": "".join(f"        echo {quote(line + ';')}\n" for line in session)}))
+    return (
+        "Roll it forward",
+        _APPLY_WHY.replace("@said@", info.variables.get("system_time_zone", "") or "not known"),
+        (
+            _filled(
+                _APPLY,
+                {
+                    "options": option_file(
+                        programs, info, datadir=WORK / "data", found=WORK / "data", own_account=True, more=more
+                    ).rstrip("\n"),
+                    "begun": begun(programs, _ACCOUNT, environment='env ${ZONE:+TZ="$ZONE"} ').rstrip("\n"),
+                    "zone": zone_of(info.variables, header.finished_at, header.finished_at).name,
+                    "account": OWN_ACCOUNT,
+                    "client": f"{programs.client} {_ACCOUNT}",
+                    "asked": _ACCOUNT,
+                    "reader": f"{programs.reader} --no-defaults",
+                    "reading": " --loose-gtid-strict-mode=0" if mariadb else "",
+                    "session": "".join(f"        echo {quote(line + ';')}\n" for line in session),
+                },
+            )
+        ),
+    )
 
 
 def _padded(moment: datetime) -> str:

@@ -49,8 +49,12 @@ def _s3(name: str, place: S3Config, server: str, chain: Sequence[str]) -> str:
     cold = place.storage_class in _ARCHIVE_HOURS
     settings = [f"export AWS_DEFAULT_REGION={quote(place.region)}"] if place.region else []
     if place.addressing != "auto":
-        settings += ['printf \'[default]\\ns3 =\\n    addressing_style = %s\\n\' ' + place.addressing
-                     + ' > "$REPOSITORY/aws-config"', 'export AWS_CONFIG_FILE="$REPOSITORY/aws-config"']
+        settings += [
+            "printf '[default]\\ns3 =\\n    addressing_style = %s\\n' "
+            + place.addressing
+            + ' > "$REPOSITORY/aws-config"',
+            'export AWS_CONFIG_FILE="$REPOSITORY/aws-config"',
+        ]
     endpoint = f" --endpoint-url {quote(place.endpoint_url)}" if place.endpoint_url else ""
     rights = "`s3:GetObject` and `s3:ListBucket`"
     notes = []
@@ -59,24 +63,40 @@ def _s3(name: str, place: S3Config, server: str, chain: Sequence[str]) -> str:
     if place.ca_file:
         notes.append("The server's certificate was signed by an authority of its own: `export AWS_CA_BUNDLE=...`.")
     values = {
-        "name": name, "bucket": place.bucket, "where": _s3_where(place), "chain": " ".join(chain), "server": server,
+        "name": name,
+        "bucket": place.bucket,
+        "where": _s3_where(place),
+        "chain": " ".join(chain),
+        "server": server,
         "rights": rights + (" (to thaw: `s3:RestoreObject`)" if _thaws(place) else ""),
-        "notes": "".join(f" {note}" for note in notes), "settings": "".join(f"{line}\n" for line in settings),
-        "endpoint": endpoint, "from": quote(f"s3://{place.bucket}/{folder}".rstrip("/")),
-        "bucket_word": quote(place.bucket), "prefix_word": quote(folder), "servers": layout.SERVERS,
+        "notes": "".join(f" {note}" for note in notes),
+        "settings": "".join(f"{line}\n" for line in settings),
+        "endpoint": endpoint,
+        "from": quote(f"s3://{place.bucket}/{folder}".rstrip("/")),
+        "bucket_word": quote(place.bucket),
+        "prefix_word": quote(folder),
+        "servers": layout.SERVERS,
         "logs": layout.binlogs_folder(server),
     }
     parts = [_S3_HEAD, _S3_LISTS]
     if cold:
-        parts.append(_THAW.replace("@keys@", "objects-keys.txt").replace("@what@", "The files of the backup")
-                     .replace("@class@", place.storage_class).replace("@hours@", _ARCHIVE_HOURS[place.storage_class]))
+        parts.append(
+            _THAW.replace("@keys@", "objects-keys.txt")
+            .replace("@what@", "The files of the backup")
+            .replace("@class@", place.storage_class)
+            .replace("@hours@", _ARCHIVE_HOURS[place.storage_class])
+        )
     parts.append(_S3_FETCH.replace("@force@", " --force-glacier-transfer" if cold else ""))
     parts.append(_S3_LOGS_HEAD)
     logs = place.binlog_storage_class
     if logs in _ARCHIVE_HOURS:
         parts.append(_S3_LOG_KEYS)
-        parts.append(_THAW.replace("@keys@", "log-keys.txt").replace("@what@", "The logs").replace("@class@", logs)
-                     .replace("@hours@", _ARCHIVE_HOURS[logs]))
+        parts.append(
+            _THAW.replace("@keys@", "log-keys.txt")
+            .replace("@what@", "The logs")
+            .replace("@class@", logs)
+            .replace("@hours@", _ARCHIVE_HOURS[logs])
+        )
     parts.append(_S3_LOGS.replace("@force@", " --force-glacier-transfer" if logs in _ARCHIVE_HOURS else ""))
     return _filled("\n".join(parts), values)
 
@@ -97,14 +117,28 @@ def _thaws(place: S3Config) -> bool:
 
 def _sftp(name: str, place: SftpConfig, server: str, chain: Sequence[str]) -> str:
     enter = f"cd {_batch_word(place.path)}"
-    gets = "".join(f"get -r {layout.backup_folder(server, backup).rstrip('/')} {layout.SERVERS}{server}\n"
-                   for backup in chain)
-    return _filled(_SFTP, {
-        "name": name, "user": place.user, "host": place.host, "port": str(place.port), "path": place.path,
-        "account": quote(f"{place.user}@{place.host}"), "enter": enter, "enter_word": quote(enter), "gets": gets,
-        "server": server, "servers": layout.SERVERS, "chain": " ".join(chain),
-        "logs": layout.binlogs_folder(server).rstrip("/"), "binlogs": layout.BINLOGS.rstrip("/"),
-    })
+    gets = "".join(
+        f"get -r {layout.backup_folder(server, backup).rstrip('/')} {layout.SERVERS}{server}\n" for backup in chain
+    )
+    return _filled(
+        _SFTP,
+        {
+            "name": name,
+            "user": place.user,
+            "host": place.host,
+            "port": str(place.port),
+            "path": place.path,
+            "account": quote(f"{place.user}@{place.host}"),
+            "enter": enter,
+            "enter_word": quote(enter),
+            "gets": gets,
+            "server": server,
+            "servers": layout.SERVERS,
+            "chain": " ".join(chain),
+            "logs": layout.binlogs_folder(server).rstrip("/"),
+            "binlogs": layout.BINLOGS.rstrip("/"),
+        },
+    )
 
 
 def _batch_word(text: str) -> str:

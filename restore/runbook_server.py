@@ -47,19 +47,34 @@ def with_variables(text: str) -> str:
 def known_lines(names: Sequence[str], folder: str) -> str:
     """Shell that prints what is believed of the option file in a backup, as ``backupcnf.known_options`` does."""
     known = "|".join(name.replace("-", "[-_]") for name in names)
-    return (f"""sed -n -E '/^({known}) *= *{PLAIN_VALUE}$/p; /^plugin[-_]load([-_]add)? *= *{KEY_PLUGIN} *$/p;"""
-            f""" \\|^plugin[-_]dir *= *"?{PLUGIN_DIR}"?$|p;"""
-            f""" /^(loose[-_])?file[-_]key[-_]management[-_]/p' "{folder}/backup-my.cnf\"""")
+    return (
+        f"""sed -n -E '/^({known}) *= *{PLAIN_VALUE}$/p; /^plugin[-_]load([-_]add)? *= *{KEY_PLUGIN} *$/p;"""
+        f""" \\|^plugin[-_]dir *= *"?{PLUGIN_DIR}"?$|p;"""
+        f""" /^(loose[-_])?file[-_]key[-_]management[-_]/p' "{folder}/backup-my.cnf\""""
+    )
 
 
-def option_file(programs: Programs, info: ServerInfo, *, datadir: Path, found: Path, own_account: bool = False,
-                more: Mapping[str, str | None] = _NONE) -> str:
+def option_file(
+    programs: Programs,
+    info: ServerInfo,
+    *,
+    datadir: Path,
+    found: Path,
+    own_account: bool = False,
+    more: Mapping[str, str | None] = _NONE,
+) -> str:
     """Shell that writes ``$WORK/run/my.cnf`` of a server on ``datadir`` that nobody can reach and that reaches nobody.
 
     ``found``: the folder with the tool's own option file; ``own_account``: with accounts and events, and an init file,
     instead of letting everybody in; ``more``: options that win over those of the source."""
-    config = ServerConfig(program=programs.server, datadir=datadir, directory=WORK / "run", skip_grants=not own_account,
-                          own_account=own_account, options={**options_for_copy(WORK, info.variables), **more})
+    config = ServerConfig(
+        program=programs.server,
+        datadir=datadir,
+        directory=WORK / "run",
+        skip_grants=not own_account,
+        own_account=own_account,
+        options={**options_for_copy(WORK, info.variables), **more},
+    )
     text = option_text(config).removeprefix("[mysqld]\n")
     for letter in "\\$`":
         text = text.replace(letter, "\\" + letter)

@@ -56,11 +56,15 @@ _SIGNER_LOOKS = """
     if test -e "$1/manifest.json.sig"; then cp "$1/manifest.json.sig" "$kept"; fi
     signed_by_signer "$kept/manifest.json" "$1/manifest.json"
 """
-UNSIGNED = ("\n\nNothing of this server is signed: that its files are those that their description names is looked "
-            "at, but whoever can write here can have made both.")
-SIGNED = ("\n\nSet `SIGNER` to the fingerprint of the key that signs these backups (`export SIGNER=...`): from the "
-          "page that is kept outside of this place (`backupd keys page` prints it), never from here. Descriptions that "
-          "this key has not signed, and files that they do not name, stop this before anything is opened or run.")
+UNSIGNED = (
+    "\n\nNothing of this server is signed: that its files are those that their description names is looked "
+    "at, but whoever can write here can have made both."
+)
+SIGNED = (
+    "\n\nSet `SIGNER` to the fingerprint of the key that signs these backups (`export SIGNER=...`): from the "
+    "page that is kept outside of this place (`backupd keys page` prints it), never from here. Descriptions that "
+    "this key has not signed, and files that they do not name, stop this before anything is opened or run."
+)
 
 
 def signature_check() -> str:
@@ -72,5 +76,10 @@ def first_look(server: str, chain: Sequence[str], *, signed: bool) -> str:
     """Shell that stops where a backup of ``chain`` is not what was stored; ``$CHECKED/ID`` holds its ``unpack.sh``."""
     look = _SIGNER_LOOKS.strip() if signed else 'echo "$1 is not signed" >&2'
     folders = [f'unaltered "$REPOSITORY/{layout.backup_folder(server, backup).rstrip("/")}"' for backup in chain]
-    return "".join((signature_check() if signed else "", _UNALTERED.lstrip("\n").replace("@signed@", look),
-                    *(f"{line}\n" for line in folders)))
+    return "".join(
+        (
+            signature_check() if signed else "",
+            _UNALTERED.lstrip("\n").replace("@signed@", look),
+            *(f"{line}\n" for line in folders),
+        )
+    )

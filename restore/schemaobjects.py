@@ -74,14 +74,24 @@ class SchemaObjects:
     warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"added": [{**one.as_json(), "enabled": one in self.enabled if one.kind == "event" else None}
-                          for one in self.added],
-                "left_alone": [{**one.as_json(), "differs": differs} for one, differs in self.left_alone.items()],
-                "failed": [{**one.as_json(), "why": why} for one, why in self.failed.items()]}
+        return {
+            "added": [
+                {**one.as_json(), "enabled": one in self.enabled if one.kind == "event" else None} for one in self.added
+            ],
+            "left_alone": [{**one.as_json(), "differs": differs} for one, differs in self.left_alone.items()],
+            "failed": [{**one.as_json(), "why": why} for one, why in self.failed.items()],
+        }
 
 
-def keep_scripts(connection: Connection, folder: Path, schemas: Iterable[str], whole: Collection[str], *,
-                 absent: Collection[TableName], working: bool) -> tuple[str, ...]:
+def keep_scripts(
+    connection: Connection,
+    folder: Path,
+    schemas: Iterable[str],
+    whole: Collection[str],
+    *,
+    absent: Collection[TableName],
+    working: bool,
+) -> tuple[str, ...]:
     """Write the scripts of ``schemas`` on a copy that holds some of their tables into ``folder``; for those that are
     not ``whole`` just the one of the schema itself. ``absent``: tables that are not in the copy; it forgets them for
     good. ``working``: views on these become comments. Gives what could not be read, in words."""
@@ -95,8 +105,9 @@ def keep_scripts(connection: Connection, folder: Path, schemas: Iterable[str], w
                 scripts = read_schema(session, schema, objects=schema in whole, partial=not working)
             except BackupdError as error:
                 session.ping()
-                said.append(f"schema {schema}: what it holds besides tables cannot be read: "
-                            f"{error.detail or error.message}")
+                said.append(
+                    f"schema {schema}: what it holds besides tables cannot be read: {error.detail or error.message}"
+                )
                 continue
             said += [f"schema {schema}: {why}" for why in scripts.unread]
             for path, content in scripts.files().items():
@@ -118,14 +129,20 @@ def remarks(folder: Path, schemas: Sequence[str], backup_id: str, *, replayed: b
     said = []
     none = [schema for schema in schemas if not any(_path(folder, schema, part).is_file() for part in _PARTS)]
     if chosen and none:
-        said.append(f"backup {backup_id} has no views, routines or events of {', '.join(none)}: there were none, or it "
-                    "was to take some tables of that schema only")
+        said.append(
+            f"backup {backup_id} has no views, routines or events of {', '.join(none)}: there were none, or it "
+            "was to take some tables of that schema only"
+        )
     elif replayed and none:
-        said.append(f"backup {backup_id} has no views, routines or events of {', '.join(none)}: those that were made "
-                    "between it and the target are not restored")
+        said.append(
+            f"backup {backup_id} has no views, routines or events of {', '.join(none)}: those that were made "
+            "between it and the target are not restored"
+        )
     if replayed and (some := [schema for schema in schemas if schema not in none]):
-        said.append(f"views, routines and events of {', '.join(some)} are those of backup {backup_id}: what was done "
-                    "to them between it and the target is not replayed")
+        said.append(
+            f"views, routines and events of {', '.join(some)} are those of backup {backup_id}: what was done "
+            "to them between it and the target is not replayed"
+        )
     return tuple(said)
 
 
@@ -145,8 +162,9 @@ def create_missing(connection: Connection, folder: Path, schemas: Iterable[str])
     return frozenset(made)
 
 
-def add_missing(connection: Connection, folder: Path, schemas: Iterable[str], fresh: Collection[str] = ()
-                ) -> SchemaObjects:
+def add_missing(
+    connection: Connection, folder: Path, schemas: Iterable[str], fresh: Collection[str] = ()
+) -> SchemaObjects:
     """Make what ``schemas`` hold by their scripts in ``folder`` and lack on the server; their tables are there.
 
     ``fresh``: schemas that were made for this restore. Only in these is the default collation changed for the moment in
@@ -156,8 +174,10 @@ def add_missing(connection: Connection, folder: Path, schemas: Iterable[str], fr
     with connection.connect() as session:
         session.execute(f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
         adding = _Adding(session, _Present.look(session), fresh)
-        wanted = {schema: {part: _read(_path(folder, schema, part), schema) for part in _PARTS}
-                  for schema in sorted(set(schemas))}
+        wanted = {
+            schema: {part: _read(_path(folder, schema, part), schema) for part in _PARTS}
+            for schema in sorted(set(schemas))
+        }
         for schema, parts in wanted.items():
             adding.compare(schema, [one for part in parts.values() for one in part])
         for part in _PARTS:
@@ -187,8 +207,13 @@ class _Present:
     @classmethod
     def look(cls, session: Session) -> _Present:
         folded = int(session.scalar("SELECT @@GLOBAL.lower_case_table_names")) != 0
-        return cls({str(name).lower() if folded else str(name): str(collation)
-                    for name, collation in session.query(_SCHEMATA)}, folded)
+        return cls(
+            {
+                str(name).lower() if folded else str(name): str(collation)
+                for name, collation in session.query(_SCHEMATA)
+            },
+            folded,
+        )
 
     def has(self, schema: str) -> bool:
         return self.fold(schema) in self.collations
@@ -214,8 +239,11 @@ class _Adding:
     def compare(self, schema: str, objects: Iterable[_Scripted]) -> None:
         """Find out which of ``objects`` are there."""
         scripts = read_schema(self._session, schema, partial=True)
-        theirs = {self._present.key(one.object): one for text in (scripts.routines, scripts.views, scripts.events)
-                  for one in _objects(text, schema)}
+        theirs = {
+            self._present.key(one.object): one
+            for text in (scripts.routines, scripts.views, scripts.events)
+            for one in _objects(text, schema)
+        }
         for one in objects:
             there = theirs.get(self._present.key(one.object))
             if there is not None:
@@ -234,14 +262,17 @@ class _Adding:
     def done(self) -> SchemaObjects:
         warnings = list(self._warnings)
         for definer, objects in sorted(self._strangers.items()):
-            warnings.append(f"there is no account {definer} here, the definer of {_listed(objects)}: these do not work "
-                            "until it is made, or they get another one")
+            warnings.append(
+                f"there is no account {definer} here, the definer of {_listed(objects)}: these do not work "
+                "until it is made, or they get another one"
+            )
         if self._enabled:
             running = str(self._session.scalar("SELECT @@GLOBAL.event_scheduler")) in ("ON", "1")
-            warnings.append(f"enabled, as their definitions say: {_listed(self._enabled)}; they run by their schedules"
-                            f"{'' if running else ' once event_scheduler is ON'}")
-        return SchemaObjects(tuple(self._added), tuple(self._enabled), self._left_alone,
-                             self._failed, tuple(warnings))
+            warnings.append(
+                f"enabled, as their definitions say: {_listed(self._enabled)}; they run by their schedules"
+                f"{'' if running else ' once event_scheduler is ON'}"
+            )
+        return SchemaObjects(tuple(self._added), tuple(self._enabled), self._left_alone, self._failed, tuple(warnings))
 
     def _make(self, one: _Scripted) -> str:
         """Empty when that is settled, else why not."""
@@ -278,8 +309,10 @@ class _Adding:
             return "", ""
         if one.object.schema in self._fresh:
             return one.collation, own
-        self._warnings.append(f"{one.object.shown} was made when the collation of its schema was {one.collation}; here "
-                              f"that is {own}, and so it is for its parameters and variables that do not name one")
+        self._warnings.append(
+            f"{one.object.shown} was made when the collation of its schema was {one.collation}; here "
+            f"that is {own}, and so it is for its parameters and variables that do not name one"
+        )
         return "", ""
 
 
@@ -308,8 +341,11 @@ def _read(path: Path, schema: str) -> tuple[_Scripted, ...]:
     try:
         return tuple(_objects(_text(path), schema)) if path.is_file() else ()
     except ValueError as error:
-        raise DamagedError(f"{path.name} of schema {schema} is not as a backup has it", [str(error)],
-                           hint="restore from another backup") from error
+        raise DamagedError(
+            f"{path.name} of schema {schema} is not as a backup has it",
+            [str(error)],
+            hint="restore from another backup",
+        ) from error
 
 
 def _objects(text: str, schema: str) -> Iterator[_Scripted]:
@@ -329,7 +365,7 @@ def _scripted(statement: str, setting: str, collation: str, schema: str) -> _Scr
     words = [token.word for token in found]
     at = next((at for at, word in enumerate(words) if word in _KINDS), 0)
     kind = words[at].lower()
-    if words[at:at + 2] == ["PACKAGE", "BODY"]:
+    if words[at : at + 2] == ["PACKAGE", "BODY"]:
         kind, at = "package body", at + 1
     if at == 0 or words[1] == "OR" or at + 1 >= len(found):
         raise ValueError(f"no view, routine or event is made by this: {statement[:200]!r}")
@@ -342,7 +378,7 @@ def _scripted(statement: str, setting: str, collation: str, schema: str) -> _Scr
 def _definer(found: Sequence[Token]) -> str:
     """The account (or role) behind DEFINER =; empty without one."""
     at = next((at for at, token in enumerate(found) if token.word == "DEFINER"), len(found)) + 2
-    parts = [token.plain for token in found[at:at + 3]]
+    parts = [token.plain for token in found[at : at + 3]]
     if parts[1:2] == ["@"]:
         return "@".join(map(quote_name, parts[::2]))
     return quote_name(*parts[:1]) if parts else ""

@@ -95,8 +95,16 @@ def scratch_instance(
     not; what a killed process left is removed by the next call. Raises RefusedError (too large, another series),
     DamagedError, KeyUnusableError, ToolError, ServerError.
     """
-    with workshop(spec, destinations=destinations, unsealer=unsealer, clock=clock, report=report, cancel=cancel,
-                  on_phase=on_phase, archives=archives) as work:
+    with workshop(
+        spec,
+        destinations=destinations,
+        unsealer=unsealer,
+        clock=clock,
+        report=report,
+        cancel=cancel,
+        on_phase=on_phase,
+        archives=archives,
+    ) as work:
         work.refuse(work.chain)
         with work.place() as folder:
             with work.pinned():
@@ -128,16 +136,42 @@ def workshop(
     account = worker_account()
     remove_dead(spec.path)
     watch = Stopwatch(note)
-    replaying = None if spec.replay is None else Replaying(
-        spec.server, spec.replay, destinations if archives is None else archives, unsealer, memory=spec.memory // 4,
-        workers=spec.workers, means=Means(spec.programs, spec.templates), watch=watch, report=report, cancel=cancel)
+    replaying = (
+        None
+        if spec.replay is None
+        else Replaying(
+            spec.server,
+            spec.replay,
+            destinations if archives is None else archives,
+            unsealer,
+            memory=spec.memory // 4,
+            workers=spec.workers,
+            means=Means(spec.programs, spec.templates),
+            watch=watch,
+            report=report,
+            cancel=cancel,
+        )
+    )
     chain, said = load_chain(spec.server, spec.chain, destinations, unsealer)
     programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
     if programs.server is None:
         raise ToolMissingError("no server program was found", hint="install the database server on this host")
     yield Workshop(
-        spec, chain, tuple(destinations), unsealer, clock, report, cancel, watch, account, programs.tool,
-        programs.server, replaying, phases, [*said, *remarks(chain[-1].body.facts.server)])
+        spec,
+        chain,
+        tuple(destinations),
+        unsealer,
+        clock,
+        report,
+        cancel,
+        watch,
+        account,
+        programs.tool,
+        programs.server,
+        replaying,
+        phases,
+        [*said, *remarks(chain[-1].body.facts.server)],
+    )
 
 
 @dataclass(slots=True)
@@ -186,13 +220,29 @@ class Workshop:
 
     def fetch(self, chain: Sequence[Loaded], folder: Path) -> None:
         self.warnings += fetch_members(
-            chain, folder, destinations=self.destinations, unsealer=self.unsealer, workers=self.spec.workers,
-            watch=self.watch, report=self.report, cancel=self.cancel)
+            chain,
+            folder,
+            destinations=self.destinations,
+            unsealer=self.unsealer,
+            workers=self.spec.workers,
+            watch=self.watch,
+            report=self.report,
+            cancel=self.cancel,
+        )
 
     def assemble(self, chain: Sequence[Loaded], folder: Path, *, left_out: LeftOut = nothing) -> Built:
         """What was fetched becomes ``folder/data``, whose server may be started."""
-        built = assemble(chain, folder, tool=self.tool, memory_cap=self.spec.memory, watch=self.watch,
-                         report=self.report, cancel=self.cancel, left_out=left_out, key_files=self.spec.key_files)
+        built = assemble(
+            chain,
+            folder,
+            tool=self.tool,
+            memory_cap=self.spec.memory,
+            watch=self.watch,
+            report=self.report,
+            cancel=self.cancel,
+            left_out=left_out,
+            key_files=self.spec.key_files,
+        )
         data, store = folder / "data", folder / "external"
         with self.watch.phase("restored", _size(chain)):
             hand_over(data, self.account, folder_mode=FOLDER_MODE)
@@ -202,15 +252,21 @@ class Workshop:
         return built
 
     @contextlib.contextmanager
-    def started(
-        self, chain: Sequence[Loaded], folder: Path, built: Built, *, clean: bool = True
-    ) -> Iterator[Scratch]:
+    def started(self, chain: Sequence[Loaded], folder: Path, built: Built, *, clean: bool = True) -> Iterator[Scratch]:
         """The running copy. ``clean``: shut it down at the end; else it is killed, for nobody needs its files."""
         last, spec, data = chain[-1], self.spec, folder / "data"
         info = last.body.facts.server
         pool = max(_LEAST_POOL, min(spec.memory // 2, _MOST_POOL))
-        config = server_config(self.server.path, data, folder / "run", built.options, account=self.account,
-                               store=folder / "external", memory=pool, key_files=spec.key_files)
+        config = server_config(
+            self.server.path,
+            data,
+            folder / "run",
+            built.options,
+            account=self.account,
+            store=folder / "external",
+            memory=pool,
+            key_files=spec.key_files,
+        )
         if self.replaying is not None:
             config = self.replaying.config(config, last)
         elif spec.accounts:
@@ -219,8 +275,9 @@ class Workshop:
             with self.watch.phase("started", _size(chain)):
                 server = stack.enter_context(looked_at(config, info, replica=False))
                 named = compare_named(server.connection, last)
-            copy = Scratch(server.connection, last, server.sandboxed, data, self.phases,
-                           [*self.warnings, *built.warnings, *named])
+            copy = Scratch(
+                server.connection, last, server.sandboxed, data, self.phases, [*self.warnings, *built.warnings, *named]
+            )
             if self.replaying is not None and self._logs is not None:
                 begin = self.replaying.beginning(self._logs, last, built.place)
                 copy.roll_forward = lambda on_stop: self._roll(server, info, begin, folder / "replay", on_stop)
@@ -230,15 +287,23 @@ class Workshop:
                 if not clean:
                     server.kill()
 
-    def _roll(self, server: LaunchedServer, info: ServerInfo, begin: Beginning, folder: Path,
-              on_stop: Callable[[Stop], None]) -> RolledForward:
+    def _roll(
+        self, server: LaunchedServer, info: ServerInfo, begin: Beginning, folder: Path, on_stop: Callable[[Stop], None]
+    ) -> RolledForward:
         replaying, logs = self.replaying, self._logs
         if replaying is None or logs is None:
             raise ValueError("there is nothing to be replayed")
         if self.tables:
             replaying = replace(replaying, spec=replace(replaying.spec, tables=tuple(map(str, self.tables))))
-        return replaying.roll(server, info, logs, begin, folder=folder, on_stop=on_stop,
-                              timed=lambda leg: self.watch.phase(PHASE, leg.size))
+        return replaying.roll(
+            server,
+            info,
+            logs,
+            begin,
+            folder=folder,
+            on_stop=on_stop,
+            timed=lambda leg: self.watch.phase(PHASE, leg.size),
+        )
 
 
 def _size(chain: Sequence[Loaded]) -> int:

@@ -68,14 +68,18 @@ def load_dump(
     check_entries(loaded.header, loaded.body)
     header, facts = loaded.header, loaded.body.facts
     if header.kind != BackupKind.LOGICAL or facts.dump is None:
-        raise RefusedError(f"backup {backup_id} is a {header.kind} one, no logical one",
-                           hint="`backupd backups` lists the kinds")
+        raise RefusedError(
+            f"backup {backup_id} is a {header.kind} one, no logical one", hint="`backupd backups` lists the kinds"
+        )
     if (header.parent, header.from_lsn, header.to_lsn, header.server_uuid) != _sealed(loaded) or (
-            header.table_set, header.tables_missing) != (facts.dump.table_set, len(facts.dump.failed)):
+        header.table_set,
+        header.tables_missing,
+    ) != (facts.dump.table_set, len(facts.dump.failed)):
         raise DamagedError(
             f"the manifest of backup {backup_id} is not whole",
             [f"{backup_id}: its clear manifest is not the one that was sealed with it"],
-            hint="restore another backup, or bring its manifest back from elsewhere")
+            hint="restore another backup, or bring its manifest back from elsewhere",
+        )
     return loaded, tuple(said)
 
 
@@ -104,8 +108,9 @@ def _broken_links(chain: Sequence[Loaded]) -> list[str]:
         if _series(this) != _series(previous):
             wrong.append(f"{name} is of {_series(this)}, {before.backup_id} of {_series(previous)}")
         if facts.tool.name != previous.body.facts.tool.name:
-            wrong.append(f"{name} was taken with {facts.tool.name}, {before.backup_id} with "
-                         f"{previous.body.facts.tool.name}")
+            wrong.append(
+                f"{name} was taken with {facts.tool.name}, {before.backup_id} with {previous.body.facts.tool.name}"
+            )
         if facts.receipts.last_lsn < previous.body.facts.receipts.last_lsn:
             wrong.append(f"{name} ends before {before.backup_id} does")
     return wrong

@@ -99,9 +99,11 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
         return _write(folder, Path(os.path.realpath(target)), _CLIENTS[flavour])
     except OSError as error:
         room = "make room there, or" if error.errno == 28 else "mend that, or"
-        raise RefusedError(f"cannot write SQL files to {target}: {error.strerror}",
-                           detail=f"at {error.filename}" if error.filename else "",
-                           hint=f"{room} name another folder; nothing was left there") from error
+        raise RefusedError(
+            f"cannot write SQL files to {target}: {error.strerror}",
+            detail=f"at {error.filename}" if error.filename else "",
+            hint=f"{room} name another folder; nothing was left there",
+        ) from error
 
 
 def refuse_target(target: Path) -> None:
@@ -111,8 +113,10 @@ def refuse_target(target: Path) -> None:
 
 def _write(folder: Path, target: Path, client: str) -> Written:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RefusedError(f"{target} is there already and is not an empty folder",
-                           hint="name one that does not exist; nothing is overwritten")
+        raise RefusedError(
+            f"{target} is there already and is not an empty folder",
+            hint="name one that does not exist; nothing is overwritten",
+        )
     partial = target.with_name(f".{target.name}{_PARTIAL}")
     _remove_partial(partial)
     partial.mkdir(parents=True, mode=0o700)
@@ -120,8 +124,11 @@ def _write(folder: Path, target: Path, client: str) -> Written:
         paths = sorted(path.relative_to(folder) for path in folder.rglob("*.sql"))
         size = sum(_put(folder / path, partial / path) for path in paths)
         tables = _tables(paths)
-        views = {decode_name(path.parts[1]): _text(partial / path) for path in paths
-                 if path.parts[0] == "schemas" and path.name == VIEWS}
+        views = {
+            decode_name(path.parts[1]): _text(partial / path)
+            for path in paths
+            if path.parts[0] == "schemas" and path.name == VIEWS
+        }
         if len(views) > 1:
             (partial / VIEWS).write_text(joined(views), encoding="utf-8", errors="surrogateescape", newline="")
         words = {"client": client, "script": SCRIPT, "readme": README}
@@ -143,12 +150,21 @@ def _remove_partial(partial: Path) -> None:
     """What a killed call left. Raises RefusedError where something lies there that such a call does not make."""
     if not os.path.lexists(partial):
         return
-    foreign = [partial.name] if partial.is_symlink() or not partial.is_dir() else [
-        path.name for path in sorted(partial.iterdir())
-        if not (path.suffix == ".sql" or path.name in (SCRIPT, *_FOLDERS))]
+    foreign = (
+        [partial.name]
+        if partial.is_symlink() or not partial.is_dir()
+        else [
+            path.name
+            for path in sorted(partial.iterdir())
+            if not (path.suffix == ".sql" or path.name in (SCRIPT, *_FOLDERS))
+        ]
+    )
     if foreign:
-        raise RefusedError(f"{partial} is needed to write the files in, and is not one of backupd's",
-                           detail="\n".join(foreign[:20]), hint="move it away, or name another folder")
+        raise RefusedError(
+            f"{partial} is needed to write the files in, and is not one of backupd's",
+            detail="\n".join(foreign[:20]),
+            hint="move it away, or name another folder",
+        )
     shutil.rmtree(partial)
 
 
@@ -164,22 +180,32 @@ def _put(source: Path, target: Path) -> int:
 
 
 def _tables(paths: Iterable[Path]) -> tuple[TableName, ...]:
-    return tuple(sorted({TableName(decode_name(path.parts[1]), decode_name(path.parts[2]))
-                         for path in paths if path.parts[0] == "tables" and len(path.parts) == 4}))
+    return tuple(
+        sorted(
+            {
+                TableName(decode_name(path.parts[1]), decode_name(path.parts[2]))
+                for path in paths
+                if path.parts[0] == "tables" and len(path.parts) == 4
+            }
+        )
+    )
 
 
 def _script(folder: Path, paths: Sequence[Path], tables: Sequence[TableName], views: Collection[str]) -> Iterator[str]:
     """Sequences first, because tables may take values from them; triggers once all rows are there. ``views``: schemas
     with some."""
     there = {str(path) for path in paths}
-    schemas = sorted({table.schema for table in tables} | {decode_name(path.parts[1]) for path in paths
-                                                           if path.parts[0] == "schemas"})
+    schemas = sorted(
+        {table.schema for table in tables}
+        | {decode_name(path.parts[1]) for path in paths if path.parts[0] == "schemas"}
+    )
     for schema in schemas:
         create = schema_folder(schema) + "create.sql"
         if create not in there:
             (folder / create).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (folder / create).write_text(f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)};\n", encoding="utf-8",
-                                         errors="surrogateescape")
+            (folder / create).write_text(
+                f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)};\n", encoding="utf-8", errors="surrogateescape"
+            )
         yield _load(create, "")
     for table in sorted(tables, key=lambda one: not _is_sequence(folder, one)):
         rows = [path for path in sorted(there) if path.startswith(table_folder(table) + "data-")]
@@ -190,8 +216,11 @@ def _script(folder: Path, paths: Sequence[Path], tables: Sequence[TableName], vi
             yield _load(VIEWS, "")
             continue
         for schema in schemas:
-            scripts = ([triggers_path(table) for table in tables if table.schema == schema] if part == "triggers"
-                       else [f"{schema_folder(schema)}{part}.sql"])
+            scripts = (
+                [triggers_path(table) for table in tables if table.schema == schema]
+                if part == "triggers"
+                else [f"{schema_folder(schema)}{part}.sql"]
+            )
             for path in scripts:
                 if path in there:
                     yield _load(path, schema)

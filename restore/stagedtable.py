@@ -12,8 +12,21 @@ from backupd.engine.ddl import TableDefinition
 from backupd.engine.ddltext import Token, parse_table, tokens, without_directories, without_foreign_keys
 
 _LATER = (["KEY"], ["UNIQUE", "KEY"])
-_ELSEWHERE = frozenset({"FEDERATED", "FEDERATEDX", "SPIDER", "CONNECT", "MRG_MYISAM", "MERGE", "OQGRAPH", "SPHINX",
-                        "NDB", "NDBCLUSTER", "S3"})
+_ELSEWHERE = frozenset(
+    {
+        "FEDERATED",
+        "FEDERATEDX",
+        "SPIDER",
+        "CONNECT",
+        "MRG_MYISAM",
+        "MERGE",
+        "OQGRAPH",
+        "SPHINX",
+        "NDB",
+        "NDBCLUSTER",
+        "S3",
+    }
+)
 """Engines whose rows lie somewhere else, mostly in a table that lives on; what is inserted would arrive there."""
 
 
@@ -53,8 +66,11 @@ def staged_table(definition: TableDefinition, *, foreign_keys: bool = False, def
     counters = {column.name for column in parse_table(name, text).columns.all if column.auto_increment}
     later = [item for item in items if _may_wait(item, counters)]
     inline = [item for item in items if item not in later]
-    return StagedTable(f"{head}(\n  " + ",\n  ".join(inline) + f"\n){tail}",
-                       tuple((_key_name(item), f"ADD {item}") for item in later), engine)
+    return StagedTable(
+        f"{head}(\n  " + ",\n  ".join(inline) + f"\n){tail}",
+        tuple((_key_name(item), f"ADD {item}") for item in later),
+        engine,
+    )
 
 
 def parts(create: str) -> tuple[str, Sequence[str], str]:
@@ -65,12 +81,12 @@ def parts(create: str) -> tuple[str, Sequence[str], str]:
             continue
         depth += (token.text == "(") - (token.text == ")")
         if token.text == "(" and depth == 1:
-            head, begin = create[:token.start], token.end
+            head, begin = create[: token.start], token.end
         elif depth == 0 and token.text == ")":
-            items.append(create[begin:token.start].strip())
-            return head, items, create[token.end:]
+            items.append(create[begin : token.start].strip())
+            return head, items, create[token.end :]
         elif token.text == "," and depth == 1:
-            items.append(create[begin:token.start].strip())
+            items.append(create[begin : token.start].strip())
             begin = token.end
     raise ValueError(f"this definition has no end: {create[:80]!r}")
 
@@ -90,4 +106,3 @@ def _key_name(item: str) -> str:
 
 def _place_of_name(words: Sequence[Token]) -> int:
     return next((place for place, token in enumerate(words) if token.kind == "name"), 0)
-

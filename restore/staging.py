@@ -157,7 +157,7 @@ def _choose(real: Path) -> Site:
         raise RefusedError(
             f"{real} cannot be made: {parent} is read-only here",
             hint="the service writes only where its unit says: add ReadWritePaths= in a drop-in (systemctl edit "
-                 "backupd), restart it, and try again; or run `backupd restore` from a shell",
+            "backupd), restart it, and try again; or run `backupd restore` from a shell",
         )
     raise RefusedError(
         f"{real} cannot be made: {parent} is not writable",

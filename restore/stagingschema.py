@@ -83,13 +83,17 @@ def drop_staging(connection: Connection, names: Iterable[str]) -> None:
     """
     wanted = sorted(set(names), key=_number)  # the first, with the journal, goes last
     if wrong := [name for name in wanted if not _NAME.fullmatch(name)]:
-        raise RefusedError(f"{', '.join(wrong)} is not a staging schema of backupd",
-                           hint=f"only schemas named {PREFIX}<restore>_<number> are dropped; nothing was")
+        raise RefusedError(
+            f"{', '.join(wrong)} is not a staging schema of backupd",
+            hint=f"only schemas named {PREFIX}<restore>_<number> are dropped; nothing was",
+        )
     with connection.connect() as session:
         # Held until the end, so that nobody begins to load meanwhile.
         if busy := [name for name in wanted if not session.scalar("SELECT GET_LOCK(%s, %s)", lock_name(name), DYING)]:
-            raise BusyError(f"a restore is loading into {', '.join(busy)} right now",
-                            hint="wait for it to end, or end it; then repeat the command")
+            raise BusyError(
+                f"a restore is loading into {', '.join(busy)} right now",
+                hint="wait for it to end, or end it; then repeat the command",
+            )
         for name in reversed(wanted):
             _drop(session, name)
 
@@ -110,7 +114,8 @@ def _drop(session: Session, name: str) -> None:
         raise ServerError(
             f"files of tables that are not there any more are left of the schema {name}",
             detail="\n".join(map(str, left)),
-            hint="remove these files: MySQL makes no schema of that name while they are there, and may not start again")
+            hint="remove these files: MySQL makes no schema of that name while they are there, and may not start again",
+        )
     if refused is not None:
         session.execute(statement)
 
@@ -121,12 +126,21 @@ def _look(session: Session, restore_id: str, names: Sequence[str]) -> Staging:
     for name in names:
         held, taken = session.query(
             "SELECT COUNT(*), COALESCE(SUM(COALESCE(DATA_LENGTH, 0) + COALESCE(INDEX_LENGTH, 0)), 0) "
-            "FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME <> %s", name, TABLE)[0]
+            "FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME <> %s",
+            name,
+            TABLE,
+        )[0]
         tables, size = tables + int(held), size + int(taken)
         if _holds(session, name, TABLE):
             begun = session.scalar(f"SELECT MIN(begun) FROM {quote_name(name, TABLE)}")  # noqa: S608  a quoted name
-    return Staging(restore_id, tuple(names), tables, size, begun.replace(tzinfo=UTC) if begun else None,
-                   any(_is_active(session, name) for name in names))
+    return Staging(
+        restore_id,
+        tuple(names),
+        tables,
+        size,
+        begun.replace(tzinfo=UTC) if begun else None,
+        any(_is_active(session, name) for name in names),
+    )
 
 
 def _is_active(session: Session, schema: str) -> bool:
@@ -134,20 +148,31 @@ def _is_active(session: Session, schema: str) -> bool:
 
 
 def _holds(session: Session, schema: str, table: str) -> bool:
-    return bool(session.scalar("SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND "
-                               "TABLE_NAME = %s", schema, table))
+    return bool(
+        session.scalar(
+            "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", schema, table
+        )
+    )
 
 
 def _make(session: Session, schema: str, *, but: str = "") -> None:
     """``but``: a table that may be in it, which an attempt that was killed has just made."""
     session.execute(f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} CHARACTER SET utf8mb4")
-    tables = [str(name) for (name,) in session.query(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME <> %s "
-        "ORDER BY TABLE_NAME LIMIT 5", schema, but)]
+    tables = [
+        str(name)
+        for (name,) in session.query(
+            "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME <> %s "
+            "ORDER BY TABLE_NAME LIMIT 5",
+            schema,
+            but,
+        )
+    ]
     if tables:
-        raise RefusedError(f"the schema {schema} is not empty, and no restore has made it",
-                           detail=f"it holds {', '.join(tables)}",
-                           hint="tables are loaded only into schemas of backupd's own; nothing was changed")
+        raise RefusedError(
+            f"the schema {schema} is not empty, and no restore has made it",
+            detail=f"it holds {', '.join(tables)}",
+            hint="tables are loaded only into schemas of backupd's own; nothing was changed",
+        )
 
 
 def _mark(schema: str) -> str:

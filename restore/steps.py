@@ -13,9 +13,15 @@ from restore.plan import Rate, Step, bytes_of, replay_rate
 
 
 def steps(
-    chain: Sequence[BackupRecord], destinations: Sequence[str], rates: Mapping[str, Rate], *,
-    datadir: Path | None = None, start: bool = False, verify: bool = False,
-    commands: Mapping[str, tuple[str, ...]] | None = None, replay: ReplaySpec | None = None,
+    chain: Sequence[BackupRecord],
+    destinations: Sequence[str],
+    rates: Mapping[str, Rate],
+    *,
+    datadir: Path | None = None,
+    start: bool = False,
+    verify: bool = False,
+    commands: Mapping[str, tuple[str, ...]] | None = None,
+    replay: ReplaySpec | None = None,
 ) -> tuple[Step, ...]:
     """``rates``: of every phase."""
     source = sum(b.stats.bytes_source for b in chain)
@@ -64,6 +70,10 @@ def thaw_step(thaw: ThawPlan) -> Step:
     for a tier that there is not."""
     offer = thaw.offer
     count = len(thaw.objects)
-    return Step("thawed", f"wait until {count} archived object{'s' if count != 1 else ''} at {thaw.places} can be "
-                          f"read ({offer.tier})", thaw.bytes, offer.hours * 3600,
-                f"at most {offer.hours:g} h by the table of {thaw.prices.dated.isoformat()}")
+    return Step(
+        "thawed",
+        f"wait until {count} archived object{'s' if count != 1 else ''} at {thaw.places} can be read ({offer.tier})",
+        thaw.bytes,
+        offer.hours * 3600,
+        f"at most {offer.hours:g} h by the table of {thaw.prices.dated.isoformat()}",
+    )

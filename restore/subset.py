@@ -67,10 +67,17 @@ class Part:
         taken = tuple(entry for entry in entries if self._takes(entry.path, stems | without_data))
         names = {name for entry in taken for name in entry.objects}
         objects = tuple(stored for stored in loaded.header.objects if stored.name in names)
-        stats = replace(loaded.header.stats, bytes_source=sum(entry.size for entry in taken),
-                        bytes_stored=sum(stored.size for stored in objects), files=len(taken))
-        return Loaded(replace(loaded.header, stats=stats, objects=objects), replace(loaded.body, entries=taken),
-                      loaded.whole or loaded.body)
+        stats = replace(
+            loaded.header.stats,
+            bytes_source=sum(entry.size for entry in taken),
+            bytes_stored=sum(stored.size for stored in objects),
+            files=len(taken),
+        )
+        return Loaded(
+            replace(loaded.header, stats=stats, objects=objects),
+            replace(loaded.body, entries=taken),
+            loaded.whole or loaded.body,
+        )
 
 
 def _definitions_only(paths: Iterable[str]) -> frozenset[str]:
@@ -94,8 +101,11 @@ def _fulltext_beside(loaded: Loaded, stems: Collection[str]) -> frozenset[int]:
     """Numbers of all tables with full-text indexes in the schemas of ``stems``: one whose indexes are not there ends
     MySQL when it stops."""
     schemas = {stem.partition("/")[0] for stem in stems}
-    return frozenset(number for entry in loaded.body.entries if entry.path.partition("/")[0] in schemas
-                     and (number := fulltext_id(entry.path)) is not None)
+    return frozenset(
+        number
+        for entry in loaded.body.entries
+        if entry.path.partition("/")[0] in schemas and (number := fulltext_id(entry.path)) is not None
+    )
 
 
 def subset_of(chain: Sequence[Loaded], wanted: Callable[[TableName], bool]) -> tuple[Loaded, ...]:
@@ -149,8 +159,16 @@ def subset_instance(
     backup is fetched, too, and children that are not there are dropped from the copy. Raises as ``scratch_instance``
     does, and NotFoundError when no table fits.
     """
-    with workshop(spec, destinations=destinations, unsealer=unsealer, clock=clock, report=report, cancel=cancel,
-                  on_phase=on_phase, archives=archives) as work:
+    with workshop(
+        spec,
+        destinations=destinations,
+        unsealer=unsealer,
+        clock=clock,
+        report=report,
+        cancel=cancel,
+        on_phase=on_phase,
+        archives=archives,
+    ) as work:
         making = _Making(work, _wanted(work, tables), needed)
         making.refuse_nothing(tables)
         work.refuse(making.chain)
@@ -193,8 +211,9 @@ class _Making:
         work = self._work
         with work.pinned():
             work.fetch(self.chain, folder)
-            earlier = earlier_names(work.chain, self.chain, self._part.stems, places(work.chain, folder),
-                                    work.tool, self._peek)
+            earlier = earlier_names(
+                work.chain, self.chain, self._part.stems, places(work.chain, folder), work.tool, self._peek
+            )
             if any(earlier):
                 before = self._part.earlier or earlier
                 self._part = replace(self._part, earlier=tuple(map(frozenset.union, before, earlier)))
@@ -209,8 +228,9 @@ class _Making:
         """The copy, when everything is there that must be; None when the next one will have more."""
         work = self._work
         chain, last = self.chain, work.chain[-1]
-        with_triggers = {name for entry in last.body.entries if entry.path.endswith(_TRIGGERS)
-                         and (name := owner_of(entry.path))}
+        with_triggers = {
+            name for entry in last.body.entries if entry.path.endswith(_TRIGGERS) and (name := owner_of(entry.path))
+        }
         there = {table_of(stem) for stem in self._part.stems}
         absent = [name for name in tables_in(last) if name not in there]
         with copy.connection.connect() as session:
@@ -218,8 +238,9 @@ class _Making:
             required = self._require(known) if work.replaying is not None else frozenset[TableName]()
             more = part_of(work.chain, required.__contains__)
             numbers = known.numbers(name for name in known.tables if self._wanted(name) or name in required)
-            grown = replace(self._part, stems=self._part.stems | more.stems,
-                            fulltext=self._part.fulltext | more.fulltext | numbers)
+            grown = replace(
+                self._part, stems=self._part.stems | more.stems, fulltext=self._part.fulltext | more.fulltext | numbers
+            )
             if _files(grown.of(work.chain)) != _files(chain):
                 self._part = grown
                 return None
@@ -235,12 +256,19 @@ class _Making:
                 work.tables = tuple(sorted(required))
             trouble = unreadable(session, asked)
         return SubsetCopy(
-            copy.connection, copy.last, copy.sandboxed, copy.datadir, copy.phases, copy.warnings, copy.roll_forward,
+            copy.connection,
+            copy.last,
+            copy.sandboxed,
+            copy.datadir,
+            copy.phases,
+            copy.warnings,
+            copy.roll_forward,
             tables=tuple(name for name in asked if name not in trouble),
             also=tuple(name for name in known.tables if name in there and not self._wanted(name)),
             unreadable=trouble,
             left_out=tuple(absent),
-            fetched=sum(loaded.header.stats.bytes_stored for loaded in chain))
+            fetched=sum(loaded.header.stats.bytes_stored for loaded in chain),
+        )
 
     def _require(self, known: Known) -> frozenset[TableName]:
         if self._needed is not None:
@@ -251,9 +279,18 @@ class _Making:
 
     def _peek(self, loaded: Loaded, folder: Path) -> None:
         work = self._work
-        fetch(loaded.header, loaded.body, work.destinations, work.unsealer, folder,
-              workers=work.spec.workers or default_workers(), report=work.report,
-              cancelled=work.cancel.is_set if work.cancel else lambda: False, durable=False, whole=loaded.whole)
+        fetch(
+            loaded.header,
+            loaded.body,
+            work.destinations,
+            work.unsealer,
+            folder,
+            workers=work.spec.workers or default_workers(),
+            report=work.report,
+            cancelled=work.cancel.is_set if work.cancel else lambda: False,
+            durable=False,
+            whole=loaded.whole,
+        )
 
     def _nothing(self, tables: Sequence[TablePattern]) -> NotFoundError:
         last = self._work.chain[-1]
@@ -264,7 +301,8 @@ class _Making:
         return NotFoundError(
             f"no table of backup {last.header.backup_id} is {' or '.join(pattern.text for pattern in tables)}",
             detail=f"it holds {shown}" if near else "it holds no tables",
-            hint="write schema.table as it was called when the backup was taken; upper and lower case differ")
+            hint="write schema.table as it was called when the backup was taken; upper and lower case differ",
+        )
 
 
 def _files(chain: Sequence[Loaded]) -> list[int]:

@@ -152,12 +152,17 @@ class Swap:
             if time.monotonic() > until:
                 break
             time.sleep(0.05)
-        gone = [move.staged.shown if self.within else f"{move.waiting.shown} (or {move.staged.shown})"
-                for move in moves if not shelf.has(move.staged) and not shelf.has(move.waiting)]
+        gone = [
+            move.staged.shown if self.within else f"{move.waiting.shown} (or {move.staged.shown})"
+            for move in moves
+            if not shelf.has(move.staged) and not shelf.has(move.waiting)
+        ]
         raise LostError(
             f"{', '.join(gone)}: gone before it became {', '.join(move.target.shown for move in moves)}; no live table "
-            "was replaced", detail="somebody else renamed or dropped what this hand-over was to move",
-            hint="what was begun is taken back: repeat the restore, which brings the table once more")
+            "was replaced",
+            detail="somebody else renamed or dropped what this hand-over was to move",
+            hint="what was begun is taken back: repeat the restore, which brings the table once more",
+        )
 
     def undo(self) -> None:
         """Back to what was before; only while the tables have not changed places. Raises ServerError."""
@@ -174,18 +179,26 @@ class Swap:
             finally:
                 with contextlib.suppress(ServerError):
                     self.session.execute("UNLOCK TABLES")
-        waiting = [(move.waiting, move.staged) for move in self.plan.moves
-                   if move.waiting != move.staged and shelf.has(move.waiting)]
+        waiting = [
+            (move.waiting, move.staged)
+            for move in self.plan.moves
+            if move.waiting != move.staged and shelf.has(move.waiting)
+        ]
         if waiting:
             self._move("back", waiting)
         if problems:
-            raise ServerError("not everything could be put back", detail="\n".join(problems),
-                              hint="the statements are in the detail: run them by hand once the reason is gone")
+            raise ServerError(
+                "not everything could be put back",
+                detail="\n".join(problems),
+                hint="the statements are in the detail: run them by hand once the reason is gone",
+            )
 
     def _shelf(self) -> Shelf:
-        return Shelf.look(self.session, {name.schema for move in self.plan.moves
-                                         for name in (move.staged, move.waiting, move.target)}
-                          | {name.schema for name in self.plan.referencing})
+        return Shelf.look(
+            self.session,
+            {name.schema for move in self.plan.moves for name in (move.staged, move.waiting, move.target)}
+            | {name.schema for name in self.plan.referencing},
+        )
 
     def _is_proved(self, shelf: Shelf) -> bool:
         """One RENAME moved all tables: one that is aside tells of all; without any the new ones are known by their
@@ -204,8 +217,12 @@ class Swap:
         found = ddl.read_tables(self.session, [move.target for move in known]).tables
         for move in known:
             live = found.get(move.target)
-            if live is None or live.triggers != move.old_triggers or shape(move.target, live.create) != move.shape or \
-                    set(live.foreign_keys) != set(move.old_keys):
+            if (
+                live is None
+                or live.triggers != move.old_triggers
+                or shape(move.target, live.create) != move.shape
+                or set(live.foreign_keys) != set(move.old_keys)
+            ):
                 return False
         return True
 
@@ -229,13 +246,18 @@ class Swap:
 
     def _changed_behind(self) -> tuple[str, ...]:
         shelf = self._shelf()
-        shapes = {move.aside: (move.target, move.shape) for move in self.plan.moves
-                  if move.aside and move.shape and shelf.has(move.aside)}
+        shapes = {
+            move.aside: (move.target, move.shape)
+            for move in self.plan.moves
+            if move.aside and move.shape and shelf.has(move.aside)
+        }
         found = ddl.read_tables(self.session, shapes).tables
         return tuple(
             f"the definition of {shapes[name][0].shown} was changed in the moment before it was renamed; the table "
             f"that has its name now does not have that change: compare SHOW CREATE TABLE {name}"
-            for name, one in found.items() if _bare(shape(name, one.create)) != _bare(shapes[name][1]))
+            for name, one in found.items()
+            if _bare(shape(name, one.create)) != _bare(shapes[name][1])
+        )
 
     def _point_late_children(self) -> tuple[str, ...]:
         """Foreign keys that nobody knew of when it was planned went along with the tables that were renamed aside."""
@@ -252,8 +274,9 @@ class Swap:
                 problems += arrange(self.session, [wanted], self.plan.same, self.step)
             except ServerError as error:
                 self.session.ping()
-                problems.append(f"foreign keys of {child.shown} still reference a table that was renamed aside: "
-                                f"{error.detail}")
+                problems.append(
+                    f"foreign keys of {child.shown} still reference a table that was renamed aside: {error.detail}"
+                )
         self.plan = replace(self.plan, children=(*self.plan.children, *(key for keys in late.values() for key in keys)))
         return tuple(problems)
 
@@ -285,13 +308,15 @@ class Swap:
         own = self._shelf()
         old = [move.aside if swapped else move.target for move in moves if move.aside]
         new = [move.target if swapped else move.waiting for move in moves]
-        written = list(dict.fromkeys(name for name in (*old, *new, *self.plan.referencing)
-                                     if name is not None and own.has(name)))
+        written = list(
+            dict.fromkeys(name for name in (*old, *new, *self.plan.referencing) if name is not None and own.has(name))
+        )
         names = [name.schema for name in self.plan.parents]
         shelf = Shelf.look(self.session, names)
         read = [name for name in self.plan.parents if shelf.has(name) and name not in written]
-        statement = "LOCK TABLES " + ", ".join([*(f"{name} WRITE" for name in written),
-                                                *(f"{name} READ" for name in read)])
+        statement = "LOCK TABLES " + ", ".join(
+            [*(f"{name} WRITE" for name in written), *(f"{name} READ" for name in read)]
+        )
         try:
             return self._is_taken(statement)
         except ServerError as error:

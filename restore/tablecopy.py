@@ -122,9 +122,22 @@ def loaded_instance(
     account = worker_account()
     remove_dead(spec.path)
     program = server_program(info.flavour, info.version, paths=spec.programs).path
-    replaying = None if spec.replay is None else Replaying(
-        spec.server, spec.replay, archives, unsealer, memory=spec.memory // 4, workers=spec.workers,
-        means=Means(spec.programs, spec.templates), watch=watch, report=report, cancel=cancel)
+    replaying = (
+        None
+        if spec.replay is None
+        else Replaying(
+            spec.server,
+            spec.replay,
+            archives,
+            unsealer,
+            memory=spec.memory // 4,
+            workers=spec.workers,
+            means=Means(spec.programs, spec.templates),
+            watch=watch,
+            report=report,
+            cancel=cancel,
+        )
+    )
     _refuse_no_room(spec, sum(table.bytes for table in tables))
     if replaying is not None:
         refuse_inexact(tables, replaying.spec)
@@ -134,8 +147,14 @@ def loaded_instance(
         config = _config(spec, program, data, place / "run", account)
         with contextlib.ExitStack() as stack:
             with watch.phase("started"):
-                empty_system(data, program, installer=installer_of(program, info, paths=spec.programs),
-                             user=account.name, templates=spec.templates, options=_lasting(info))
+                empty_system(
+                    data,
+                    program,
+                    installer=installer_of(program, info, paths=spec.programs),
+                    user=account.name,
+                    templates=spec.templates,
+                    options=_lasting(info),
+                )
                 server = stack.enter_context(LaunchedServer(config, cancel=cancel))
             with watch.phase("restored", sum(table.bytes for table in tables)):
                 with server.connection.connect() as session:
@@ -146,8 +165,14 @@ def loaded_instance(
                 _refuse_without_parent(filled)
                 begin = Beginning(replaying.spec.legs[0].start)
                 copy.roll_forward = lambda on_stop: replaying.roll(
-                    server, info, logs, begin, folder=place / "replay", on_stop=on_stop,
-                    timed=lambda leg: watch.phase(PHASE, leg.size))
+                    server,
+                    info,
+                    logs,
+                    begin,
+                    folder=place / "replay",
+                    on_stop=on_stop,
+                    timed=lambda leg: watch.phase(PHASE, leg.size),
+                )
             yield copy
 
 
@@ -159,8 +184,14 @@ def _config(spec: TableCopySpec, program: str, data: Path, run_folder: Path, acc
     config = server_config(program, data, run_folder, options, account=account, store=data / _NOWHERE, memory=pool)
     if spec.replay is None:
         return replace(config, skip_grants=False, own_account=True)
-    return replay_config(config, spec.info, spec.replay.server_ids, replay_workers(spec.workers), since=spec.taken,
-                         until=max(spec.taken, spec.replay.stop.at or spec.taken))
+    return replay_config(
+        config,
+        spec.info,
+        spec.replay.server_ids,
+        replay_workers(spec.workers),
+        since=spec.taken,
+        until=max(spec.taken, spec.replay.stop.at or spec.taken),
+    )
 
 
 def _lasting(info: ServerInfo) -> Options:
@@ -175,30 +206,45 @@ def _refuse_no_room(spec: TableCopySpec, rows: int) -> None:
     if spec.max_bytes is not None and need > spec.max_bytes:
         raise RefusedError(
             f"a copy of these tables needs {format_size(need)}; allowed are {format_size(spec.max_bytes)}",
-            hint="raise restore.scratch.max_bytes in the configuration")
+            hint="raise restore.scratch.max_bytes in the configuration",
+        )
     if free < need + RESERVE:
-        raise RefusedError(f"too little room at {spec.path} for a copy of these tables: {format_size(need + RESERVE)} "
-                           f"needed, {format_size(free)} free", hint="free some space there")
+        raise RefusedError(
+            f"too little room at {spec.path} for a copy of these tables: {format_size(need + RESERVE)} "
+            f"needed, {format_size(free)} free",
+            hint="free some space there",
+        )
 
 
 def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
     """Raises RefusedError for tables whose rows are not those of the place where the replay begins."""
     start = replay.legs[0].start
-    elsewhere = [table.name.shown for table in tables
-                 if table.position is not None and (table.position.file, table.position.pos) != (start.file, start.pos)]
-    loose = [f"{table.name.shown} ({table.engine})" for table in tables
-             if table.engine and table.engine.upper() not in WITH_SNAPSHOTS]
-    for names, why in ((elsewhere, "they were dumped at a later place than the rest of the backup"),
-                       (loose, "their engines have no snapshots: nobody knows which place their rows are of")):
+    elsewhere = [
+        table.name.shown
+        for table in tables
+        if table.position is not None and (table.position.file, table.position.pos) != (start.file, start.pos)
+    ]
+    loose = [
+        f"{table.name.shown} ({table.engine})"
+        for table in tables
+        if table.engine and table.engine.upper() not in WITH_SNAPSHOTS
+    ]
+    for names, why in (
+        (elsewhere, "they were dumped at a later place than the rest of the backup"),
+        (loose, "their engines have no snapshots: nobody knows which place their rows are of"),
+    ):
         if names:
-            raise RefusedError(f"{len(names)} tables of this backup cannot be rolled forward: {why}",
-                               detail=", ".join(names),
-                               hint="restore the other tables without them, and these as the backup has them (--to "
-                                    "backup:ID); on a physical backup, where there is one, they can be rolled forward")
+            raise RefusedError(
+                f"{len(names)} tables of this backup cannot be rolled forward: {why}",
+                detail=", ".join(names),
+                hint="restore the other tables without them, and these as the backup has them (--to "
+                "backup:ID); on a physical backup, where there is one, they can be rolled forward",
+            )
 
 
-def _make_schemas(session: Session, folder: Path, tables: Sequence[DumpedTable], replay: ReplaySpec | None,
-                  logs: Logs | None) -> None:
+def _make_schemas(
+    session: Session, folder: Path, tables: Sequence[DumpedTable], replay: ReplaySpec | None, logs: Logs | None
+) -> None:
     """Those of the tables, and those that tables are moved to later on: unless the logs make them."""
     needed = {table.name.schema for table in tables}
     if replay is not None and logs is not None:
@@ -210,8 +256,12 @@ def _make_schemas(session: Session, folder: Path, tables: Sequence[DumpedTable],
                         first.setdefault(change.schema, change.kind)
         needed |= {table.schema for table in tables_of(replay) if first.get(table.schema) is not ChangeKind.CREATE}
     for schema in sorted(needed):
-        _run_script(session, folder / schema_folder(schema) / "create.sql", "",
-                    otherwise=f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)}")
+        _run_script(
+            session,
+            folder / schema_folder(schema) / "create.sql",
+            "",
+            otherwise=f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +273,26 @@ class _Filled:
     """Constraints that were left out, because their parents are not here."""
 
 
-def _fill(connection: Connection, folder: Path, tables: Sequence[DumpedTable], spec: TableCopySpec, *, report: Report,
-          cancel: Event | None) -> _Filled:
+def _fill(
+    connection: Connection,
+    folder: Path,
+    tables: Sequence[DumpedTable],
+    spec: TableCopySpec,
+    *,
+    report: Report,
+    cancel: Event | None,
+) -> _Filled:
     """Raises ServerError, DamagedError for files that are not as a backup has them."""
     schemas = sorted({table.name.schema for table in tables})
-    loaded = load(connection, folder, tables, {schema: schema for schema in schemas},
-                  workers=spec.workers or replay_workers(0), report=report, cancel=cancel)
+    loaded = load(
+        connection,
+        folder,
+        tables,
+        {schema: schema for schema in schemas},
+        workers=spec.workers or replay_workers(0),
+        report=report,
+        cancel=cancel,
+    )
     there = tuple(table.name for table in tables if table.name in loaded.rows)
     with connection.connect() as session:
         for schema in schemas:
@@ -259,13 +323,18 @@ def _add_keys(session: Session, folder: Path, tables: Sequence[TableName]) -> It
 
 def _refuse_without_parent(filled: _Filled) -> None:
     """Raises RefusedError where a replay would lack what InnoDB did by itself."""
-    acting = [f"{key.child.shown} to {key.parent.shown} (ON DELETE {key.on_delete} ON UPDATE {key.on_update})"
-              for key in filled.orphaned if key.acts]
+    acting = [
+        f"{key.child.shown} to {key.parent.shown} (ON DELETE {key.on_delete} ON UPDATE {key.on_update})"
+        for key in filled.orphaned
+        if key.acts
+    ]
     if acting:
-        raise RefusedError("tables cannot be rolled forward without the parents of their foreign keys",
-                           detail="\n".join(acting),
-                           hint="InnoDB's cascades are in no log: the backup must hold the parents, too; take the base "
-                                "from another one")
+        raise RefusedError(
+            "tables cannot be rolled forward without the parents of their foreign keys",
+            detail="\n".join(acting),
+            hint="InnoDB's cascades are in no log: the backup must hold the parents, too; take the base "
+            "from another one",
+        )
 
 
 def _run_script(session: Session, path: Path, schema: str, *, otherwise: str = "") -> None:

@@ -39,7 +39,7 @@ _HARMLESS = frozenset({1287, 1681, 3674, 3719, 3778, 3950, 4079})
 """That what stands in a definition is out of fashion, or that an index will not be used."""
 _FULL = frozenset({1021, 1114})
 _NO_ROOM = ("No space left on device", "errno: 28", "Errcode: 28", "OS error 28")
-_LARGEST_PACKET = 1024 ** 3
+_LARGEST_PACKET = 1024**3
 _ROW_OF_PACKET = 64
 """Bytes that a statement is longer than its text."""
 
@@ -147,8 +147,10 @@ class TableLoad:
         self.means.journal.set_state(session, key, State.DONE, counted)
         self.done = True
         if self._warned:
-            self.means.warn(f"{self.name.shown}: the server warned while it took the rows, {self._warned} times in "
-                            f"all: {self._first_warning}")
+            self.means.warn(
+                f"{self.name.shown}: the server warned while it took the rows, {self._warned} times in "
+                f"all: {self._first_warning}"
+            )
 
     def discard(self, session: Session) -> None:
         """Leave nothing of it. Raises ServerError."""
@@ -167,8 +169,7 @@ class TableLoad:
         try:
             raw = (self.folder / definition_path(self.name)).read_bytes()
             definition = read_definition(self.name, raw)
-            fit = staged_table(definition, foreign_keys=self.means.foreign_keys,
-                               defer=self.source.bytes >= DEFER_BYTES)
+            fit = staged_table(definition, foreign_keys=self.means.foreign_keys, defer=self.source.bytes >= DEFER_BYTES)
         except FileNotFoundError as error:
             raise LeftOutError("the backup does not hold its definition") from error
         except ValueError as error:
@@ -286,9 +287,11 @@ class TableLoad:
         session.execute("START TRANSACTION")
         position = self.means.journal.position(session, file.key)
         if position != file.position:
-            raise BackupdError(f"somebody else is loading {file.key}",
-                               detail=f"it is loaded up to byte {position}, and was up to byte {file.position}",
-                               hint="wait for the other restore to end, then repeat the command")
+            raise BackupdError(
+                f"somebody else is loading {file.key}",
+                detail=f"it is loaded up to byte {position}, and was up to byte {file.position}",
+                hint="wait for the other restore to end, then repeat the command",
+            )
 
     def _insert(self, session: Session, statement: Statement) -> int:
         self.means.stopped()
@@ -304,9 +307,15 @@ class TableLoad:
     # -- the end
 
     def _add_keys(self, session: Session) -> None:
-        there = {str(row[0]) for row in session.query(
-            "SELECT DISTINCT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            self.staged.schema, self.staged.table)}
+        there = {
+            str(row[0])
+            for row in session.query(
+                "SELECT DISTINCT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND "
+                "TABLE_NAME = %s",
+                self.staged.schema,
+                self.staged.table,
+            )
+        }
         missing = [clause for name, clause in self._definition.later if name not in there]
         if missing:
             self.means.doing(f"building {len(missing)} keys of {self.name.shown}")
@@ -335,9 +344,14 @@ class TableLoad:
 
     def _engine(self, session: Session) -> str:
         """As the server lists it, in upper case; empty when there is no such table."""
-        found = {str(name): str(engine) for name, engine in session.query(
-            "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            self.staged.schema, self.staged.table)}
+        found = {
+            str(name): str(engine)
+            for name, engine in session.query(
+                "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+                self.staged.schema,
+                self.staged.table,
+            )
+        }
         return found.get(self.staged.table, found.get(self.staged.table.lower(), "")).upper()
 
     def _is_transactional(self, session: Session) -> bool:
@@ -347,14 +361,18 @@ class TableLoad:
         """What the server's refusal means: the end of everything, or of this table."""
         code = error_code(error)
         if code in _FULL or any(words in error.detail for words in _NO_ROOM):
-            return ServerError(f"the server has no room for {self.name.shown}", detail=error.detail,
-                               hint="make room where its data and temporary files are; the same command then goes on "
-                                    "where it stopped")
+            return ServerError(
+                f"the server has no room for {self.name.shown}",
+                detail=error.detail,
+                hint="make room where its data and temporary files are; the same command then goes on where it stopped",
+            )
         if code in _FOR_ALL or is_denied(error):
             return error
         if code == _NO_SUCH_TABLE and "nextval(" in self._definition.create:
-            return LeftOutError(f"{error.detail}; a sequence that it takes values from must be on the server first: "
-                                "restore that one, then this table")
+            return LeftOutError(
+                f"{error.detail}; a sequence that it takes values from must be on the server first: "
+                "restore that one, then this table"
+            )
         return LeftOutError(error.detail)
 
 
@@ -383,5 +401,7 @@ def _too_large(size: int, limit: int) -> str:
     if size > _LARGEST_PACKET:
         return f"one of its rows takes a statement of {format_size(size)}, and no server takes more than 1 GiB"
     wanted = 1 << (size - 1).bit_length()
-    return (f"one of its rows takes a statement of {format_size(size)}, and the server takes {format_size(limit)} at "
-            f"most: SET GLOBAL max_allowed_packet = {wanted}, then repeat the command")
+    return (
+        f"one of its rows takes a statement of {format_size(size)}, and the server takes {format_size(limit)} at "
+        f"most: SET GLOBAL max_allowed_packet = {wanted}, then repeat the command"
+    )

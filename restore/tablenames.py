@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from backupd.model.errors import RefusedError, UsageError
 from backupd.model.table import TableName
 
-_HOW = ("write TABLE, SCHEMA.TABLE, or with one `*` for the old name: `*_restored`, `SCHEMA.*`; quote names that hold "
-        "dots: `my.shop`.`or der`")
+_HOW = (
+    "write TABLE, SCHEMA.TABLE, or with one `*` for the old name: `*_restored`, `SCHEMA.*`; quote names that hold "
+    "dots: `my.shop`.`or der`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,15 @@ def goals(tables: Sequence[TableName], renaming: Renaming | None) -> tuple[Table
         raise RefusedError(
             f"{len(twice)} tables would all become {twice[0].target.shown}",
             detail=", ".join(goal.source.shown for goal in twice[:20]),
-            hint="with more than one table --as needs a `*`, where the old name goes: --as '*_restored'")
+            hint="with more than one table --as needs a `*`, where the old name goes: --as '*_restored'",
+        )
     for goal in found:
         for half in (goal.target.schema, goal.target.table):
             if not 0 < len(half) <= _LONGEST or half.endswith(" ") or "\0" in half:
                 raise RefusedError(
                     f"{goal.target.shown} is no name: a table has 1 to {_LONGEST} characters, the last no space",
-                    hint="choose another one with --as")
+                    hint="choose another one with --as",
+                )
     return found
 
 

@@ -33,10 +33,14 @@ class RestoredTable:
     how: str = ROWS
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.goal.as_json(), "rows": self.rows, "how": self.how,
-                "aside": self.aside.shown if self.aside else None,
-                "difference": difference_json(self.difference) if self.difference else None,
-                "trouble": self.trouble or None}
+        return {
+            **self.goal.as_json(),
+            "rows": self.rows,
+            "how": self.how,
+            "aside": self.aside.shown if self.aside else None,
+            "difference": difference_json(self.difference) if self.difference else None,
+            "trouble": self.trouble or None,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +76,27 @@ class TablesOutcome:
     def as_json(self) -> dict[str, Any]:
         moved = self.handed_over
         return {
-            "id": self.restore_id, "server": self.server, "into": self.into or None, "target": self.target,
-            "outcome": "inexact" if self.inexact else "restored", "way": self.way, "backup": self.backup_id,
-            "position": self.position.as_json(), "done": self.done,
+            "id": self.restore_id,
+            "server": self.server,
+            "into": self.into or None,
+            "target": self.target,
+            "outcome": "inexact" if self.inexact else "restored",
+            "way": self.way,
+            "backup": self.backup_id,
+            "position": self.position.as_json(),
+            "done": self.done,
             "folder": str(self.folder) if self.folder else None,
             "replay": self.replay.as_json() if self.replay else None,
             "tables": [table.as_json() for table in self.tables],
             "orphans": list(moved.orphans) if moved else [],
-            "saved": [{"table": one.table.shown, "aside": one.aside.shown, "script": one.script}
-                      for one in (moved.saved if moved else ())],
+            "saved": [
+                {"table": one.table.shown, "aside": one.aside.shown, "script": one.script}
+                for one in (moved.saved if moved else ())
+            ],
             "objects": self.objects.as_json(),
             "phases": [phase.as_json() for phase in self.phases],
-            "seconds": round(sum(phase.seconds for phase in self.phases), 3), "warnings": list(self.warnings),
+            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
+            "warnings": list(self.warnings),
         }
 
 
@@ -91,13 +104,23 @@ def difference_json(found: TableDifference) -> dict[str, Any]:
     """How a restored table differs from the live one."""
     keys = found.keys
     return {
-        "live": found.live.shown, "comparable": found.comparable, "why_not": found.why_not or None,
-        "restored_rows": found.staged_rows, "live_rows": found.live_rows, "missing": found.missing,
-        "added": found.added, "changed": found.changed, "key": list(keys.columns),
-        "samples": {name: [[_shown(value) for value in key] for key in sample[:_SHOWN]]
-                    for name, sample in (("missing", keys.missing), ("added", keys.added), ("changed", keys.changed))},
-        "columns_differ": list(found.columns_differ), "definition_differs": list(found.definition_differs),
-        "remarks": list(found.remarks), "same": found.same,
+        "live": found.live.shown,
+        "comparable": found.comparable,
+        "why_not": found.why_not or None,
+        "restored_rows": found.staged_rows,
+        "live_rows": found.live_rows,
+        "missing": found.missing,
+        "added": found.added,
+        "changed": found.changed,
+        "key": list(keys.columns),
+        "samples": {
+            name: [[_shown(value) for value in key] for key in sample[:_SHOWN]]
+            for name, sample in (("missing", keys.missing), ("added", keys.added), ("changed", keys.changed))
+        },
+        "columns_differ": list(found.columns_differ),
+        "definition_differs": list(found.definition_differs),
+        "remarks": list(found.remarks),
+        "same": found.same,
     }
 
 

@@ -36,8 +36,18 @@ _SERVER = 256 * 1024 * 1024
 """Bytes that a server which holds next to nothing is taken to start with."""
 
 
-_ORDER = ("fetched", "prepared", "restored", "started", "rolled_forward", "extracted", "carried", "loaded", "compared",
-          "handed_over")
+_ORDER = (
+    "fetched",
+    "prepared",
+    "restored",
+    "started",
+    "rolled_forward",
+    "extracted",
+    "carried",
+    "loaded",
+    "compared",
+    "handed_over",
+)
 
 
 def in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
@@ -74,7 +84,7 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        kind = ("the logical backup" if self.way is Source.LOGICAL else "the table's own files of the physical backup")
+        kind = "the logical backup" if self.way is Source.LOGICAL else "the table's own files of the physical backup"
         return f"{kind} {self.base.backup_id}" + (" and the binary logs" if self.has_replay else "")
 
 
@@ -111,10 +121,18 @@ class TablePlan:
         seconds = round(self.seconds, 1)
         objective = self.base.rto
         return {
-            **self.base.as_json(), "way": str(self.chosen.way), "tables": [goal.as_json() for goal in self.goals],
-            "needed": [name.shown for name in self.chosen.needed], "reason": self.reason, "others": list(self.others),
-            "bytes": self.chosen.stored, "bytes_stored": self.chosen.stored, "bytes_source": self.chosen.source,
-            "seconds": seconds, "steps": [step.as_json() for step in self.steps], "warnings": list(self.warnings),
+            **self.base.as_json(),
+            "way": str(self.chosen.way),
+            "tables": [goal.as_json() for goal in self.goals],
+            "needed": [name.shown for name in self.chosen.needed],
+            "reason": self.reason,
+            "others": list(self.others),
+            "bytes": self.chosen.stored,
+            "bytes_stored": self.chosen.stored,
+            "bytes_source": self.chosen.source,
+            "seconds": seconds,
+            "steps": [step.as_json() for step in self.steps],
+            "warnings": list(self.warnings),
             "rto": {"objective": objective, "kept": None if objective is None else seconds <= objective},
         }
 
@@ -127,14 +145,21 @@ def no_table(asked: str, known: Iterable[TableName], backup_id: str) -> NoTableE
     """No table of ``known``, those of the backup, is what was ``asked`` for; the nearest name is proposed."""
     shown = {name.shown.lower(): name.shown for name in known}
     near = get_close_matches(asked.replace("`", "").lower(), shown, n=1)
-    return NoTableError(f"no table fits {asked} in backup {backup_id}",
-                        hint=f"did you mean {shown[near[0]]}? Names are case-sensitive" if near else
-                        "names are case-sensitive: schema.table, with * for any text; if it was made after this "
-                        "backup, restore from a later one (backupd backups), or the whole server")
+    return NoTableError(
+        f"no table fits {asked} in backup {backup_id}",
+        hint=f"did you mean {shown[near[0]]}? Names are case-sensitive"
+        if near
+        else "names are case-sensitive: schema.table, with * for any text; if it was made after this "
+        "backup, restore from a later one (backupd backups), or the whole server",
+    )
 
 
-def choose(candidates: Sequence[Candidate], impossible: Sequence[Impossible], goals: Sequence[TableGoal],
-           rates: Mapping[str, Rate]) -> TablePlan:
+def choose(
+    candidates: Sequence[Candidate],
+    impossible: Sequence[Impossible],
+    goals: Sequence[TableGoal],
+    rates: Mapping[str, Rate],
+) -> TablePlan:
     """The quickest way among those that come nearest to the target and, of these, have most of the tables.
 
     Raises the reason why there is none: RefusedError or NotFoundError with the reasons of all ways.
@@ -148,15 +173,34 @@ def choose(candidates: Sequence[Candidate], impossible: Sequence[Impossible], go
     fewest = min(len(candidate.missing) for candidate, _ in near)
     whole = [item for item in near if len(item[0].missing) == fewest]
     chosen, steps = min(whole, key=lambda item: _seconds(item[1]))
-    others = [_against(other, its, steps, as_near=_is_as_near(other, newest), fewest=fewest) for other, its in found
-              if other is not chosen]
+    others = [
+        _against(other, its, steps, as_near=_is_as_near(other, newest), fewest=fewest)
+        for other, its in found
+        if other is not chosen
+    ]
     others += [f"not {one.way}: {one.error.message}" for one in impossible]
-    reason = f"{chosen.title}: " + ("the only way there is" if len(candidates) == 1 else (
-        "the quickest way" if len(whole) > 1 else
-        "it has more of the tables" if len(near) > 1 else "it comes nearest to the target"))
+    reason = f"{chosen.title}: " + (
+        "the only way there is"
+        if len(candidates) == 1
+        else (
+            "the quickest way"
+            if len(whole) > 1
+            else "it has more of the tables"
+            if len(near) > 1
+            else "it comes nearest to the target"
+        )
+    )
     rto = chosen.base.rto
-    late = () if rto is None or _seconds(steps) <= rto else (
-        f"this takes {format_duration(_seconds(steps))} by the rates, longer than the {format_duration(rto)} of rto",)
+    late = (
+        ()
+        if rto is None or _seconds(steps) <= rto
+        else (
+            (
+                f"this takes {format_duration(_seconds(steps))} by the rates, longer than the {format_duration(rto)} "
+                "of rto"
+            ),
+        )
+    )
     return TablePlan(chosen, tuple(goals), steps, reason, tuple(others), (*chosen.warnings, *late))
 
 
@@ -168,18 +212,26 @@ def steps_of(candidate: Candidate, rates: Mapping[str, Rate]) -> tuple[Step, ...
     tables = f"{count} table{'s' if count != 1 else ''}"
     rows = format_size(candidate.rows)
     titles = {
-        "fetched": (f"fetch {format_size(candidate.stored)} for {tables} from {candidate.base.destinations[0]}, unseal",
-                    candidate.source),
+        "fetched": (
+            f"fetch {format_size(candidate.stored)} for {tables} from {candidate.base.destinations[0]}, unseal",
+            candidate.source,
+        ),
         "prepared": ("prepare these files alone: apply redo and increments", 0 if logical else candidate.source),
-        "started": ("start a private server on them" if not logical else "start an empty private server",
-                    _SERVER if logical else candidate.source),
+        "started": (
+            "start a private server on them" if not logical else "start an empty private server",
+            _SERVER if logical else candidate.source,
+        ),
         "rolled_forward": (f"{replay_text(replay)}, of these tables only", replay.size) if replay else ("", 0),
         "extracted": (f"read {rows} of rows out of the copy", candidate.rows),
         "loaded": (f"load {rows} of rows beside the live tables", candidate.rows),
         "handed_over": ("compare with the live tables, then give them their names in one step", 0),
     }
-    wanted = {"prepared": not logical, "started": not logical or replay is not None,
-              "rolled_forward": replay is not None, "extracted": not logical or replay is not None}
+    wanted = {
+        "prepared": not logical,
+        "started": not logical or replay is not None,
+        "rolled_forward": replay is not None,
+        "extracted": not logical or replay is not None,
+    }
     found = []
     for name in STEPS:
         if wanted.get(name, True):
@@ -224,8 +276,11 @@ def _nowhere(impossible: Sequence[Impossible]) -> BackupdError:
     refused = any(isinstance(one.error, RefusedError) for one in impossible)
     for one in impossible:
         if isinstance(one.error, OlderError | InexactError):
-            rest = [f"{other.way}: {' '.join(str(other.error).split())}" for other in impossible
-                    if other is not one and not isinstance(other.error, type(one.error))]
+            rest = [
+                f"{other.way}: {' '.join(str(other.error).split())}"
+                for other in impossible
+                if other is not one and not isinstance(other.error, type(one.error))
+            ]
             one.error.detail = "\n".join([one.error.detail, *rest])
             return one.error
     for one in impossible:
@@ -233,5 +288,7 @@ def _nowhere(impossible: Sequence[Impossible]) -> BackupdError:
             return one.error
     lines = [f"{one.way}: {' '.join(str(one.error).split())}" for one in impossible]
     return (RefusedError if refused else NotFoundError)(
-        "these tables cannot be restored to this target", detail="\n".join(lines),
-        hint=next((one.error.hint for one in impossible if one.error.hint), ""))
+        "these tables cannot be restored to this target",
+        detail="\n".join(lines),
+        hint=next((one.error.hint for one in impossible if one.error.hint), ""),
+    )

@@ -77,17 +77,26 @@ def execute(
         phases.append(phase)
         on_phase(phase)
 
-    work = _Work(spec, destinations, archives, unsealer, clock, report, cancel, Stopwatch(note), phases,
-                 on_done)
+    work = _Work(spec, destinations, archives, unsealer, clock, report, cancel, Stopwatch(note), phases, on_done)
     if into is None:
         return work.files()
     return work.server(into, confirm)
 
 
 class _Work:
-    def __init__(self, spec: TablesSpec, destinations: Sequence[Destination], archives: Sequence[Destination],
-                 unsealer: Unsealer, clock: Clock, report: Report, cancel: Event | None, watch: Stopwatch,
-                 phases: list[Phase], on_done: Callable[[Sequence[Phase]], None]) -> None:
+    def __init__(
+        self,
+        spec: TablesSpec,
+        destinations: Sequence[Destination],
+        archives: Sequence[Destination],
+        unsealer: Unsealer,
+        clock: Clock,
+        report: Report,
+        cancel: Event | None,
+        watch: Stopwatch,
+        phases: list[Phase],
+        on_done: Callable[[Sequence[Phase]], None],
+    ) -> None:
         self._spec, self._watch, self._report, self._cancel = spec, watch, report, cancel
         self._destinations, self._archives, self._unsealer, self._clock = destinations, archives, unsealer, clock
         self._phases, self._on_done = phases, on_done
@@ -107,8 +116,11 @@ class _Work:
             write_sql(found.folder, spec.sql, found.flavour)
             there = {table.name for table in found.tables if table.outcome is Outcome.DUMPED}
             tables = tuple(
-                RestoredTable(goal, _rows(found, goal.source),
-                              trouble="" if goal.source in there else _why_not(goal, found)) for goal in spec.goals)
+                RestoredTable(
+                    goal, _rows(found, goal.source), trouble="" if goal.source in there else _why_not(goal, found)
+                )
+                for goal in spec.goals
+            )
             outcome = self._outcome(found, tables, done=True)
             self._on_done(outcome.phases)
             return outcome
@@ -129,10 +141,15 @@ class _Work:
             if finished is not None:
                 there = {target for target, _aside in finished.tables}
                 tables = tuple(
-                    RestoredTable(goal, _rows(found, goal.source), aside=_aside(finished, goal.target),
-                                  trouble="" if goal.target in there else _why_not(goal, found),
-                                  how=_how(goal, found))
-                    for goal in spec.goals)
+                    RestoredTable(
+                        goal,
+                        _rows(found, goal.source),
+                        aside=_aside(finished, goal.target),
+                        trouble="" if goal.target in there else _why_not(goal, found),
+                        how=_how(goal, found),
+                    )
+                    for goal in spec.goals
+                )
                 self._add_objects(into, found.folder, frozenset())
                 return self._end(into, staging, found, tables, finished)
             loaded = self._load(into, found, staging)
@@ -143,22 +160,39 @@ class _Work:
             if good and not spec.compare and (not replaced or confirm(replaced)):
                 handed = self._hand_over(into, good, staging, found.folder)
             tables = tuple(
-                RestoredTable(goal, loaded.rows.get(goal.source), _aside(handed, goal.target) if handed else None,
-                              differences.get(goal), _trouble(goal, found, loaded), _how(goal, found))
-                for goal in spec.goals)
+                RestoredTable(
+                    goal,
+                    loaded.rows.get(goal.source),
+                    _aside(handed, goal.target) if handed else None,
+                    differences.get(goal),
+                    _trouble(goal, found, loaded),
+                    _how(goal, found),
+                )
+                for goal in spec.goals
+            )
             if handed is not None and (missing := [one.goal.source for one in tables if one.trouble]):
                 self._warnings.append(
                     f"{len(missing)} of {len(tables)} tables were not restored, the others have their names: to try "
                     f"again, name only {', '.join(name.shown for name in missing[:_NAMED])}"
-                    + (" and the others" if len(missing) > _NAMED else ""))
+                    + (" and the others" if len(missing) > _NAMED else "")
+                )
             return self._end(into, staging, found, tables, handed)
 
     # -- the steps
 
     def _extract(self, folder: Path, carrier: Carrier | None = None) -> Extracted:
         return extract(
-            self._spec, folder, destinations=self._destinations, archives=self._archives, unsealer=self._unsealer,
-            clock=self._clock, report=self._report, cancel=self._cancel, watch=self._watch, carrier=carrier)
+            self._spec,
+            folder,
+            destinations=self._destinations,
+            archives=self._archives,
+            unsealer=self._unsealer,
+            clock=self._clock,
+            report=self._report,
+            cancel=self._cancel,
+            watch=self._watch,
+            carrier=carrier,
+        )
 
     def _settle_others(self, into: Connection, staging: Mapping[str, str]) -> None:
         """What other restores that died had begun to hand over must not stand in the way of this one: taken back, or,
@@ -169,8 +203,10 @@ class _Work:
             if other.active or not set(other.schemas).isdisjoint(staging.values()):
                 continue
             with contextlib.suppress(BusyError):
-                done = [settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
-                        for schema in other.schemas]
+                done = [
+                    settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
+                    for schema in other.schemas
+                ]
                 placed = {target for one in done if one is not None for target, _aside in one.tables}
                 if not placed:
                     continue
@@ -180,7 +216,8 @@ class _Work:
                     raise RefusedError(
                         f"{text}: that was finished now, and nothing else was done",
                         detail=", ".join(name.shown for name in again),
-                        hint="look at these tables; to replace them once more, repeat the command")
+                        hint="look at these tables; to replace them once more, repeat the command",
+                    )
                 self._warnings.append(f"{text}: that was finished")
 
     def _finish(self, into: Connection, staging: Mapping[str, str], note: Path) -> HandedOver | None:
@@ -211,7 +248,8 @@ class _Work:
                 f"{len(taken)} of these names are taken on {self._spec.into}: {taken[0].shown}",
                 detail=", ".join(name.shown for name in taken),
                 hint=f"choose other names (--as '*_restored'), or leave out --as and say --confirm {self._spec.into}: "
-                     "the live tables are then renamed aside")
+                "the live tables are then renamed aside",
+            )
 
     def _refuse_helpless(self, into: Connection, staging: Mapping[str, str]) -> None:
         """Raises RefusedError for an account that may only read, before anything is fetched."""
@@ -227,10 +265,12 @@ class _Work:
                     raise
                 where = self._spec.into
                 raise RefusedError(
-                    f"the account {into.user} may not write to {where}", detail=error.detail,
+                    f"the account {into.user} may not write to {where}",
+                    detail=error.detail,
                     hint=f"name an option file of one that may: servers.{where}.restore_defaults_file. It needs "
-                         "CREATE, DROP, ALTER, INDEX, REFERENCES, SELECT, INSERT, UPDATE, DELETE, TRIGGER and LOCK "
-                         "TABLES on the schemas of the tables and on `backupd\\_restore\\_%`") from error
+                    "CREATE, DROP, ALTER, INDEX, REFERENCES, SELECT, INSERT, UPDATE, DELETE, TRIGGER and LOCK "
+                    "TABLES on the schemas of the tables and on `backupd\\_restore\\_%`",
+                ) from error
 
     def _load(self, into: Connection, found: Extracted, staging: Mapping[str, str]) -> Loaded:
         wanted = {goal.source for goal in self._spec.goals}
@@ -239,13 +279,21 @@ class _Work:
             unknown = unknown_to(session, (read_files(found.folder, table.name) for table in tables))
         tables = [table for table in tables if table.name not in unknown]
         with self._watch.phase("loaded", sum(table.bytes for table in tables)):
-            loaded = load(into, found.folder, tables, staging, workers=self._spec.workers or 2, report=self._report,
-                          cancel=self._cancel)
+            loaded = load(
+                into,
+                found.folder,
+                tables,
+                staging,
+                workers=self._spec.workers or 2,
+                report=self._report,
+                cancel=self._cancel,
+            )
         self._warnings += loaded.warnings
         return replace(loaded, failed={**loaded.failed, **unknown})
 
-    def _compare(self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str],
-                 folder: Path) -> dict[TableGoal, TableDifference]:
+    def _compare(
+        self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str], folder: Path
+    ) -> dict[TableGoal, TableDifference]:
         """With the live table whose name each is to get, or else with the one that it comes from."""
         with into.connect() as session:
             shelf = Shelf.look(session, {name.schema for goal in goals for name in (goal.target, goal.source)})
@@ -256,8 +304,12 @@ class _Work:
                 definition = read_files(folder, goal.source)
                 if self._spec.triggers is Triggers.NONE:
                     definition = replace(definition, triggers="")
-                pairs[goal] = Pair(TableName(staging[goal.source.schema], goal.source.table), there, definition,
-                                   triggers=self._spec.triggers is not Triggers.LIVE)
+                pairs[goal] = Pair(
+                    TableName(staging[goal.source.schema], goal.source.table),
+                    there,
+                    definition,
+                    triggers=self._spec.triggers is not Triggers.LIVE,
+                )
         with into.connect() as session:
             live = read_tables(session, [pair.live for goal, pair in pairs.items() if pair.live == goal.target]).tables
         self._live = {name: one.create for name, one in live.items()}
@@ -265,17 +317,30 @@ class _Work:
             found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._cancel)
         return dict(zip(pairs, found, strict=True))
 
-    def _hand_over(self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str],
-                   folder: Path) -> HandedOver:
-        fresh = create_missing(into, folder, {goal.source.schema for goal in goals
-                                              if goal.source.schema == goal.target.schema})
+    def _hand_over(
+        self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str], folder: Path
+    ) -> HandedOver:
+        fresh = create_missing(
+            into, folder, {goal.source.schema for goal in goals if goal.source.schema == goal.target.schema}
+        )
         with self._watch.phase("handed_over"):
             handed = hand_over(
                 into,
-                [Goal(TableName(staging[goal.source.schema], goal.source.table), goal.target,
-                      read_files(folder, goal.source), self._live.get(goal.target, "")) for goal in goals],
-                replace=self._spec.replace, aside=f"__before_{self._spec.restore_id.replace('-', '_')}",
-                triggers=self._spec.triggers, report=self._report, cancel=self._cancel)
+                [
+                    Goal(
+                        TableName(staging[goal.source.schema], goal.source.table),
+                        goal.target,
+                        read_files(folder, goal.source),
+                        self._live.get(goal.target, ""),
+                    )
+                    for goal in goals
+                ],
+                replace=self._spec.replace,
+                aside=f"__before_{self._spec.restore_id.replace('-', '_')}",
+                triggers=self._spec.triggers,
+                report=self._report,
+                cancel=self._cancel,
+            )
         self._warnings += handed.warnings
         self._add_objects(into, folder, fresh)
         return handed
@@ -291,8 +356,14 @@ class _Work:
             self._objects = SchemaObjects(failed=dict.fromkeys(schemas, error.detail or error.message))
         self._warnings += self._objects.warnings
 
-    def _end(self, into: Connection, staging: Mapping[str, str], found: Extracted, tables: tuple[RestoredTable, ...],
-             handed: HandedOver | None) -> TablesOutcome:
+    def _end(
+        self,
+        into: Connection,
+        staging: Mapping[str, str],
+        found: Extracted,
+        tables: tuple[RestoredTable, ...],
+        handed: HandedOver | None,
+    ) -> TablesOutcome:
         if handed is not None:  # the journal of the hand-over goes with the schemas
             write_whole(found.folder.with_name(_HANDED), json.dumps(handed.as_json()).encode())
         try:
@@ -306,11 +377,21 @@ class _Work:
     def _outcome(self, found: Extracted, tables: tuple[RestoredTable, ...], *, done: bool) -> TablesOutcome:
         spec = self._spec
         return TablesOutcome(
-            restore_id=spec.restore_id, server=spec.server, into=spec.into, target=spec.target, way=str(spec.way),
-            backup_id=spec.chain[-1], position=found.position, phases=in_order(merged(self._phases)), tables=tables,
+            restore_id=spec.restore_id,
+            server=spec.server,
+            into=spec.into,
+            target=spec.target,
+            way=str(spec.way),
+            backup_id=spec.chain[-1],
+            position=found.position,
+            phases=in_order(merged(self._phases)),
+            tables=tables,
             done=done,
-            folder=spec.sql, replay=found.replay, objects=self._objects,
-            warnings=tuple(dict.fromkeys((*found.warnings, *self._warnings))))
+            folder=spec.sql,
+            replay=found.replay,
+            objects=self._objects,
+            warnings=tuple(dict.fromkeys((*found.warnings, *self._warnings))),
+        )
 
 
 def _rows(found: Extracted, name: TableName) -> int | None:

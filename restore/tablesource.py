@@ -72,25 +72,40 @@ class Extracted:
     carried: tuple[TableName, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"flavour": str(self.flavour), "tables": [table.as_json() for table in self.tables],
-                "position": self.position.as_json(), "replay": self.replay.as_json() if self.replay else None,
-                "warnings": list(self.warnings), "carried": [[name.schema, name.table] for name in self.carried]}
+        return {
+            "flavour": str(self.flavour),
+            "tables": [table.as_json() for table in self.tables],
+            "position": self.position.as_json(),
+            "replay": self.replay.as_json() if self.replay else None,
+            "warnings": list(self.warnings),
+            "carried": [[name.schema, name.table] for name in self.carried],
+        }
 
     @classmethod
     def from_json(cls, folder: Path, data: Mapping[str, Any]) -> Extracted:
-        return cls(folder, Flavour(data["flavour"]), tuple(DumpedTable.from_json(one) for one in data["tables"]),
-                   Position.from_json(data["position"]),
-                   RolledForward.from_json(data["replay"]) if data["replay"] else None, tuple(data["warnings"]),
-                   tuple(TableName(schema, table) for schema, table in data["carried"]))
+        return cls(
+            folder,
+            Flavour(data["flavour"]),
+            tuple(DumpedTable.from_json(one) for one in data["tables"]),
+            Position.from_json(data["position"]),
+            RolledForward.from_json(data["replay"]) if data["replay"] else None,
+            tuple(data["warnings"]),
+            tuple(TableName(schema, table) for schema, table in data["carried"]),
+        )
 
 
 def part_of_dump(loaded: Loaded, wanted: Callable[[TableName], bool], schemas: Collection[str] = ()) -> Loaded:
     """A logical backup cut down to the tables that are ``wanted``, with the scripts of their schemas and of
     ``schemas``."""
-    schemas = {*schemas, *(name.schema for entry in loaded.body.entries
-                           if (name := _table_of(entry)) is not None and wanted(name))}
-    taken = tuple(entry for entry in loaded.body.entries
-                  if ((name := _table_of(entry)) is not None and wanted(name)) or _schema_of(entry) in schemas)
+    schemas = {
+        *schemas,
+        *(name.schema for entry in loaded.body.entries if (name := _table_of(entry)) is not None and wanted(name)),
+    }
+    taken = tuple(
+        entry
+        for entry in loaded.body.entries
+        if ((name := _table_of(entry)) is not None and wanted(name)) or _schema_of(entry) in schemas
+    )
     return _cut(loaded, taken)
 
 
@@ -127,9 +142,19 @@ def extract(
 
 
 class _Extraction:
-    def __init__(self, spec: TablesSpec, folder: Path, destinations: Sequence[Destination],
-                 archives: Sequence[Destination], unsealer: Unsealer, clock: Clock, report: Report,
-                 cancel: Event | None, watch: Stopwatch, carrier: Carrier | None) -> None:
+    def __init__(
+        self,
+        spec: TablesSpec,
+        folder: Path,
+        destinations: Sequence[Destination],
+        archives: Sequence[Destination],
+        unsealer: Unsealer,
+        clock: Clock,
+        report: Report,
+        cancel: Event | None,
+        watch: Stopwatch,
+        carrier: Carrier | None,
+    ) -> None:
         self._spec, self._folder, self._watch, self._carrier = spec, folder, watch, carrier
         self._carried = Carried()
         self._destinations, self._archives, self._unsealer = destinations, archives, unsealer
@@ -141,9 +166,19 @@ class _Extraction:
     def physical(self) -> Extracted:
         spec = self._spec
         scratch = ScratchSpec(
-            scratch_id=spec.restore_id, server=spec.server, chain=spec.chain, path=spec.folder,
-            max_bytes=spec.max_bytes, memory=spec.memory, workers=spec.workers, replay=spec.replay,
-            templates=spec.templates, programs=spec.programs, accounts=bool(spec.whole), key_files=spec.key_files)
+            scratch_id=spec.restore_id,
+            server=spec.server,
+            chain=spec.chain,
+            path=spec.folder,
+            max_bytes=spec.max_bytes,
+            memory=spec.memory,
+            workers=spec.workers,
+            replay=spec.replay,
+            templates=spec.templates,
+            programs=spec.programs,
+            accounts=bool(spec.whole),
+            key_files=spec.key_files,
+        )
         chain, _said = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
         lower, there = _lower(chain[-1]), tables_in(chain[-1])
 
@@ -152,25 +187,43 @@ class _Extraction:
 
         first = self._needed(lambda _name: (), {}, None, there, lower=lower)
         with subset_instance(
-                scratch, [TablePattern(str(name)) for name in first], destinations=self._destinations,
-                unsealer=self._unsealer, clock=self._clock, report=self._report, cancel=self._cancel,
-                on_phase=self._watch.told, archives=self._archives, needed=needed) as copy:
+            scratch,
+            [TablePattern(str(name)) for name in first],
+            destinations=self._destinations,
+            unsealer=self._unsealer,
+            clock=self._clock,
+            report=self._report,
+            cancel=self._cancel,
+            on_phase=self._watch.told,
+            archives=self._archives,
+            needed=needed,
+        ) as copy:
             broken = {**self._without_rows(copy.connection, copy.last), **copy.unreadable}
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
-            tables = self._read(copy.connection, {name: broken[name] for name in self._wanted if name in broken},
-                                self._carrier)
-            return Extracted(self._folder / "rows", copy.last.body.facts.server.flavour, tables,
-                             rolled.stop.position if rolled else copy.last.body.facts.position, rolled,
-                             (*copy.warnings, *self._keep_scripts(copy), *self._carried.remarks),
-                             tuple(self._carried.rows))
+            tables = self._read(
+                copy.connection, {name: broken[name] for name in self._wanted if name in broken}, self._carrier
+            )
+            return Extracted(
+                self._folder / "rows",
+                copy.last.body.facts.server.flavour,
+                tables,
+                rolled.stop.position if rolled else copy.last.body.facts.position,
+                rolled,
+                (*copy.warnings, *self._keep_scripts(copy), *self._carried.remarks),
+                tuple(self._carried.rows),
+            )
 
     def _without_rows(self, connection: Connection, last: Loaded) -> dict[TableName, str]:
         """Tables of which a physical backup has no more than the definition, and in words why."""
         with connection.connect() as session:
             engines = {table.name: table.engine for table in list_tables(session) if table.name in self._wanted}
         lost = uncovered(engines.values(), last.body.facts.server.flavour, last.header.tool) | {_VOLATILE}
-        return {name: f"physical backups have no rows of it: they leave out the engine {engine}. Take it out of a "
-                      "logical one (--from logical)" for name, engine in engines.items() if engine in lost}
+        return {
+            name: f"physical backups have no rows of it: they leave out the engine {engine}. Take it out of a "
+            "logical one (--from logical)"
+            for name, engine in engines.items()
+            if engine in lost
+        }
 
     # -- out of a logical one
 
@@ -184,51 +237,96 @@ class _Extraction:
             tables = tuple(dumped[name] for name in self._wanted if name in dumped)
             own = {table.position for table in tables if table.position is not None}
             place = own.pop() if len(own) == 1 else facts.position
-            return Extracted(self._folder / "rows", facts.server.flavour, tables, place, None,
-                             (*said, *warnings, *_notes(tables), *self._remarks(chosen=True)))
+            return Extracted(
+                self._folder / "rows",
+                facts.server.flavour,
+                tables,
+                place,
+                None,
+                (*said, *warnings, *_notes(tables), *self._remarks(chosen=True)),
+            )
         base = self._folder / "base"
         warnings = self._fetch(loaded, (), base, definitions=True)
         needed = self._needed_of_dump(base, dumped, lower=_lower(loaded))
         warnings += self._fetch(loaded, needed, base)
         copy_spec = TableCopySpec(
-            copy_id=spec.restore_id, server=spec.server, info=facts.server, taken=loaded.header.finished_at,
-            path=spec.folder, memory=spec.memory, max_bytes=spec.max_bytes, workers=spec.workers,
-            replay=replace(spec.replay, tables=tuple(str(name) for name in needed)), templates=spec.templates,
-            programs=spec.programs)
+            copy_id=spec.restore_id,
+            server=spec.server,
+            info=facts.server,
+            taken=loaded.header.finished_at,
+            path=spec.folder,
+            memory=spec.memory,
+            max_bytes=spec.max_bytes,
+            workers=spec.workers,
+            replay=replace(spec.replay, tables=tuple(str(name) for name in needed)),
+            templates=spec.templates,
+            programs=spec.programs,
+        )
         with loaded_instance(
-                copy_spec, base, [dumped[name] for name in needed if name in dumped], archives=self._archives,
-                unsealer=self._unsealer, report=self._report, cancel=self._cancel, on_phase=self._watch.told) as copy:
+            copy_spec,
+            base,
+            [dumped[name] for name in needed if name in dumped],
+            archives=self._archives,
+            unsealer=self._unsealer,
+            report=self._report,
+            cancel=self._cancel,
+            on_phase=self._watch.told,
+        ) as copy:
             if copy.failed:
                 raise RefusedError(
                     f"{len(copy.failed)} tables of backup {spec.chain[-1]} cannot be loaded, so nothing can be rolled "
-                    "forward", detail="\n".join(f"{name.shown}: {why}" for name, why in copy.failed.items()),
-                    hint="choose another backup with --to backup:ID, or see what the server says of that table")
+                    "forward",
+                    detail="\n".join(f"{name.shown}: {why}" for name, why in copy.failed.items()),
+                    hint="choose another backup with --to backup:ID, or see what the server says of that table",
+                )
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(copy.connection, {})
             position = rolled.stop.position if rolled else facts.position
             carry_scripts(base, self._folder / "rows", {name.schema for name in self._wanted})
             shutil.rmtree(base, ignore_errors=True)
-            return Extracted(self._folder / "rows", facts.server.flavour, tables, position, rolled,
-                             (*said, *warnings, *copy.warnings, *self._remarks(chosen=True)))
+            return Extracted(
+                self._folder / "rows",
+                facts.server.flavour,
+                tables,
+                position,
+                rolled,
+                (*said, *warnings, *copy.warnings, *self._remarks(chosen=True)),
+            )
 
-    def _fetch(self, loaded: Loaded, names: Collection[TableName], folder: Path, *, definitions: bool = False
-               ) -> tuple[str, ...]:
+    def _fetch(
+        self, loaded: Loaded, names: Collection[TableName], folder: Path, *, definitions: bool = False
+    ) -> tuple[str, ...]:
         """Bring the files of ``names`` to ``folder``; with ``definitions`` those of every table, but no rows."""
         part = part_of_dump(loaded, lambda name: name in names, {name.schema for name in names})
         if definitions:
             part = _cut(loaded, tuple(entry for entry in loaded.body.entries if not _is_data(entry)))
         _refuse_no_room(part, folder)
         size = part.header.stats.bytes_source
-        with self._watch.phase("fetched", size), pinned(
-                self._destinations, self._spec.restore_id, [(self._spec.server, self._spec.chain[-1])],
-                clock=self._clock) as said:
-            fetched = fetch(part.header, part.body, self._destinations, self._unsealer, folder,
-                            workers=self._spec.workers or default_workers(), report=self._report,
-                            cancelled=self._cancel.is_set if self._cancel else lambda: False, whole=loaded.body)
+        with (
+            self._watch.phase("fetched", size),
+            pinned(
+                self._destinations,
+                self._spec.restore_id,
+                [(self._spec.server, self._spec.chain[-1])],
+                clock=self._clock,
+            ) as said,
+        ):
+            fetched = fetch(
+                part.header,
+                part.body,
+                self._destinations,
+                self._unsealer,
+                folder,
+                workers=self._spec.workers or default_workers(),
+                report=self._report,
+                cancelled=self._cancel.is_set if self._cancel else lambda: False,
+                whole=loaded.body,
+            )
         return (*said, *fetched.repaired)
 
-    def _needed_of_dump(self, folder: Path, dumped: Mapping[TableName, DumpedTable], *, lower: bool
-                        ) -> tuple[TableName, ...]:
+    def _needed_of_dump(
+        self, folder: Path, dumped: Mapping[TableName, DumpedTable], *, lower: bool
+    ) -> tuple[TableName, ...]:
         keys: list[ForeignKey] = []
         triggers: dict[TableName, str] = {}
         for name in dumped:
@@ -245,64 +343,100 @@ class _Extraction:
 
     # -- both
 
-    def _needed(self, parents: Callable[[TableName], Collection[TableName]],
-                triggers: Mapping[TableName, str] | None, views: Mapping[TableName, str] | None,
-                known: Collection[TableName], *, lower: bool) -> tuple[TableName, ...]:
-        kin = relatives(self._wanted, self._spec.statements, parents, triggers=triggers, views=views, known=known,
-                        lower_case=lower)
+    def _needed(
+        self,
+        parents: Callable[[TableName], Collection[TableName]],
+        triggers: Mapping[TableName, str] | None,
+        views: Mapping[TableName, str] | None,
+        known: Collection[TableName],
+        *,
+        lower: bool,
+    ) -> tuple[TableName, ...]:
+        kin = relatives(
+            self._wanted, self._spec.statements, parents, triggers=triggers, views=views, known=known, lower_case=lower
+        )
         if kin.inseparable:
-            raise RefusedError("these tables cannot be rolled forward without all others",
-                               detail="\n".join(kin.inseparable),
-                               hint="restore the whole server beside it: --datadir DIR --start")
+            raise RefusedError(
+                "these tables cannot be rolled forward without all others",
+                detail="\n".join(kin.inseparable),
+                hint="restore the whole server beside it: --datadir DIR --start",
+            )
         return kin.tables if self._spec.replay is not None else self._wanted
 
     def _keep_scripts(self, copy: SubsetCopy) -> tuple[str, ...]:
         """Of the schemas, beside the rows out of a copy of a physical backup, when all else is read. A client that
         loads SQL files stops at the first view that does not work."""
         said = keep_scripts(
-            copy.connection, self._folder / "rows", {name.schema for name in self._wanted}, self._spec.whole,
-            absent=copy.left_out, working=self._spec.sql is not None)
+            copy.connection,
+            self._folder / "rows",
+            {name.schema for name in self._wanted},
+            self._spec.whole,
+            absent=copy.left_out,
+            working=self._spec.sql is not None,
+        )
         return (*said, *self._remarks(chosen=False))
 
     def _remarks(self, *, chosen: bool) -> tuple[str, ...]:
-        return remarks(self._folder / "rows", self._spec.whole, self._spec.chain[-1],
-                       replayed=self._spec.replay is not None, chosen=chosen)
+        return remarks(
+            self._folder / "rows",
+            self._spec.whole,
+            self._spec.chain[-1],
+            replayed=self._spec.replay is not None,
+            chosen=chosen,
+        )
 
-    def _read(self, connection: Connection, broken: Mapping[TableName, str], carrier: Carrier | None = None
-              ) -> tuple[DumpedTable, ...]:
+    def _read(
+        self, connection: Connection, broken: Mapping[TableName, str], carrier: Carrier | None = None
+    ) -> tuple[DumpedTable, ...]:
         """Carry or read what is wanted out of the copy; ``broken`` are not read, and named."""
         with connection.connect() as session:
             shelf = Shelf.look(session, {name.schema for name in self._wanted})
         missing = [name for name in self._wanted if not shelf.has(name) and name not in broken]
         if missing:
             raise NotFoundError(
-                f"{missing[0].shown} is not there at the target", detail=", ".join(name.shown for name in missing),
-                hint="it was dropped or renamed by then, or did not exist yet: `backupd binlog search` tells when")
+                f"{missing[0].shown} is not there at the target",
+                detail=", ".join(name.shown for name in missing),
+                hint="it was dropped or renamed by then, or did not exist yet: `backupd binlog search` tells when",
+            )
         rows = self._folder / "rows"
         shutil.rmtree(rows, ignore_errors=True)
         rows.mkdir(mode=0o700)
         names = [name for name in self._wanted if name not in broken]
         if carrier is not None and names:
-            self._carried = carrier.carry(connection, names, rows, watch=self._watch, report=self._report,
-                                          cancel=self._cancel)
+            self._carried = carrier.carry(
+                connection, names, rows, watch=self._watch, report=self._report, cancel=self._cancel
+            )
         size = 0
         with self._watch.phase("extracted", size):
-            read = dump_quiet(connection, [name for name in names if name not in self._carried.rows], rows,
-                              threads=self._spec.workers or 2, programs=self._spec.programs, report=self._report,
-                              cancel=self._cancel)
-        return (*self._carried.tables, *read,
-                *(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in broken.items()))
+            read = dump_quiet(
+                connection,
+                [name for name in names if name not in self._carried.rows],
+                rows,
+                threads=self._spec.workers or 2,
+                programs=self._spec.programs,
+                report=self._report,
+                cancel=self._cancel,
+            )
+        return (
+            *self._carried.tables,
+            *read,
+            *(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in broken.items()),
+        )
 
 
 def read_files(folder: Path, name: TableName) -> TableDefinition:
     """The definition of a table, from its files in ``folder``. Raises DamagedError."""
     triggers = folder / triggers_path(name)
     try:
-        return read_definition(name, (folder / definition_path(name)).read_bytes(),
-                               triggers.read_bytes() if triggers.is_file() else b"")
+        return read_definition(
+            name, (folder / definition_path(name)).read_bytes(), triggers.read_bytes() if triggers.is_file() else b""
+        )
     except (OSError, ValueError) as error:
-        raise DamagedError(f"the definition of {name.shown} is not as a backup has it", [str(error)],
-                           hint="restore from another backup") from error
+        raise DamagedError(
+            f"the definition of {name.shown} is not as a backup has it",
+            [str(error)],
+            hint="restore from another backup",
+        ) from error
 
 
 def _notes(tables: Sequence[DumpedTable]) -> list[str]:
@@ -312,10 +446,17 @@ def _notes(tables: Sequence[DumpedTable]) -> list[str]:
 def _cut(loaded: Loaded, entries: tuple[Entry, ...]) -> Loaded:
     names = {name for entry in entries for name in entry.objects}
     objects = tuple(stored for stored in loaded.header.objects if stored.name in names)
-    stats = replace(loaded.header.stats, bytes_source=sum(entry.size for entry in entries),
-                    bytes_stored=sum(stored.size for stored in objects), files=len(entries))
-    return Loaded(replace(loaded.header, stats=stats, objects=objects), replace(loaded.body, entries=entries),
-                  loaded.whole or loaded.body)
+    stats = replace(
+        loaded.header.stats,
+        bytes_source=sum(entry.size for entry in entries),
+        bytes_stored=sum(stored.size for stored in objects),
+        files=len(entries),
+    )
+    return Loaded(
+        replace(loaded.header, stats=stats, objects=objects),
+        replace(loaded.body, entries=entries),
+        loaded.whole or loaded.body,
+    )
 
 
 def _table_of(entry: Entry) -> TableName | None:
@@ -344,5 +485,7 @@ def _refuse_no_room(part: Loaded, folder: Path) -> None:
     room = os.statvfs(there)
     free, need = room.f_bavail * room.f_frsize, part.header.stats.bytes_source
     if free < need:
-        raise RefusedError(f"too little room at {there} for the tables: {need:,} bytes needed, {free:,} free",
-                           hint="free some space there, or name another folder in restore.scratch.path")
+        raise RefusedError(
+            f"too little room at {there} for the tables: {need:,} bytes needed, {free:,} free",
+            hint="free some space there, or name another folder in restore.scratch.path",
+        )

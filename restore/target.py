@@ -148,7 +148,8 @@ def one_gtid(text: str) -> str:
     if not is_gtid or "," in compact or re.search(_SEVERAL, compact):
         raise UsageError(
             f"{text!r} is not the GTID of one transaction",
-            hint="MariaDB: 0-1-100 (domain-server-sequence), MySQL: <uuid>:100; `backupd binlog search` finds them")
+            hint="MariaDB: 0-1-100 (domain-server-sequence), MySQL: <uuid>:100; `backupd binlog search` finds them",
+        )
     return compact.lower()
 
 

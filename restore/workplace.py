@@ -40,8 +40,9 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BusyError(f"restore {spec.restore_id} is being done by another process",
-                            hint="wait for it, or stop it") from None
+            raise BusyError(
+                f"restore {spec.restore_id} is being done by another process", hint="wait for it, or stop it"
+            ) from None
         try:
             yield folder
         except BaseException:

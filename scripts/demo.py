@@ -55,8 +55,10 @@ def increment_of_the_service(backupd: CommandLine, known: str) -> Any:
 def order_in_a_hurry(source: PrivateServer, number: int) -> None:
     """``number`` customers order, each in a transaction of its own."""
     for each in range(number):
-        source.execute(f"INSERT INTO shop.returns VALUES ({100_000 + each}, 'came in by itself')",
-                       f"UPDATE shop.orders SET note = 'in a hurry' WHERE id = {5000 + each}")
+        source.execute(
+            f"INSERT INTO shop.returns VALUES ({100_000 + each}, 'came in by itself')",
+            f"UPDATE shop.orders SET note = 'in a hurry' WHERE id = {5000 + each}",
+        )
 
 
 def stored_bytes(base: Path) -> int:
@@ -75,8 +77,9 @@ def inodes_of(base: Path, backup_id: str) -> set[int]:
     return {path.stat().st_ino for path in tree.rglob("*") if path.is_file()}
 
 
-def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, postbox: Postbox,
-                size: int) -> dict[str, Any]:
+def demonstrate(
+    base: Path, source: PrivateServer, keys: Keys, bucket: str, postbox: Postbox, size: int
+) -> dict[str, Any]:
     """All steps; returns the closing JSON object. Raises DemoFailedError at the first thing that is wrong."""
     step(1, "A server with data")
     begin = time.monotonic()
@@ -202,8 +205,11 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, post
         source.execute("DELETE FROM shop.orders", "INSERT INTO shop.returns VALUES (999999, 'after the accident')")
         moment = format_time(datetime.now(UTC))
         begin = time.monotonic()
-        until(lambda: json.loads(backupd.quietly("timeline", SERVER, "--json"))["latest"] > moment,
-              "the archive reaches the accident", 60)
+        until(
+            lambda: json.loads(backupd.quietly("timeline", SERVER, "--json"))["latest"] > moment,
+            "the archive reaches the accident",
+            60,
+        )
         say(f"{gone} orders are gone; {time.monotonic() - begin:.1f} s later everything up to then is recoverable")
         backupd.show("timeline", SERVER)
 
@@ -244,8 +250,7 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, post
     step(16, "The house burns down: server, backups and catalog are gone; a bucket and a private key are left")
     backupd.show("replicate", SERVER)
     backupd.show("backups", SERVER)
-    disaster_seconds = out_of_the_ashes(base, source, keys, bucket, signer, bad["restore_before"],
-                                        sums_before)
+    disaster_seconds = out_of_the_ashes(base, source, keys, bucket, signer, bad["restore_before"], sums_before)
     return {
         "proved": True,
         "server": f"MariaDB {version}",
@@ -277,13 +282,19 @@ def back_in_place(backupd: CommandLine, source: PrivateServer, target: str, orde
         say(f"{table['source']}: {table['rows']} rows; the table before it is now {table['aside']}")
     expect(source.scalar("SELECT COUNT(*) FROM shop.orders") == orders, f"all {orders} orders are back in place")
     expect(source.scalar("SELECT COUNT(*) FROM shop.returns") == others, "what else was written since is untouched")
-    expect(source.scalar("SELECT COUNT(*) FROM shop.order_lines l LEFT JOIN shop.orders o ON o.id = l.order_id "
-                         "WHERE o.id IS NULL") == 0, "every line has its order: the foreign keys hold")
+    expect(
+        source.scalar(
+            "SELECT COUNT(*) FROM shop.order_lines l LEFT JOIN shop.orders o ON o.id = l.order_id WHERE o.id IS NULL"
+        )
+        == 0,
+        "every line has its order: the foreign keys hold",
+    )
     return seconds
 
 
-def out_of_the_ashes(base: Path, source: PrivateServer, keys: Keys, bucket: str, signer: str, target: str,
-                     sums: dict[str, int]) -> float:
+def out_of_the_ashes(
+    base: Path, source: PrivateServer, keys: Keys, bucket: str, signer: str, target: str, sums: dict[str, int]
+) -> float:
     """Everything but the bucket is destroyed; the server comes back on another machine as it was at ``target``. Gives
     the seconds from an empty machine to a server that answers."""
     source.kill()
@@ -305,17 +316,17 @@ def out_of_the_ashes(base: Path, source: PrivateServer, keys: Keys, bucket: str,
         phases = ", ".join(f"{phase['name']} {phase['seconds']:.1f} s" for phase in outcome["phases"])
         say(f"a server runs there {seconds:.1f} s after the machine was empty: {phases}")
         with contextlib.closing(connect(outcome["started"]["socket"])) as fresh:
-            expect(sample.checksum_everything(fresh) == sums,
-                   f"the checksums of all {len(sums)} tables equal the source's right before the DELETE")
+            expect(
+                sample.checksum_everything(fresh) == sums,
+                f"the checksums of all {len(sums)} tables equal the source's right before the DELETE",
+            )
     return seconds
 
 
 def comparable(described: dict[str, list[str]]) -> dict[str, list[str]]:
     """Without what a restored server is meant to have differently: the state of its events."""
     return described | {
-        "events": [
-            re.sub(r" (ENABLED|DISABLED|SLAVESIDE_DISABLED) ", " ", line) for line in described["events"]
-        ]
+        "events": [re.sub(r" (ENABLED|DISABLED|SLAVESIDE_DISABLED) ", " ", line) for line in described["events"]]
     }
 
 
@@ -323,22 +334,23 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--megabytes", type=int, default=600, help="size of the sample data (default 600)")
     size = arguments.parse_args().megabytes * 1_000_000
-    signal.signal(
-        signal.SIGTERM, lambda number, _frame: sys.exit(128 + number)
-    )  # so that everything is stopped
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # so that everything is stopped
     begin = time.monotonic()
     result: dict[str, Any]
     try:
-        with short_directory("bd-") as base, operator_keys() as keys, PrivateServer() as source, a_bucket() as bucket, \
-                Postbox() as postbox:
+        with (
+            short_directory("bd-") as base,
+            operator_keys() as keys,
+            PrivateServer() as source,
+            a_bucket() as bucket,
+            Postbox() as postbox,
+        ):
             result = demonstrate(base, source, keys, bucket, postbox, size)
     except DemoFailedError as error:
         say(f"\nFAILED: {error}")
         result = {"proved": False, "error": str(error)}
     else:
-        say(
-            f"\nDone in {time.monotonic() - begin:.0f} s; everything that was started is stopped and removed."
-        )
+        say(f"\nDone in {time.monotonic() - begin:.0f} s; everything that was started is stopped and removed.")
     say(json.dumps(result))
     return 0 if result["proved"] else 1
 

@@ -49,10 +49,18 @@ from typing import Any
 HERE = Path(__file__).resolve().parent.parent
 PACKAGES = ("backupd", "api", "storage", "restore", "policies")
 LARGEST_FOLDER = 16
-_LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
-           tokenize.ENDMARKER)
-_UNITS = re.compile(r"second|minute|hour|days?\b|byte|[kmg]i?b\b|percent|share|ratio|fraction|factor|between 0 and 1",
-                    re.IGNORECASE)
+_LAYOUT = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
+_UNITS = re.compile(
+    r"second|minute|hour|days?\b|byte|[kmg]i?b\b|percent|share|ratio|fraction|factor|between 0 and 1", re.IGNORECASE
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -91,8 +99,8 @@ def code_lines(module: Module) -> int:
     left_out: set[int] = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) or (
-                isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)):
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ):
             left_out.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     used: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
@@ -196,6 +204,7 @@ def says_errors(function: Function, raised: set[str]) -> bool:
 
 def float_names(function: Function) -> list[str]:
     """Names of the parameters that are plain floats, and its own when its result is."""
+
     def is_float(annotation: ast.expr | None) -> bool:
         return annotation is not None and ast.unparse(annotation) in ("float", "float | None")
 
@@ -227,7 +236,8 @@ def figures(root: Path) -> dict[str, Any]:
         "modules": len(real),
         "largest folder": max(folders.values()),
         f"folders over {LARGEST_FOLDER} files": {
-            folder: count for folder, count in folders.most_common() if count > LARGEST_FOLDER},
+            folder: count for folder, count in folders.most_common() if count > LARGEST_FOLDER
+        },
         "code lines": sum(counted.values()),
         "lines": sum(module.lines for module in modules.values()),
         "median module, lines": statistics.median(module.lines for module in real.values()),
@@ -251,8 +261,18 @@ def formatted(root: Path, into: Path) -> Path:
     """A copy of the product in ``into``, formatted."""
     for package in PACKAGES:
         shutil.copytree(root / package, into / package, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
-    subprocess.run([str(HERE / ".venv/bin/ruff"), "format", "--quiet", "--no-cache", "--config",
-                    str(HERE / "pyproject.toml"), str(into)], check=True)
+    subprocess.run(
+        [
+            str(HERE / ".venv/bin/ruff"),
+            "format",
+            "--quiet",
+            "--no-cache",
+            "--config",
+            str(HERE / "pyproject.toml"),
+            str(into),
+        ],
+        check=True,
+    )
     return into
 
 
@@ -267,8 +287,14 @@ def column(root: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def driven(root: Path, what: str) -> dict[str, Any]:
     """What ``scripts/trace.py`` finds with the programs of that checkout."""
-    done = subprocess.run([str(root / ".venv/bin/python"), str(HERE / "scripts/trace.py"), what], cwd=root, check=True,
-                          stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(root)})
+    done = subprocess.run(
+        [str(root / ".venv/bin/python"), str(HERE / "scripts/trace.py"), what],
+        cwd=root,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 

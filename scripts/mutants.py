@@ -27,8 +27,15 @@ _FAILED = 1
 def tests_pass(copy: Path, tests: Iterable[str]) -> tuple[int, str]:
     """pytest's exit code, and what it said."""
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=copy, check=False, text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command,
+        cwd=copy,
+        check=False,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     return done.returncode, done.stdout
 
 
@@ -66,8 +73,11 @@ def main(words: list[str]) -> int:
             begun = time.monotonic()
             found, how = caught(copy, mutant)
             missed += not found
-            print(f"{number:2} {'caught' if found else 'MISSED'} {mutant.function}: `{mutant.old}` -> `{mutant.new}` "
-                  f"by {mutant.test} ({time.monotonic() - begun:.0f} s)", flush=True)
+            print(
+                f"{number:2} {'caught' if found else 'MISSED'} {mutant.function}: `{mutant.old}` -> `{mutant.new}` "
+                f"by {mutant.test} ({time.monotonic() - begun:.0f} s)",
+                flush=True,
+            )
             if not found:
                 print(how)
     print(f"{len(chosen) - missed} of {len(chosen)} caught")

@@ -27,7 +27,7 @@ class Rest:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """GET, or POST of ``body``; gives the document. Raises DemoFailedError with what the answer says."""
-        say(f"\n$ curl -H \"$AUTHORIZATION\" $URL{path}" + (f" -d '{json.dumps(body)}'" if body is not None else ""))
+        say(f'\n$ curl -H "$AUTHORIZATION" $URL{path}' + (f" -d '{json.dumps(body)}'" if body is not None else ""))
         try:
             with self._open(path, body) as answer:
                 return json.load(answer)
@@ -55,8 +55,10 @@ class Rest:
 
     def _open(self, path: str, body: dict[str, Any] | None, accept: str = "application/json") -> Any:
         request = urllib.request.Request(
-            self._root + path, data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self._token}", "Accept": accept, "Content-Type": "application/json"})
+            self._root + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self._token}", "Accept": accept, "Content-Type": "application/json"},
+        )
         return urllib.request.urlopen(request, timeout=120)
 
 
@@ -64,8 +66,10 @@ def by_rest(rest: Rest, target: str, datadir: Path, sums: dict[str, int]) -> Non
     """A restore from the plan to a server that answers, without the command line."""
     for server in rest.ask("/v1/servers"):
         say(f"{server['name']}: {server['status']}, recoverable until {server['latest']}")
-    plan = rest.ask("/v1/restores/plan", {"server": SERVER, "target": target, "mode": "new-server",
-                                          "datadir": str(datadir), "start": True})
+    plan = rest.ask(
+        "/v1/restores/plan",
+        {"server": SERVER, "target": target, "mode": "new-server", "datadir": str(datadir), "start": True},
+    )
     say(f"plan {plan['id']}: {plan['bytes_stored'] / 2**20:.0f} MiB, about {plan['seconds']:.0f} s")
     started = rest.ask("/v1/restores", {"plan": plan["id"]})
     phase = ""
@@ -76,12 +80,17 @@ def by_rest(rest: Rest, target: str, datadir: Path, sums: dict[str, int]) -> Non
         if job["state"] not in ("queued", "running"):
             break
     done = rest.ask(f"/v1/restores/{started['restore']['id']}")
-    expect(done["state"] == "succeeded", f"restore {done['id']} succeeded: "
-           + ", ".join(f"{one['name']} {one['seconds']:.1f} s" for one in done["phases"] if one["state"] == "done"))
+    expect(
+        done["state"] == "succeeded",
+        f"restore {done['id']} succeeded: "
+        + ", ".join(f"{one['name']} {one['seconds']:.1f} s" for one in done["phases"] if one["state"] == "done"),
+    )
     started = done["outcome"]["started"]
     with stopped_at_the_end(started["pid"]), contextlib.closing(connect(started["socket"])) as fresh:
-        expect(sample.checksum_everything(fresh) == sums,
-               f"the checksums of all {len(sums)} tables equal the source's right before the DELETE")
+        expect(
+            sample.checksum_everything(fresh) == sums,
+            f"the checksums of all {len(sums)} tables equal the source's right before the DELETE",
+        )
 
 
 def mail_about_a_failure(rest: Rest, postbox: Postbox, repository: Path) -> None:
@@ -98,9 +107,17 @@ def mail_about_a_failure(rest: Rest, postbox: Postbox, repository: Path) -> None
         away.rename(repository)
     say(f"\nback again: {repository}")
     rest.ask("/v1/backups", {"server": SERVER, "kind": "full"})
-    well = until(lambda: next((mail for mail in postbox.arrived[before:]
-                               if mail["References"] and told["Message-ID"] in mail["References"]), None),
-                 "a mail that it is well again")
+    well = until(
+        lambda: next(
+            (
+                mail
+                for mail in postbox.arrived[before:]
+                if mail["References"] and told["Message-ID"] in mail["References"]
+            ),
+            None,
+        ),
+        "a mail that it is well again",
+    )
     say(f"\nSubject: {well['Subject']}")
     expect(True, "one mail when it failed, one when it was well again, in one thread")
 
@@ -112,13 +129,23 @@ def _about(mails: list[EmailMessage]) -> EmailMessage | None:
 def show(mail: EmailMessage) -> None:
     """A mail as its reader sees it."""
     text = mail.get_body(("plain",))
-    say("\n".join(f"   | {line}" for line in (
-        f"From: {mail['From']}", f"To: {mail['To']}", f"Subject: {mail['Subject']}", "",
-        *(str(text.get_content()).splitlines() if text is not None else ()))))
+    say(
+        "\n".join(
+            f"   | {line}"
+            for line in (
+                f"From: {mail['From']}",
+                f"To: {mail['To']}",
+                f"Subject: {mail['Subject']}",
+                "",
+                *(str(text.get_content()).splitlines() if text is not None else ()),
+            )
+        )
+    )
 
 
-def others_come_in(base: Path, backupd: CommandLine, postbox: Postbox, port: int, target: str,
-                   sums: dict[str, int]) -> None:
+def others_come_in(
+    base: Path, backupd: CommandLine, postbox: Postbox, port: int, target: str, sums: dict[str, int]
+) -> None:
     """The whole act."""
     token = backupd.ask("token", "create", "--role", "operator", "--name", "anna", "--expires", "1d")["token"]
     say("(shown once; only its digest is kept)")

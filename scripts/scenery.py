@@ -72,8 +72,9 @@ def database_user() -> str:
     return "mysql" if runs_as_root() else os.environ.get("USER", "")
 
 
-def write_configuration(base: Path, server: PrivateServer, keys: Keys, bucket: str, *, port: int,
-                        mail_port: int) -> Path:
+def write_configuration(
+    base: Path, server: PrivateServer, keys: Keys, bucket: str, *, port: int, mail_port: int
+) -> Path:
     """``port`` of the REST interface, ``mail_port`` of the mail server."""
     for name in ("backups", "restores", "scratch", "spool"):
         (base / name).mkdir()
@@ -110,8 +111,9 @@ def configuration_elsewhere(base: Path, keys: Keys, bucket: str, signer: str) ->
     give_to_database(base / "scratch")
     (base / "policies" / "demo.yaml").write_text(POLICY_ELSEWHERE)
     config = base / "backupd.yaml"
-    config.write_text(ELSEWHERE.format(base=base, server=SERVER, owner=database_user(), bucket=bucket, keys=keys,
-                                       signer=signer))
+    config.write_text(
+        ELSEWHERE.format(base=base, server=SERVER, owner=database_user(), bucket=bucket, keys=keys, signer=signer)
+    )
     return config
 
 

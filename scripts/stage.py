@@ -51,8 +51,9 @@ class CommandLine:
 
     def quietly(self, *words: str) -> str:
         """Run a command without showing it."""
-        return subprocess.run([PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              text=True, check=True).stdout
+        return subprocess.run(
+            [PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
 
     def _run(self, words: Sequence[str], stdout: int | None) -> str:
         say(f"\n$ backupd {shlex.join(words)}")

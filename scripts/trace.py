@@ -39,8 +39,18 @@ from typing import Any
 ROOT = Path.cwd()
 PACKAGES = ("backupd", "api", "storage", "restore", "policies")
 REPLAY = ("START SLAVE", "START REPLICA")
-READING = (["--version"], ["--help"], ["backups"], ["jobs"], ["alerts"], ["token", "list"], ["audit"],
-           ["timeline", "db1"], ["retention", "db1"], ["policy", "schema"])
+READING = (
+    ["--version"],
+    ["--help"],
+    ["backups"],
+    ["jobs"],
+    ["alerts"],
+    ["token", "list"],
+    ["audit"],
+    ["timeline", "db1"],
+    ["retention", "db1"],
+    ["policy", "schema"],
+)
 ROUNDS = 3
 
 
@@ -59,7 +69,7 @@ def ours(frame: FrameType) -> str | None:
     path = frame.f_code.co_filename
     if not path.startswith(f"{ROOT}/"):
         return None
-    inner = path[len(str(ROOT)) + 1:]
+    inner = path[len(str(ROOT)) + 1 :]
     return inner if inner.partition("/")[0] in PACKAGES else None
 
 
@@ -92,6 +102,7 @@ def threads_continue() -> Iterator[None]:
 @contextmanager
 def calls(seen: Callable[[FrameType], None]) -> Iterator[None]:
     """``seen`` hears of every call of a Python function, in all threads that begin from now on, and in this one."""
+
     def profile(frame: FrameType, event: str, _argument: object) -> None:
         if event == "call":
             seen(frame)
@@ -143,8 +154,9 @@ def restore_asked(house: Any, server: str) -> tuple[Stack, list[str]]:
             return queue(*arguments, **named)
 
         restores.queue = noted  # type: ignore[method-assign]
-        answer = running.client("admin").post("/v1/restores", json={
-            "server": server, "target": "latest", "datadir": str(house.base / "restored")})
+        answer = running.client("admin").post(
+            "/v1/restores", json={"server": server, "target": "latest", "datadir": str(house.base / "restored")}
+        )
         if answer.status_code != 202:
             raise RuntimeError(answer.text)
         job = running.catalog.jobs.claim("figures", running.wiring.clock())
@@ -180,9 +192,11 @@ def plan_entered(server: str, datadir: Path) -> dict[str, Any]:
 
     with calls(seen):
         command("plan", server, "--to", "latest", "--datadir", str(datadir))
-    return {"plan: files entered": len(entered),
-            "plan: files of restore/ entered": sorted(name for name in entered if name.startswith("restore/")),
-            "plan: steps between files of restore/": len(walk) - 1}
+    return {
+        "plan: files entered": len(entered),
+        "plan: files of restore/ entered": sorted(name for name in entered if name.startswith("restore/")),
+        "plan: steps between files of restore/": len(walk) - 1,
+    }
 
 
 def trace() -> dict[str, Any]:
@@ -226,8 +240,13 @@ def cpu() -> dict[str, Any]:
             seconds = []
             for _ in range(ROUNDS):
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                done = subprocess.run([str(ROOT / ".venv/bin/backupd"), *words], env=environment, check=False,
-                                      capture_output=True, text=True)
+                done = subprocess.run(
+                    [str(ROOT / ".venv/bin/backupd"), *words],
+                    env=environment,
+                    check=False,
+                    capture_output=True,
+                    text=True,
+                )
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 if done.returncode not in (0, 1):
                     raise RuntimeError(f"backupd {' '.join(words)}: exit {done.returncode}\n{done.stderr}")

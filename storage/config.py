@@ -20,8 +20,9 @@ Rate = Annotated[int, BeforeValidator(_size), Field(ge=1024)]
 
 Address = tuple[tuple[str, ...], tuple[str, ...]]
 
-StorageClass = Literal["STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "GLACIER",
-                       "DEEP_ARCHIVE"]
+StorageClass = Literal[
+    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "GLACIER", "DEEP_ARCHIVE"
+]
 
 
 class Place(BaseModel):
@@ -30,16 +31,22 @@ class Place(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     off_site: bool | None = Field(
-        None, examples=[True],
+        None,
+        examples=[True],
         description="Whether it survives the loss of the building that the servers are in. By default folders do not, "
-                    "and everything else does.")
+        "and everything else does.",
+    )
     max_upload: Rate | None = Field(
-        None, description="The most bytes a second that are sent there, by all that this host does together: jobs, "
-                          "copies and streams.",
-        examples=["20MB"])
+        None,
+        description="The most bytes a second that are sent there, by all that this host does together: jobs, "
+        "copies and streams.",
+        examples=["20MB"],
+    )
     max_download: Rate | None = Field(
-        None, description="The most bytes a second that are read from there, by all that this host does together.",
-        examples=["50MB"])
+        None,
+        description="The most bytes a second that are read from there, by all that this host does together.",
+        examples=["50MB"],
+    )
 
     @property
     def is_off_site(self) -> bool:
@@ -52,8 +59,8 @@ class Place(BaseModel):
 
     @property
     def takes_pieces(self) -> bool:
-        """May pieces of a binary log that still grows lie here? They are gone soon, and some classes charge for months.
-        """
+        """May pieces of a binary log that still grows lie here? They are gone soon, and some classes charge for
+        months."""
         return True
 
     def kept_in(self, *, logs: bool) -> str:
@@ -68,7 +75,8 @@ class FilesystemConfig(Place):
     type: Literal["filesystem"] = Field(description="Kind of destination.", examples=["filesystem"])
     path: Path = Field(
         description="Absolute path of the folder. Its parent must exist; the folder is made at the first backup.",
-        examples=["/srv/backups"])
+        examples=["/srv/backups"],
+    )
 
     @property
     def is_off_site(self) -> bool:
@@ -96,42 +104,61 @@ class S3Config(Place):
     """
 
     type: Literal["s3"] = Field(description="The kind of destination.", examples=["s3"])
-    bucket: Annotated[str, Field(min_length=3, max_length=63)] = Field(description="The bucket.",
-                                                                      examples=["acme-backups"])
+    bucket: Annotated[str, Field(min_length=3, max_length=63)] = Field(
+        description="The bucket.", examples=["acme-backups"]
+    )
     prefix: Annotated[str, Field(pattern=r"^[^/\s].*[^/]$|^[^/\s]?$")] = Field(
-        "", description="What all keys begin with; a slash is put after it.", examples=["prod"])
+        "", description="What all keys begin with; a slash is put after it.", examples=["prod"]
+    )
     storage_class: StorageClass = Field(
-        "STANDARD", description="The storage class of the objects of backups.", examples=["STANDARD_IA"])
+        "STANDARD", description="The storage class of the objects of backups.", examples=["STANDARD_IA"]
+    )
     binlog_storage_class: StorageClass = Field(
-        "STANDARD", description="The storage class of archived binary logs that are complete. Pieces of one that still "
-                                "grows are replaced soon and are always STANDARD.", examples=["STANDARD_IA"])
+        "STANDARD",
+        description="The storage class of archived binary logs that are complete. Pieces of one that still "
+        "grows are replaced soon and are always STANDARD.",
+        examples=["STANDARD_IA"],
+    )
     region: str | None = Field(None, description="The region.", examples=["eu-central-1"])
     endpoint_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = Field(
-        None, description="The address of a server that is not Amazon's.", examples=["https://s3.example.com"])
+        None, description="The address of a server that is not Amazon's.", examples=["https://s3.example.com"]
+    )
     addressing: Literal["auto", "path", "virtual"] = Field(
-        "auto", description="Where the bucket's name stands in an address; most servers that are not Amazon's want "
-                            "`path`.", examples=["path"])
+        "auto",
+        description="Where the bucket's name stands in an address; most servers that are not Amazon's want `path`.",
+        examples=["path"],
+    )
     ca_file: Path | None = None
     credentials_file: Path | None = None
     profile: str | None = Field(None, description="The profile in it.", examples=["backupd"])
     server_side_encryption: Literal["AES256", "aws:kms"] | None = Field(
-        None, description="What the server shall encrypt with, besides; everything is sealed before it is sent.",
-        examples=["aws:kms"])
+        None,
+        description="What the server shall encrypt with, besides; everything is sealed before it is sent.",
+        examples=["aws:kms"],
+    )
     kms_key: str | None = Field(None, description="The key for aws:kms.", examples=["alias/backups"])
     object_lock: Literal["governance", "compliance"] | None = Field(
-        None, description="Nothing that is stored may be changed or deleted by anybody for `lock_days`. The bucket has "
-                          "to be made with object lock.", examples=["governance"])
-    lock_days: int | None = Field(None, ge=1, le=36500, examples=[14],
-                                  description="For how long, counted from the last backup that needs it.")
+        None,
+        description="Nothing that is stored may be changed or deleted by anybody for `lock_days`. The bucket has "
+        "to be made with object lock.",
+        examples=["governance"],
+    )
+    lock_days: int | None = Field(
+        None, ge=1, le=36500, examples=[14], description="For how long, counted from the last backup that needs it."
+    )
     capacity: Annotated[int, BeforeValidator(_size), Field(ge=1)] | None = Field(
-        None, description="How much may be stored there in all: its quota, or what you want to pay for. A bucket "
-                          "cannot be asked, so nothing tells when it will be full without this. Nothing is refused "
-                          "because of it.",
-        examples=["20TiB"])
+        None,
+        description="How much may be stored there in all: its quota, or what you want to pay for. A bucket "
+        "cannot be asked, so nothing tells when it will be full without this. Nothing is refused "
+        "because of it.",
+        examples=["20TiB"],
+    )
     delete: bool = Field(
-        True, examples=[False],
+        True,
+        examples=[False],
         description="Whether the credentials here may delete. Without, nothing is removed by this service: a rule of "
-                    "the bucket, or an installation with other credentials, does that.")
+        "the bucket, or an installation with other credentials, does that.",
+    )
 
     @property
     def address(self) -> Address:
@@ -165,8 +192,9 @@ class SftpConfig(Place):
     host: str = Field(description="The host.", examples=["vault.example.com"])
     port: int = Field(22, ge=1, le=65535, description="Its port.", examples=[22])
     user: str = Field(description="The account there.", examples=["backupd"])
-    path: Annotated[str, Field(pattern=r"^/.+")] = Field(description="The folder there, absolute.",
-                                                        examples=["/srv/backups"])
+    path: Annotated[str, Field(pattern=r"^/.+")] = Field(
+        description="The folder there, absolute.", examples=["/srv/backups"]
+    )
     key_file: Path
     known_hosts: Path
 

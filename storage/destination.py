@@ -306,8 +306,11 @@ def read_whole(destination: Destination, key: str, *, limit: int) -> bytes:
         content = stream.read(limit + 1)
     if len(content) > limit:
         where = f"{destination.name}: {key}"
-        raise DamagedError(f"{where} is damaged", [f"{where}: it has more than {limit} bytes"],
-                           hint="no such document of ours is that large; another destination's copy of it is as good")
+        raise DamagedError(
+            f"{where} is damaged",
+            [f"{where}: it has more than {limit} bytes"],
+            hint="no such document of ours is that large; another destination's copy of it is as good",
+        )
     return content
 
 

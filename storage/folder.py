@@ -40,8 +40,10 @@ _TRASH = ".tree"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
-LINK_HINT = ("nothing below a destination's folder may be a link: move what it leads to back in its place, or mount it "
-             "there; the folder itself may be a link")
+LINK_HINT = (
+    "nothing below a destination's folder may be a link: move what it leads to back in its place, or mount it "
+    "there; the folder itself may be a link"
+)
 _NO_FILE = {errno.ELOOP, errno.ENXIO}
 """What opening a link, or a socket, gives."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -103,24 +105,33 @@ class Folder:
         what = f"destination {self.name} ({self.root}): {doing} failed"
         detail = error.strerror or str(error)
         if error.errno in _FULL:
-            return DestinationFullError(f"destination {self.name} ({self.root}) is full: {doing} failed",
-                                        detail=f"{detail}; {self._room()}",
-                                        hint="free some space or let retention run; nothing of this file was kept",
-                                        destination=self.name)
+            return DestinationFullError(
+                f"destination {self.name} ({self.root}) is full: {doing} failed",
+                detail=f"{detail}; {self._room()}",
+                hint="free some space or let retention run; nothing of this file was kept",
+                destination=self.name,
+            )
         if not self.is_initialised():
-            return DestinationError(what, detail=f"{detail}; {layout.REPOSITORY} is not there",
-                                    hint=self._missing_hint())
+            return DestinationError(
+                what, detail=f"{detail}; {layout.REPOSITORY} is not there", hint=self._missing_hint()
+            )
         if error.errno in _FORBIDDEN:
-            return DestinationError(what, detail=detail,
-                                    hint=f"make {self.root} writable for the user that runs backupd (uid "
-                                         f"{os.geteuid()}), and look whether the file system is mounted read-only")
+            return DestinationError(
+                what,
+                detail=detail,
+                hint=f"make {self.root} writable for the user that runs backupd (uid "
+                f"{os.geteuid()}), and look whether the file system is mounted read-only",
+            )
         return DestinationError(what, detail=detail, hint="look at the disk and the kernel log (dmesg)")
 
     def linked(self, key: str, doing: str) -> DestinationError:
         """What to say of a symbolic link below the root. A listing that passed it over would show that nothing is
         there, and what is not there gets collected; one that followed it could leave the disk, or never end."""
-        return DestinationError(f"destination {self.name} ({self.root}): {doing} failed",
-                                detail=f"{self.root / key.rstrip('/')} is a symbolic link", hint=LINK_HINT)
+        return DestinationError(
+            f"destination {self.name} ({self.root}): {doing} failed",
+            detail=f"{self.root / key.rstrip('/')} is a symbolic link",
+            hint=LINK_HINT,
+        )
 
     def require(self, doing: str) -> None:
         """Raises DestinationError unless the marker is there.
@@ -129,8 +140,11 @@ class Folder:
         fill the disk below it.
         """
         if not self.is_initialised():
-            raise DestinationError(f"destination {self.name} ({self.root}): {doing} failed",
-                                   detail=f"{layout.REPOSITORY} is not there", hint=self._missing_hint())
+            raise DestinationError(
+                f"destination {self.name} ({self.root}): {doing} failed",
+                detail=f"{layout.REPOSITORY} is not there",
+                hint=self._missing_hint(),
+            )
 
     def _missing_hint(self) -> str:
         return f"is the disk of {self.root} mounted? A destination that was used before is never made anew by itself"
@@ -158,9 +172,11 @@ class Folder:
             self.sync(self.root.parent)
         strangers = sorted({path.name for path in self.root.iterdir()} - {"lost+found", _TEMPORARY, layout.REPOSITORY})
         if strangers:
-            raise RefusedError(f"{self.root} is not empty and is no destination of ours",
-                               detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
-                               hint=f"give destination {self.name} a folder of its own")
+            raise RefusedError(
+                f"{self.root} is not empty and is no destination of ours",
+                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+                hint=f"give destination {self.name} a folder of its own",
+            )
         document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": True}
         with self.temporary() as temporary:
             self._write(temporary, document)
@@ -264,8 +280,11 @@ class Folder:
 
     def space(self) -> Space:
         found = os.statvfs(self.root)
-        return Space(total=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize,
-                     free_inodes=found.f_favail if found.f_files else None)
+        return Space(
+            total=found.f_blocks * found.f_frsize,
+            free=found.f_bavail * found.f_frsize,
+            free_inodes=found.f_favail if found.f_files else None,
+        )
 
     # Temporary names
 

@@ -92,6 +92,7 @@ _KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 # Objects
 
+
 def object_name(identity: str, stored_sha256: str) -> str:
     """Name of the object with ``identity`` (64 hex) whose stored bytes have the digest ``stored_sha256`` (64 hex)."""
     return _object(f"{identity}-{stored_sha256[:16]}")
@@ -125,6 +126,7 @@ def name_in(key: str) -> str:
 
 
 # Backups
+
 
 def backup_folder(server: str, backup_id: str) -> str:
     return f"{SERVERS}{_server(server)}/{_id(backup_id)}/"
@@ -194,6 +196,7 @@ def backup_of(key: str) -> tuple[str, str] | None:
 
 
 # Binary logs
+
 
 def binlogs_folder(server: str) -> str:
     return f"{BINLOGS}{_server(server)}/"
@@ -284,6 +287,7 @@ def branch_of(key: str) -> tuple[str, str] | None:
 
 # Signatures
 
+
 def head_key(server: str) -> str:
     """Where a server's head lies."""
     return f"{HEADS}{server}/{_HEAD}"
@@ -304,9 +308,11 @@ def signed_of(key: str) -> str | None:
     if proof is not None:
         return proof[0]
     parts = key.split("/")
-    ours = (len(parts) == 4 and (parts[0] + "/", parts[3]) in {(SERVERS, MANIFEST), (BINLOGS, BRANCH)}) or (
-        len(parts) == 5 and (parts[0] + "/", parts[4]) == (BINLOGS, SEGMENT)) or (
-        len(parts) == 3 and (parts[0] + "/", parts[2]) == (HEADS, _HEAD))
+    ours = (
+        (len(parts) == 4 and (parts[0] + "/", parts[3]) in {(SERVERS, MANIFEST), (BINLOGS, BRANCH)})
+        or (len(parts) == 5 and (parts[0] + "/", parts[4]) == (BINLOGS, SEGMENT))
+        or (len(parts) == 3 and (parts[0] + "/", parts[2]) == (HEADS, _HEAD))
+    )
     return parts[1] if ours and is_name(parts[1]) else None
 
 
@@ -316,6 +322,7 @@ def is_copy(key: str) -> bool:
 
 
 # What outlives a lost catalog
+
 
 def proof_key(server: str, proof_id: str) -> str:
     """Of a proof or a witness."""
@@ -355,6 +362,7 @@ def copy_of(key: str) -> tuple[datetime, str] | None:
 
 # Trees
 
+
 def tree_name(server: str, backup_id: str) -> str:
     """What link, publish and remove_tree of a destination call the tree of a backup."""
     return backup_folder(server, backup_id).rstrip("/")
@@ -384,8 +392,11 @@ def check_tree(tree: str) -> None:
 
 def _object(name: str) -> str:
     if not is_object_name(name):
-        raise DamagedError(f"{name[:120]!r} is not an object's name", [f"object name {name[:120]!r}"],
-                           hint="the manifest that names it was altered; use another copy of the backup")
+        raise DamagedError(
+            f"{name[:120]!r} is not an object's name",
+            [f"object name {name[:120]!r}"],
+            hint="the manifest that names it was altered; use another copy of the backup",
+        )
     return name
 
 

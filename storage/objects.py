@@ -108,9 +108,11 @@ def problem(destination: Destination, key: str, item: StoredObject) -> str:
 
 
 def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
-    return DamagedError(f"an object at destination {destination.name} is damaged",
-                        [f"{destination.name}: {key}: {what}"],
-                        hint="restore from another destination's copy; then run backupd verify to see what else is hit")
+    return DamagedError(
+        f"an object at destination {destination.name} is damaged",
+        [f"{destination.name}: {key}: {what}"],
+        hint="restore from another destination's copy; then run backupd verify to see what else is hit",
+    )
 
 
 def quarantine(destination: Destination, name: str, reason: str, now: datetime) -> None:

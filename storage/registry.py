@@ -21,8 +21,11 @@ def open_destination(name: str, config: DestinationConfig) -> Destination:
         return destination
     place = config.model_dump_json(exclude={"max_upload", "max_download"})
     mark = hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:32]
-    return throttled(destination, put=SharedBucket(config.max_upload, f"{mark}-put") if config.max_upload else None,
-                     get=SharedBucket(config.max_download, f"{mark}-get") if config.max_download else None)
+    return throttled(
+        destination,
+        put=SharedBucket(config.max_upload, f"{mark}-put") if config.max_upload else None,
+        get=SharedBucket(config.max_download, f"{mark}-get") if config.max_download else None,
+    )
 
 
 def open_destinations(configs: Mapping[str, DestinationConfig]) -> dict[str, Destination]:

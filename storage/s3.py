@@ -50,8 +50,15 @@ class S3Destination:
     """Nothing is touched before the first call. ``read_seconds``: how long an answer may take, ``begin_seconds``: until
     when a request is tried again."""
 
-    def __init__(self, name: str, config: S3Config, *, clock: Clock = utc_now, read_seconds: float = READ_SECONDS,
-                 begin_seconds: float = BEGIN_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: S3Config,
+        *,
+        clock: Clock = utc_now,
+        read_seconds: float = READ_SECONDS,
+        begin_seconds: float = BEGIN_SECONDS,
+    ) -> None:
         self._bucket = Bucket(name, config, read_seconds=read_seconds, begin_seconds=begin_seconds)
         self._config = config
         self._clock = clock
@@ -69,8 +76,13 @@ class S3Destination:
         # Other servers keep the checksum of an upload beside the bytes, and tell it whatever became of these.
         audited = Capability.AUDITED if self._config.endpoint_url is None else Capability.NONE
         locks = Capability.LOCKS if self._config.object_lock is not None else Capability.NONE
-        return Capability.CHECKSUMS | Capability.VERSIONS | audited | locks | (
-            Capability.ARCHIVE if cold else Capability.RULES)
+        return (
+            Capability.CHECKSUMS
+            | Capability.VERSIONS
+            | audited
+            | locks
+            | (Capability.ARCHIVE if cold else Capability.RULES)
+        )
 
     def close(self) -> None:
         """Give the connections back; the next call makes new ones."""
@@ -88,12 +100,15 @@ class S3Destination:
         try:
             head = self._head(key, f"looking at {key} after it was written")
         except ObjectMissingError as error:
-            raise DestinationError(f"{self._bucket.words.place} took {key} and has it no more",
-                                   hint="who else deletes in this bucket? Look at its rules; it is tried again "
-                                        "later") from error
+            raise DestinationError(
+                f"{self._bucket.words.place} took {key} and has it no more",
+                hint="who else deletes in this bucket? Look at its rules; it is tried again later",
+            ) from error
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
-            raise DestinationError(f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes "
-                                   f"of {key}", hint="look at the server's log; it is tried again later")
+            raise DestinationError(
+                f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes of {key}",
+                hint="look at the server's log; it is tried again later",
+            )
         until = headers.get("ObjectLockRetainUntilDate")
         if until is not None and not s3lock.is_locked(head, until):
             if head["ETag"] == done.etag:  # else it was there already, or somebody has put something else since
@@ -134,9 +149,11 @@ class S3Destination:
                 if not _is_ours(key):
                     continue
                 if key <= last:
-                    raise DestinationError(f"{self._bucket.words.place}: {doing} failed",
-                                           detail=f"it names {key} after {last}",
-                                           hint="this server does not list in the order of keys; use one that does")
+                    raise DestinationError(
+                        f"{self._bucket.words.place}: {doing} failed",
+                        detail=f"it names {key} after {last}",
+                        hint="this server does not list in the order of keys; use one that does",
+                    )
                 last = key
                 yield ObjectInfo(key, item["Size"], _second(item["LastModified"]))
             if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
@@ -147,8 +164,11 @@ class S3Destination:
             fields["ContinuationToken"] = page["NextContinuationToken"]
 
     def _endless(self, doing: str, detail: str) -> DestinationError:
-        return DestinationError(f"{self._bucket.words.place}: {doing} failed", detail=detail,
-                                hint="this server does not list to an end; look at its log, or use one that does")
+        return DestinationError(
+            f"{self._bucket.words.place}: {doing} failed",
+            detail=detail,
+            hint="this server does not list to an end; look at its log, or use one that does",
+        )
 
     def delete(self, key: str) -> None:
         layout.check_key(key)
@@ -158,8 +178,9 @@ class S3Destination:
         try:
             if not self._config.delete:
                 self._head(key, doing)
-                raise self._bucket.words.locked(key, "delete: false", "another installation, or a rule of the bucket, "
-                                                                      "removes what is marked here")
+                raise self._bucket.words.locked(
+                    key, "delete: false", "another installation, or a rule of the bucket, removes what is marked here"
+                )
             if self._config.object_lock is not None and not layout.comes_and_goes(key):
                 self._refuse_locked(key, doing)
         except ObjectMissingError:
@@ -191,8 +212,9 @@ class S3Destination:
         doing = f"thawing {key}"
         self._require(doing)
         place = self._place(key)
-        return self._bucket.call(doing, lambda client: s3archive.thaw(client, place, tier, days, self._clock()),
-                                 key=key)
+        return self._bucket.call(
+            doing, lambda client: s3archive.thaw(client, place, tier, days, self._clock()), key=key
+        )
 
     def checksum(self, key: str) -> str | None:
         """What the place computed when it took the object; of one that came in parts, which it has checked one by one,
@@ -235,8 +257,9 @@ class S3Destination:
         where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(layout.REPOSITORY)}
         try:
             # Only an answer with a body tells a missing bucket from a missing key.
-            self._bucket.call("looking for the marker", lambda client: client.get_object(**where)["Body"].close(),
-                              expect=is_missing)
+            self._bucket.call(
+                "looking for the marker", lambda client: client.get_object(**where)["Body"].close(), expect=is_missing
+            )
         except ClientError:
             self._seen = None
             return False
@@ -248,20 +271,28 @@ class S3Destination:
             return
         fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.prefix, "MaxKeys": 6}
         page = self._bucket.call("initialising", lambda client: client.list_objects_v2(**fields))
-        strangers = [item["Key"] for item in page.get("Contents", ())
-                     if item["Key"] not in {self._bucket.prefix, self._bucket.full(layout.REPOSITORY)}]
+        strangers = [
+            item["Key"]
+            for item in page.get("Contents", ())
+            if item["Key"] not in {self._bucket.prefix, self._bucket.full(layout.REPOSITORY)}
+        ]
         if strangers:
-            raise RefusedError(f"{self._bucket.words.place} is not empty and is no destination of ours",
-                               detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
-                               hint=f"give destination {self.name} a bucket or a prefix of its own")
+            raise RefusedError(
+                f"{self._bucket.words.place} is not empty and is no destination of ours",
+                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+                hint=f"give destination {self.name} a bucket or a prefix of its own",
+            )
         document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": False}
         raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
         # Of two first users one wins, where the place knows conditions.
         Upload(self._bucket, layout.REPOSITORY, self._headers(layout.REPOSITORY), lambda _sha256, _token: True).store(
-            io.BytesIO(raw), self._running)
+            io.BytesIO(raw), self._running
+        )
         if not self.is_initialised():
-            raise DestinationError(f"{self._bucket.words.place} took {layout.REPOSITORY} and does not have it",
-                                   hint="look at the rules of the bucket and the server's log")
+            raise DestinationError(
+                f"{self._bucket.words.place} took {layout.REPOSITORY} and does not have it",
+                hint="look at the rules of the bucket and the server's log",
+            )
 
     # What was not finished
 
@@ -279,8 +310,11 @@ class S3Destination:
         """False when somebody else was faster."""
         where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key), "UploadId": upload}
         try:
-            self._bucket.call("clearing leftovers", lambda client: client.abort_multipart_upload(**where),
-                              expect=lambda error: code_of(error) == "NoSuchUpload")
+            self._bucket.call(
+                "clearing leftovers",
+                lambda client: client.abort_multipart_upload(**where),
+                expect=lambda error: code_of(error) == "NoSuchUpload",
+            )
         except ClientError:
             return False
         return True
@@ -303,18 +337,24 @@ class S3Destination:
 
     def _unfinished(self, behind: Mapping[str, Any]) -> ListMultipartUploadsOutputTypeDef:
         """A page of the uploads that are under way."""
-        return self._bucket.call("looking for leftovers", lambda client: client.list_multipart_uploads(
-            Bucket=self._config.bucket, Prefix=self._bucket.prefix, **behind))
+        return self._bucket.call(
+            "looking for leftovers",
+            lambda client: client.list_multipart_uploads(
+                Bucket=self._config.bucket, Prefix=self._bucket.prefix, **behind
+            ),
+        )
 
     # How
 
     def _require(self, doing: str) -> None:
         """Raises DestinationError unless the marker is, or was, there."""
         if self._seen is None and not self.is_initialised():
-            raise DestinationError(f"{self._bucket.words.place}: {doing} failed",
-                                   detail=f"{layout.REPOSITORY} is not there",
-                                   hint="are bucket, prefix and endpoint_url right? A destination that was used before "
-                                        "is never made anew by itself")
+            raise DestinationError(
+                f"{self._bucket.words.place}: {doing} failed",
+                detail=f"{layout.REPOSITORY} is not there",
+                hint="are bucket, prefix and endpoint_url right? A destination that was used before "
+                "is never made anew by itself",
+            )
 
     def _require_again(self, doing: str) -> None:
         """A key is missing: is that all?"""
@@ -351,8 +391,13 @@ class S3Destination:
         until = head.get("ObjectLockRetainUntilDate")
         held = head.get("ObjectLockLegalHoldStatus") == "ON"
         if held or (until is not None and until > self._clock()):
-            told = "a legal hold keeps it" if held or until is None else (
-                f"locked until {format_time(until.astimezone(UTC))} ({head.get('ObjectLockMode', 'lock').lower()})")
+            told = (
+                "a legal hold keeps it"
+                if held or until is None
+                else (
+                    f"locked until {format_time(until.astimezone(UTC))} ({head.get('ObjectLockMode', 'lock').lower()})"
+                )
+            )
             raise self._bucket.words.locked(key, told, "it is tried again later")
 
     def _is_same(self, key: str, sha256: str, token: str) -> bool:
@@ -374,9 +419,11 @@ class S3Destination:
         name = layout.name_in(key)
         whole = name.endswith(stored[:16]) if layout.is_object_name(name) else stored == recorded
         if whole:
-            raise DestinationError(f"{self._bucket.words.place} has another {key} already",
-                                   detail=f"its SHA-256 is {stored}, that of what was to be stored {sha256}",
-                                   hint="two backups never share a name: do two installations use one identity?")
+            raise DestinationError(
+                f"{self._bucket.words.place} has another {key} already",
+                detail=f"its SHA-256 is {stored}, that of what was to be stored {sha256}",
+                hint="two backups never share a name: do two installations use one identity?",
+            )
         return False
 
     def _digest(self, key: str) -> str:

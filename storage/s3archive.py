@@ -81,7 +81,8 @@ def thaw(client: S3Client, place: Place, tier: Tier, days: int, now: datetime) -
     if before.storage_class == "DEEP_ARCHIVE" and tier is Tier.EXPEDITED:
         raise RefusedError(
             f"{place.key} at destination {place.destination} lies in DEEP_ARCHIVE, which has no expedited tier",
-            hint="choose standard (12 hours) or bulk (48 hours)")
+            hint="choose standard (12 hours) or bulk (48 hours)",
+        )
     asked: dict[str, Any] = {"GlacierJobParameters": {"Tier": _TIERS[tier]}}
     if before.storage_class != TIERING:
         asked["Days"] = days
@@ -94,8 +95,10 @@ def thaw(client: S3Client, place: Place, tier: Tier, days: int, now: datetime) -
             return replace(stands, refused=True)
         if code == _NO_CAPACITY:
             raise DestinationError(
-                f"destination {place.destination} has no capacity for expedited thaws right now", detail=str(error),
-                hint="try again later, or choose standard") from error
+                f"destination {place.destination} has no capacity for expedited thaws right now",
+                detail=str(error),
+                hint="try again later, or choose standard",
+            ) from error
         if code == _NOT_ARCHIVED:  # made readable meanwhile: by a rule of the bucket, or by a copy
             return coldness(client, place, now)
         raise _missing_or(error, place) from error

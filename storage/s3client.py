@@ -54,8 +54,9 @@ Result = TypeVar("Result")
 class Bucket:
     """``config``'s bucket. Nothing is asked, and the library's client is not made, before the first ``call``."""
 
-    def __init__(self, name: str, config: S3Config, *, read_seconds: float = READ_SECONDS,
-                 begin_seconds: float = BEGIN_SECONDS) -> None:
+    def __init__(
+        self, name: str, config: S3Config, *, read_seconds: float = READ_SECONDS, begin_seconds: float = BEGIN_SECONDS
+    ) -> None:
         self.config = config
         self.knows_conditions = True
         self.words = Explainer(name, config)
@@ -79,9 +80,16 @@ class Bucket:
         """``key`` as the bucket knows it."""
         return self.prefix + key
 
-    def call(self, doing: str, ask: Callable[[S3Client], Result], *, key: str | None = None,
-             expect: Callable[[ClientError], bool] | None = None, begun: float | None = None,
-             patient: bool = False) -> Result:
+    def call(
+        self,
+        doing: str,
+        ask: Callable[[S3Client], Result],
+        *,
+        key: str | None = None,
+        expect: Callable[[ClientError], bool] | None = None,
+        begun: float | None = None,
+        patient: bool = False,
+    ) -> Result:
         """What ``ask`` gives, asked again while that may help. ``ask`` must be safe to repeat.
 
         Raises our error for what ``doing`` (with ``key``) failed; a ClientError as it is where ``expect`` says so.
@@ -125,7 +133,6 @@ class Bucket:
                 self._clients[patient] = _client(self.config, PATIENT_SECONDS if patient else self._read_seconds)
             return self._clients[patient]
 
-
     def _renew(self, refused: S3Client | None) -> bool:
         """The credentials of ``refused`` are not taken: may there be others by now? Then the next client reads them."""
         gone: dict[bool, S3Client] = {}
@@ -144,8 +151,14 @@ _Stamp = tuple[int, int, int] | None
 
 def _stamps(config: S3Config) -> tuple[_Stamp, ...]:
     """What changes when the files that credentials are read from are written again or replaced."""
-    return tuple(_stamp(path) for path in ([config.credentials_file] if config.credentials_file is not None else [
-        Path(os.environ.get(name) or usual).expanduser() for name, usual in _USUAL_FILES.items()]))
+    return tuple(
+        _stamp(path)
+        for path in (
+            [config.credentials_file]
+            if config.credentials_file is not None
+            else [Path(os.environ.get(name) or usual).expanduser() for name, usual in _USUAL_FILES.items()]
+        )
+    )
 
 
 def _stamp(path: Path) -> _Stamp:
@@ -172,20 +185,30 @@ def _client(config: S3Config, read_seconds: float) -> S3Client:
             raise CredentialRetrievalError(provider="the credentials file", error_msg=error.strerror) from error
         inner.set_config_variable("credentials_file", str(config.credentials_file))
     if config.ca_file is not None and not config.ca_file.is_file():
-        raise SSLError(endpoint_url=config.endpoint_url or "Amazon S3",
-                       error=FileNotFoundError(f"{config.ca_file} is not there"))
+        raise SSLError(
+            endpoint_url=config.endpoint_url or "Amazon S3", error=FileNotFoundError(f"{config.ca_file} is not there")
+        )
     if (profile := _profile(config)) is not None and profile not in inner.available_profiles:
         raise ProfileNotFound(profile=profile)
     session = boto3.session.Session(botocore_session=inner, region_name=config.region)
     own = config.endpoint_url is not None
     signed = own and str(config.endpoint_url).startswith("http:")  # elsewhere TLS and the checksum header vouch for it
     client = session.client(
-        "s3", endpoint_url=config.endpoint_url, verify=str(config.ca_file) if config.ca_file else None,
+        "s3",
+        endpoint_url=config.endpoint_url,
+        verify=str(config.ca_file) if config.ca_file else None,
         region_name=session.region_name or (_ANY_REGION if own else None),
-        config=Config(connect_timeout=CONNECT_SECONDS, read_timeout=read_seconds, max_pool_connections=CONNECTIONS,
-                      retries={"mode": "standard", "total_max_attempts": 1}, tcp_keepalive=True,
-                      s3={"addressing_style": config.addressing, "payload_signing_enabled": signed},
-                      request_checksum_calculation="when_required", response_checksum_validation="when_required"))
+        config=Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=read_seconds,
+            max_pool_connections=CONNECTIONS,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            tcp_keepalive=True,
+            s3={"addressing_style": config.addressing, "payload_signing_enabled": signed},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
     # It would wait for a go-ahead before each body that is a file.
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client

@@ -80,9 +80,11 @@ class Download(io.RawIOBase):
                 failure = error
             self._drop()
             self._open(begun)
-        raise DestinationError(f"{self._bucket.words.place}: {self._doing} failed",
-                               detail=f"at byte {self._at}, {ATTEMPTS} times: {failure}",
-                               hint="look at the network and at the server; it is tried again later") from failure
+        raise DestinationError(
+            f"{self._bucket.words.place}: {self._doing} failed",
+            detail=f"at byte {self._at}, {ATTEMPTS} times: {failure}",
+            hint="look at the network and at the server; it is tried again later",
+        ) from failure
 
     def _open(self, begun: float) -> None:
         """Ask for what is still wanted. Nothing is wanted behind the end."""
@@ -93,14 +95,18 @@ class Download(io.RawIOBase):
         except ClientError as error:
             if status_of(error) == 416 or code_of(error) == "InvalidRange":
                 return
-            raise DestinationError(f"{self._bucket.words.place}: {self._key} was replaced while it was read",
-                                   hint="read it again from its beginning") from error
+            raise DestinationError(
+                f"{self._bucket.words.place}: {self._key} was replaced while it was read",
+                hint="read it again from its beginning",
+            ) from error
         body, begin, size, etag = answer
         if begin != self._at or (self._etag and etag != self._etag):
             body.close()
-            raise DestinationError(f"{self._bucket.words.place}: {self._doing} failed",
-                                   detail=f"asked for bytes from {self._at}, got those from {begin}",
-                                   hint="this server does not know ranges; use one that does")
+            raise DestinationError(
+                f"{self._bucket.words.place}: {self._doing} failed",
+                detail=f"asked for bytes from {self._at}, got those from {begin}",
+                hint="this server does not know ranges; use one that does",
+            )
         self._etag = etag or "-"
         self._end = size if self._end is None else min(self._end, size)
         if self._at < self._end:
@@ -110,8 +116,11 @@ class Download(io.RawIOBase):
 
     def _ask(self, client: S3Client) -> tuple[StreamingBody, int, int, str]:
         """The body, its first byte's place, the size of the object, its ETag."""
-        wanted = "" if self._at == 0 and self._end is None else f"bytes={self._at}-" + (
-            "" if self._end is None else str(max(self._end, self._at + 1) - 1))
+        wanted = (
+            ""
+            if self._at == 0 and self._end is None
+            else f"bytes={self._at}-" + ("" if self._end is None else str(max(self._end, self._at + 1) - 1))
+        )
         fields = {"Bucket": self._bucket.config.bucket, "Key": self._bucket.full(self._key)}
         if wanted:
             fields["Range"] = wanted

@@ -36,39 +36,100 @@ from backupd.model.errors import (
 )
 from storage.config import S3Config
 
-_ANSWERS_LATER = frozenset({
-    "InternalError", "ServiceUnavailable", "SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling",
-    "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "RequestTimeoutException", "OperationAborted",
-    "ConditionalRequestConflict", "TooManyRequests", "BandwidthLimitExceeded", "XMinioServerNotInitialized"})
-_DAMAGED_ON_THE_WAY = frozenset({
-    "BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "InvalidDigest", "IncompleteBody"})
-_WRONG_CREDENTIALS = frozenset({
-    "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired",
-    "InvalidSecurity", "NotSignedUp", "UnrecognizedClientException", "XAdminNoSuchUser"})
+_ANSWERS_LATER = frozenset(
+    {
+        "InternalError",
+        "ServiceUnavailable",
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "Throttling",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "OperationAborted",
+        "ConditionalRequestConflict",
+        "TooManyRequests",
+        "BandwidthLimitExceeded",
+        "XMinioServerNotInitialized",
+    }
+)
+_DAMAGED_ON_THE_WAY = frozenset(
+    {"BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "InvalidDigest", "IncompleteBody"}
+)
+_WRONG_CREDENTIALS = frozenset(
+    {
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "ExpiredToken",
+        "TokenRefreshRequired",
+        "InvalidSecurity",
+        "NotSignedUp",
+        "UnrecognizedClientException",
+        "XAdminNoSuchUser",
+    }
+)
 _NOT_ALLOWED = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess", "Forbidden"})
-_WRONG_REGION = frozenset({
-    "PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed",
-    "IllegalLocationConstraintException", "IncorrectEndpoint"})
-_NO_ROOM = frozenset({
-    "InsufficientStorage", "XMinioStorageFull", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded",
-    "EntityTooLargeForQuota", "StorageFull", "InsufficientCapacity"})
+_WRONG_REGION = frozenset(
+    {
+        "PermanentRedirect",
+        "TemporaryRedirect",
+        "Redirect",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "IncorrectEndpoint",
+    }
+)
+_NO_ROOM = frozenset(
+    {
+        "InsufficientStorage",
+        "XMinioStorageFull",
+        "QuotaExceeded",
+        "XMinioAdminBucketQuotaExceeded",
+        "EntityTooLargeForQuota",
+        "StorageFull",
+        "InsufficientCapacity",
+    }
+)
 _LOCKED = frozenset({"ObjectLocked", "InvalidRetentionPeriod", "ObjectUnderRetention"})
-_SKEWED = ("the clock of this machine and the server's differ by more than a quarter of an hour: set this machine's "
-           "clock (timedatectl, chrony)")
-_CHANGED = ("bytes were changed on the way there: look at the network, and at what stands between here and the server; "
-            "it is tried again later")
-_NEEDS_LOCKS = ("object_lock needs a bucket that was made with object lock: make one, or take object_lock and "
-                "lock_days from destination {name}")
+_SKEWED = (
+    "the clock of this machine and the server's differ by more than a quarter of an hour: set this machine's "
+    "clock (timedatectl, chrony)"
+)
+_CHANGED = (
+    "bytes were changed on the way there: look at the network, and at what stands between here and the server; "
+    "it is tried again later"
+)
+_NEEDS_LOCKS = (
+    "object_lock needs a bucket that was made with object lock: make one, or take object_lock and "
+    "lock_days from destination {name}"
+)
 _NO_LOCKS = re.compile(r"object lock|objectlock", re.IGNORECASE)
 _REGION_TOLD = re.compile(r"expecting '([a-z0-9-]+)'")
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 
-_UNREACHABLE = (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError, ConnectionClosedError,
-                ProxyConnectionError, SSLError, HTTPClientError, ResponseStreamingError, IncompleteReadError,
-                HTTPError)  # the library reads the text of a refusal without translating what breaks it
+_UNREACHABLE = (
+    EndpointConnectionError,
+    ConnectTimeoutError,
+    ReadTimeoutError,
+    ConnectionClosedError,
+    ProxyConnectionError,
+    SSLError,
+    HTTPClientError,
+    ResponseStreamingError,
+    IncompleteReadError,
+    HTTPError,
+)  # the library reads the text of a refusal without translating what breaks it
 _SILENT = (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError, ProxyConnectionError)
-_NO_IDENTITY = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, ProfileNotFound,
-                TokenRetrievalError)
+_NO_IDENTITY = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    ProfileNotFound,
+    TokenRetrievalError,
+)
 _SSL = re.compile(r"certificate|SSL", re.IGNORECASE)
 
 
@@ -84,8 +145,9 @@ def status_of(error: ClientError) -> int:
 def may_pass(error: Exception) -> bool:
     """Is the same request worth another try at once?"""
     if isinstance(error, ClientError):
-        return (code_of(error) in _ANSWERS_LATER | _DAMAGED_ON_THE_WAY or status_of(error) in {429, 500, 502, 503, 504}
-                ) and code_of(error) not in _NO_ROOM
+        return (
+            code_of(error) in _ANSWERS_LATER | _DAMAGED_ON_THE_WAY or status_of(error) in {429, 500, 502, 503, 504}
+        ) and code_of(error) not in _NO_ROOM
     if isinstance(error, SSLError):
         return not _SSL.search(str(error)) or "EOF" in str(error)
     return isinstance(error, (*_UNREACHABLE, OSError))
@@ -135,14 +197,21 @@ class Explainer:
         if isinstance(error, _NO_IDENTITY):
             return self._failed(doing, _told(error), self._identity_hint())
         if isinstance(error, SSLError):
-            return self._failed(doing, _told(error),
-                                "the server's certificate is not trusted here: give the certificate of its authority "
-                                "as ca_file, or look whether endpoint_url names the right server")
+            return self._failed(
+                doing,
+                _told(error),
+                "the server's certificate is not trusted here: give the certificate of its authority "
+                "as ca_file, or look whether endpoint_url names the right server",
+            )
         if isinstance(error, (*_UNREACHABLE, OSError)):
             endpoint = self.config.endpoint_url or "Amazon S3"
-            failed = self._failed(doing, _told(error), f"{endpoint} does not answer as it should: look at the network, "
-                                                       f"the server and endpoint_url; what was not finished is done "
-                                                       f"again later")
+            failed = self._failed(
+                doing,
+                _told(error),
+                f"{endpoint} does not answer as it should: look at the network, "
+                f"the server and endpoint_url; what was not finished is done "
+                f"again later",
+            )
             if isinstance(error, _SILENT):
                 return UnreachableError(failed.message, detail=failed.detail, hint=failed.hint)
             return failed
@@ -154,9 +223,12 @@ class Explainer:
         code = code_of(error)
         detail = f"{code} ({status_of(error)}): {error.response.get('Error', {}).get('Message', '')}".strip(" :")
         if code == "NoSuchBucket":
-            return self._failed(doing, f"the bucket {self.config.bucket} does not exist ({detail})",
-                                f"make the bucket, or correct bucket, region or endpoint_url of destination "
-                                f"{self.name}; a bucket that was used before is never made anew by itself")
+            return self._failed(
+                doing,
+                f"the bucket {self.config.bucket} does not exist ({detail})",
+                f"make the bucket, or correct bucket, region or endpoint_url of destination "
+                f"{self.name}; a bucket that was used before is never made anew by itself",
+            )
         if key is not None and is_missing(error):
             return self.missing(key)
         if code in _LOCKED:
@@ -166,14 +238,20 @@ class Explainer:
     def _stood(self, error: ClientError, doing: str, key: str | None, detail: str) -> BackupdError:
         code, status = code_of(error), status_of(error)
         if code == "InvalidObjectState":
-            return ArchivedError(f"{self.place}: {key} lies in an archive class", detail=detail,
-                                 hint="it can be read some time after a thaw was asked for: backupd thaw; if a rule "
-                                      "of the bucket has put it there, name the class as storage_class or "
-                                      f"binlog_storage_class of destination {self.name}, so that it is expected")
+            return ArchivedError(
+                f"{self.place}: {key} lies in an archive class",
+                detail=detail,
+                hint="it can be read some time after a thaw was asked for: backupd thaw; if a rule "
+                "of the bucket has put it there, name the class as storage_class or "
+                f"binlog_storage_class of destination {self.name}, so that it is expected",
+            )
         if code in _NO_ROOM or status == 507:
-            return DestinationFullError(f"{self.place} is full: {doing} failed", detail=detail, destination=self.name,
-                                        hint="free some space, raise the quota or let retention run; nothing of this "
-                                             "file was kept")
+            return DestinationFullError(
+                f"{self.place} is full: {doing} failed",
+                detail=detail,
+                destination=self.name,
+                hint="free some space, raise the quota or let retention run; nothing of this file was kept",
+            )
         return self._failed(doing, detail, self._hint(error, code, status, detail))
 
     def _hint(self, error: ClientError, code: str, status: int, detail: str) -> str:
@@ -196,8 +274,13 @@ class Explainer:
     def rights(self) -> str:
         """What the credentials have to be allowed to do in the bucket."""
         config = self.config
-        wanted = ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetObject", "s3:PutObject",
-                  "s3:AbortMultipartUpload"]
+        wanted = [
+            "s3:ListBucket",
+            "s3:ListBucketMultipartUploads",
+            "s3:GetObject",
+            "s3:PutObject",
+            "s3:AbortMultipartUpload",
+        ]
         if config.delete:
             wanted.append("s3:DeleteObject")
         if {config.storage_class, config.binlog_storage_class} & {"GLACIER", "DEEP_ARCHIVE", "INTELLIGENT_TIERING"}:
@@ -216,14 +299,19 @@ class Explainer:
         if config.credentials_file is not None:
             profile = f" [{config.profile}]" if config.profile else ""
             return f"look at the credentials{profile} in {config.credentials_file}"
-        return (f"give destination {self.name} a credentials_file, or let the usual places have them (environment, "
-                f"~/.aws of the user that runs backupd, the role of the machine)")
+        return (
+            f"give destination {self.name} a credentials_file, or let the usual places have them (environment, "
+            f"~/.aws of the user that runs backupd, the role of the machine)"
+        )
 
     def _region_hint(self, error: ClientError) -> str:
         headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         told = _REGION_TOLD.search(str(error))
-        region = error.response.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region") or (
-            told[1] if told else "")
+        region = (
+            error.response.get("Error", {}).get("Region")
+            or headers.get("x-amz-bucket-region")
+            or (told[1] if told else "")
+        )
         right = f": region: {region}" if region and _NAME.fullmatch(str(region)) else ""
         return f"the bucket {self.config.bucket} is in another region: correct region of destination {self.name}{right}"
 

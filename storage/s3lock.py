@@ -1,5 +1,5 @@
-"""Object lock: until when what is stored may not be deleted, and making that later. Nothing here ever makes it earlier.
-"""
+"""Object lock: until when what is stored may not be deleted, and making that later. Nothing here ever makes it
+earlier."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def locked_until(config: S3Config, key: str, since: datetime) -> datetime | None
 def lock_headers(config: S3Config, key: str, now: datetime) -> dict[str, Any]:
     """What a put of ``key`` asks for."""
     until = locked_until(config, key, now)
-    return {} if until is None or config.object_lock is None else {
-        "ObjectLockMode": config.object_lock.upper(), "ObjectLockRetainUntilDate": until}
+    return (
+        {}
+        if until is None or config.object_lock is None
+        else {"ObjectLockMode": config.object_lock.upper(), "ObjectLockRetainUntilDate": until}
+    )
 
 
 def is_locked(head: Mapping[str, Any], until: datetime) -> bool:
@@ -44,8 +47,11 @@ def lengthen(bucket: Bucket, key: str, head: Mapping[str, Any], until: datetime)
     if is_locked(head, until):
         return False
     mode = head.get("ObjectLockMode") or str(bucket.config.object_lock).upper()
-    fields: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(key),
-                              "Retention": {"Mode": mode, "RetainUntilDate": until + SPARE}}
+    fields: dict[str, Any] = {
+        "Bucket": bucket.config.bucket,
+        "Key": bucket.full(key),
+        "Retention": {"Mode": mode, "RetainUntilDate": until + SPARE},
+    }
     if version := head.get("VersionId"):
         fields["VersionId"] = version
     bucket.call(f"locking {key} for longer", lambda client: client.put_object_retention(**fields), key=key)
@@ -57,4 +63,5 @@ def not_locked(bucket: Bucket, key: str, until: datetime) -> DestinationError:
     return DestinationError(
         f"{bucket.words.place} took {key} and does not lock it until {format_time(until)}",
         hint="the bucket has to be made with object lock, and the credentials need s3:PutObjectRetention, and "
-             "s3:GetObjectRetention to see what is locked")
+        "s3:GetObjectRetention to see what is locked",
+    )

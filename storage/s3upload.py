@@ -74,8 +74,9 @@ class Upload:
         """Everything ``stream`` yields. ``running`` holds the id of an upload in parts while it is under way."""
         length = expected_length(stream)
         if length is not None and length > LARGEST:
-            raise DestinationError(f"{self._bucket.words.place}: {self._key} has {length} bytes; no object may have "
-                                   f"more than {LARGEST}")
+            raise DestinationError(
+                f"{self._bucket.words.place}: {self._key} has {length} bytes; no object may have more than {LARGEST}"
+            )
         begin = [_fill(stream, WHOLE + 1)]  # a list, so that it can be let go while parts are sent
         if len(begin[0]) <= WHOLE:
             return self._whole(begin[0])
@@ -85,8 +86,12 @@ class Upload:
 
     def _whole(self, data: bytes) -> Uploaded:
         digest = hashlib.sha256(data)
-        fields = {**self._where, **self._headers, "ChecksumSHA256": _base64(digest.digest()),
-                  "Metadata": {SHA256: digest.hexdigest(), TOKEN: self._token}}
+        fields = {
+            **self._where,
+            **self._headers,
+            "ChecksumSHA256": _base64(digest.digest()),
+            "Metadata": {SHA256: digest.hexdigest(), TOKEN: self._token},
+        }
 
         def ask(client: S3Client, condition: Mapping[str, Any]) -> Uploaded:
             answer = client.put_object(**fields, **condition, Body=_body(data))
@@ -99,8 +104,12 @@ class Upload:
         """The last request of a put. None when the key is taken and was not to be."""
         if self._taken is not None and self._bucket.knows_conditions:
             try:
-                return self._bucket.call(self._doing, lambda client: ask(client, {"IfNoneMatch": "*"}), patient=patient,
-                                         expect=lambda error: is_taken(error) or _may_not_know(error))
+                return self._bucket.call(
+                    self._doing,
+                    lambda client: ask(client, {"IfNoneMatch": "*"}),
+                    patient=patient,
+                    expect=lambda error: is_taken(error) or _may_not_know(error),
+                )
             except ClientError as error:
                 if is_taken(error):
                     return None
@@ -109,8 +118,9 @@ class Upload:
             return found
         return self._bucket.call(self._doing, lambda client: ask(client, {}), patient=patient)
 
-    def _replace(self, ask: Callable[[S3Client, Mapping[str, Any]], Result], sha256: str, *,
-                 patient: bool = False) -> Result | None:
+    def _replace(
+        self, ask: Callable[[S3Client, Mapping[str, Any]], Result], sha256: str, *, patient: bool = False
+    ) -> Result | None:
         """What to do about a key that is taken. None when the same is there."""
         if self._taken is None or self._taken(sha256, self._token):
             return None
@@ -121,8 +131,12 @@ class Upload:
     def _in_parts(self, begin: list[bytes], stream: BinaryIO, length: int | None, running: set[str]) -> Uploaded:
         digest = known_digest(stream, begin[0]) if length is not None else ""
         metadata = {TOKEN: self._token, **({SHA256: digest} if digest else {})}
-        upload = self._bucket.call(self._doing, lambda client: client.create_multipart_upload(
-            **self._where, **self._headers, ChecksumAlgorithm="SHA256", Metadata=metadata))["UploadId"]
+        upload = self._bucket.call(
+            self._doing,
+            lambda client: client.create_multipart_upload(
+                **self._where, **self._headers, ChecksumAlgorithm="SHA256", Metadata=metadata
+            ),
+        )["UploadId"]
         running.add(upload)
         try:
             sent, size, whole = self._send(upload, begin, stream, length)
@@ -141,8 +155,9 @@ class Upload:
         finally:
             running.discard(upload)
 
-    def _send(self, upload: str, begin: list[bytes], stream: BinaryIO,
-              length: int | None) -> tuple[list[_Sent], int, str]:
+    def _send(
+        self, upload: str, begin: list[bytes], stream: BinaryIO, length: int | None
+    ) -> tuple[list[_Sent], int, str]:
         """The parts, the number of bytes and their digest (hex)."""
         whole = hashlib.sha256()
         size = 0
@@ -161,8 +176,10 @@ class Upload:
             try:
                 for number, data in enumerate(_parts(begin, stream, length), 1):
                     if number > PARTS:
-                        raise DestinationError(f"{self._bucket.words.place}: {self._key} is longer than any object may "
-                                               f"be", detail=f"{size} bytes in {PARTS} parts, and not at its end")
+                        raise DestinationError(
+                            f"{self._bucket.words.place}: {self._key} is longer than any object may be",
+                            detail=f"{size} bytes in {PARTS} parts, and not at its end",
+                        )
                     whole.update(data)
                     size += len(data)
                     settle(everything=False, room=len(data))
@@ -176,18 +193,24 @@ class Upload:
 
     def _send_part(self, upload: str, number: int, data: bytes) -> _Sent:
         digest = hashlib.sha256(data).digest()
-        answer = self._bucket.call(f"{self._doing} (part {number})", lambda client: client.upload_part(
-            **self._where, UploadId=upload, PartNumber=number, Body=_body(data), ChecksumSHA256=_base64(digest)))
+        answer = self._bucket.call(
+            f"{self._doing} (part {number})",
+            lambda client: client.upload_part(
+                **self._where, UploadId=upload, PartNumber=number, Body=_body(data), ChecksumSHA256=_base64(digest)
+            ),
+        )
         self._agree(answer.get("ChecksumSHA256"), _base64(digest))
         return _Sent(number, answer["ETag"], digest)
 
     def _complete(self, client: S3Client, upload: str, sent: list[_Sent], condition: Mapping[str, Any]) -> str:
         """The ETag of what is there now."""
         parts: list[CompletedPartTypeDef] = [
-            {"PartNumber": part.number, "ETag": part.etag, "ChecksumSHA256": _base64(part.digest)} for part in sent]
+            {"PartNumber": part.number, "ETag": part.etag, "ChecksumSHA256": _base64(part.digest)} for part in sent
+        ]
         try:
             answer = client.complete_multipart_upload(
-                **self._where, UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
+                **self._where, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
+            )
         except ClientError as error:
             if code_of(error) != "NoSuchUpload":
                 raise
@@ -203,16 +226,21 @@ class Upload:
     def _abort(self, upload: str) -> None:
         """What cannot be given up now is a leftover, which is cleared a day later."""
         try:
-            self._bucket.call(f"giving up {self._key}", lambda client: client.abort_multipart_upload(
-                **self._where, UploadId=upload), expect=lambda error: code_of(error) == "NoSuchUpload")
+            self._bucket.call(
+                f"giving up {self._key}",
+                lambda client: client.abort_multipart_upload(**self._where, UploadId=upload),
+                expect=lambda error: code_of(error) == "NoSuchUpload",
+            )
         except (ClientError, DestinationError):
             return
 
     def _agree(self, told: str | None, ours: str) -> None:
         if told and told != ours:
-            raise DestinationError(f"{self._bucket.words.place}: {self._doing} failed",
-                                   detail=f"the place says SHA-256 {told} where {ours} was sent",
-                                   hint="bytes were changed on the way there; it is tried again later")
+            raise DestinationError(
+                f"{self._bucket.words.place}: {self._doing} failed",
+                detail=f"the place says SHA-256 {told} where {ours} was sent",
+                hint="bytes were changed on the way there; it is tried again later",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,11 @@ def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Ite
             return
         behind = {name: value for name, value in behind.items() if value}
         if behind.items() <= fields.items():
-            raise DestinationError(f"{bucket.words.place}: {doing} failed",
-                                   detail=f"it goes on with {behind} again and again",
-                                   hint="this server does not list versions by pages; use its own tools")
+            raise DestinationError(
+                f"{bucket.words.place}: {doing} failed",
+                detail=f"it goes on with {behind} again and again",
+                hint="this server does not list versions by pages; use its own tools",
+            )
         fields |= behind
 
 
@@ -63,9 +65,13 @@ def bring_back(bucket: Bucket, version: Version, above: Sequence[Version], heade
         return
     source = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key), "VersionId": version.id}
     fields = {**where, **headers, "CopySource": source}
-    ask(bucket, "s3:GetObjectVersion and s3:PutObject" + (
-        " and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""), doing,
-        lambda client: client.copy_object(**fields), key=version.key)
+    ask(
+        bucket,
+        "s3:GetObjectVersion and s3:PutObject" + (" and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""),
+        doing,
+        lambda client: client.copy_object(**fields),
+        key=version.key,
+    )
 
 
 def opened(bucket: Bucket, version: Version) -> BinaryIO:
@@ -86,8 +92,9 @@ def checksum(bucket: Bucket, version: Version) -> str | None:
     return b64decode(told).hex() if told and "-" not in told else None
 
 
-def ask(bucket: Bucket, rights: str, doing: str, what: Callable[[S3Client], Result], *,
-        key: str | None = None) -> Result:
+def ask(
+    bucket: Bucket, rights: str, doing: str, what: Callable[[S3Client], Result], *, key: str | None = None
+) -> Result:
     """As ``Bucket.call``. Raises ForbiddenError naming ``rights`` where the credentials lack them, RefusedError where
     the server knows nothing of versions."""
     try:
@@ -96,12 +103,15 @@ def ask(bucket: Bucket, rights: str, doing: str, what: Callable[[S3Client], Resu
         told = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())
         detail = f"{code_of(error)} ({status_of(error)}): {told}".strip(" :")
         if status_of(error) == 501:
-            raise RefusedError(f"{bucket.words.place} keeps no versions: its server does not know them",
-                               detail=detail) from error
+            raise RefusedError(
+                f"{bucket.words.place} keeps no versions: its server does not know them", detail=detail
+            ) from error
         raise ForbiddenError(
-            f"{bucket.words.place}: {doing} is not allowed", detail=detail,
+            f"{bucket.words.place}: {doing} is not allowed",
+            detail=detail,
             hint=f"these credentials need the right {rights} on {bucket.config.bucket}: give it to them for as long as "
-                 "this takes, or use others (credentials_file, profile)") from error
+            "this takes, or use others (credentials_file, profile)",
+        ) from error
 
 
 def _page(fields: Mapping[str, Any], client: S3Client) -> ListObjectVersionsOutputTypeDef:
@@ -113,10 +123,19 @@ def _uncover(named: Mapping[str, Any], client: S3Client) -> None:
 
 
 def _head(bucket: Bucket, version: Version) -> HeadObjectOutputTypeDef:
-    where: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key),
-                             "VersionId": version.id or _NONE, "ChecksumMode": "ENABLED"}
-    return ask(bucket, "s3:GetObjectVersion", f"looking at a version of {version.key}",
-               lambda client: client.head_object(**where), key=version.key)
+    where: dict[str, Any] = {
+        "Bucket": bucket.config.bucket,
+        "Key": bucket.full(version.key),
+        "VersionId": version.id or _NONE,
+        "ChecksumMode": "ENABLED",
+    }
+    return ask(
+        bucket,
+        "s3:GetObjectVersion",
+        f"looking at a version of {version.key}",
+        lambda client: client.head_object(**where),
+        key=version.key,
+    )
 
 
 def _is_denied(error: ClientError) -> bool:
@@ -125,5 +144,10 @@ def _is_denied(error: ClientError) -> bool:
 
 def _version(bucket: Bucket, item: Mapping[str, Any], size: int | None) -> Version:
     told = item.get("VersionId") or _NONE
-    return Version(str(item["Key"]).removeprefix(bucket.prefix), None if told == _NONE else str(told),
-                   item["LastModified"].astimezone(UTC), bool(item.get("IsLatest")), size)
+    return Version(
+        str(item["Key"]).removeprefix(bucket.prefix),
+        None if told == _NONE else str(told),
+        item["LastModified"].astimezone(UTC),
+        bool(item.get("IsLatest")),
+        size,
+    )

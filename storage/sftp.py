@@ -90,10 +90,21 @@ class SftpDestination:
 
     def _walk(self, above: str, listing: Listing, prefix: str) -> Iterator[ObjectInfo]:
         # Keys sort as if a folder's name ended with its slash: "a.b" comes before "a/c".
-        shown = sorted(((above + name + ("/" if found.is_folder else ""), found) for name, found in listing
-                        if name[0] != "." and not layout.in_tree(above + name)), key=lambda pair: pair[0])
-        wanted = [key for key, found in shown if found.is_folder and key.count("/") < layout.DEEPEST
-                  and (key.startswith(prefix) or prefix.startswith(key))]
+        shown = sorted(
+            (
+                (above + name + ("/" if found.is_folder else ""), found)
+                for name, found in listing
+                if name[0] != "." and not layout.in_tree(above + name)
+            ),
+            key=lambda pair: pair[0],
+        )
+        wanted = [
+            key
+            for key, found in shown
+            if found.is_folder
+            and key.count("/") < layout.DEEPEST
+            and (key.startswith(prefix) or prefix.startswith(key))
+        ]
         for key, found in shown:
             if found.is_link and ((key + "/").startswith(prefix) or prefix.startswith(key + "/")):
                 raise self._folder.linked(key, f"listing {prefix}")

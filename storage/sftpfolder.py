@@ -92,14 +92,21 @@ class RemoteFolder:
     def failure(self, error: StatusError | LostError, doing: str) -> DestinationError:
         what = f"destination {self.name} ({self.where}): {doing} failed"
         if isinstance(error, LostError):
-            kind, why = ((UnreachableError, "the server does not answer") if error.hangs
-                         else (DestinationError, "the connection was lost"))
-            return kind(what, detail=f"{why}: {error}",
-                        hint="look at the host and the network; it is tried again later")
+            kind, why = (
+                (UnreachableError, "the server does not answer")
+                if error.hangs
+                else (DestinationError, "the connection was lost")
+            )
+            return kind(
+                what, detail=f"{why}: {error}", hint="look at the host and the network; it is tried again later"
+            )
         if error.code == DENIED:
-            return DestinationError(what, detail=str(error),
-                                    hint=f"make {self.root} there, and all that is in it, writable for {self._user}, "
-                                         "and look whether its file system is mounted read-only")
+            return DestinationError(
+                what,
+                detail=str(error),
+                hint=f"make {self.root} there, and all that is in it, writable for {self._user}, "
+                "and look whether its file system is mounted read-only",
+            )
         if error.code == FAILURE:
             return self._refused(error, doing, what)
         try:
@@ -119,10 +126,14 @@ class RemoteFolder:
             return DestinationFullError(
                 f"destination {self.name} ({self.where}) is full: {doing} failed",
                 detail=f"{error}; {room.free} bytes free ({format_size(room.free)}) of {room.total}{inodes}",
-                hint="free some space or let retention run; nothing of this file was kept", destination=self.name)
-        return DestinationError(what, detail=f"{error} (the server gives no reason)",
-                                hint=f"look at the disk and at the quota of {self._user} there, and at the server's "
-                                     "log")
+                hint="free some space or let retention run; nothing of this file was kept",
+                destination=self.name,
+            )
+        return DestinationError(
+            what,
+            detail=f"{error} (the server gives no reason)",
+            hint=f"look at the disk and at the quota of {self._user} there, and at the server's log",
+        )
 
     # The marker
 
@@ -139,8 +150,9 @@ class RemoteFolder:
         lead nowhere, and would show that nothing is there."""
         folders = folders_of(above)
         with self.guard(doing):
-            marker, *found = self.sessions.run(lambda wire: wire.looks([
-                self.path(layout.REPOSITORY), *map(self.path, folders)]))
+            marker, *found = self.sessions.run(
+                lambda wire: wire.looks([self.path(layout.REPOSITORY), *map(self.path, folders)])
+            )
             if marker is None or marker.is_link:
                 self.sessions.run(lambda wire: self.check_marker(wire, doing))
         for folder, one in zip(folders, found, strict=True):
@@ -149,8 +161,11 @@ class RemoteFolder:
 
     def linked(self, key: str, doing: str) -> DestinationError:
         """What to say of a symbolic link below the root, as ``Folder.linked`` does."""
-        return DestinationError(f"destination {self.name} ({self.where}): {doing} failed",
-                                detail=f"{self.path(key)} is a symbolic link", hint=LINK_HINT)
+        return DestinationError(
+            f"destination {self.name} ({self.where}): {doing} failed",
+            detail=f"{self.path(key)} is a symbolic link",
+            hint=LINK_HINT,
+        )
 
     def check_marker(self, wire: Wire, doing: str) -> None:
         """Raises DestinationError unless the marker is there: an unmounted disk leaves an empty folder in its place."""
@@ -159,7 +174,8 @@ class RemoteFolder:
                 f"destination {self.name} ({self.where}): {doing} failed",
                 detail=f"{layout.REPOSITORY} is not there",
                 hint=f"is the disk of {self.root} mounted there? A destination that was used before is never made "
-                     "anew by itself")
+                "anew by itself",
+            )
 
     def initialise(self, now: datetime) -> None:
         """Make an empty or absent folder (not its parent) a destination. Raises RefusedError."""
@@ -190,15 +206,21 @@ class RemoteFolder:
         parent = posixpath.dirname(self.root)
         if listing is None:
             if not exists(wire, parent):
-                raise DestinationError(f"destination {self.name} ({self.where}): its folder has no parent",
-                                       detail=f"{parent} is not there", hint=f"make {parent} there first")
+                raise DestinationError(
+                    f"destination {self.name} ({self.where}): its folder has no parent",
+                    detail=f"{parent} is not there",
+                    hint=f"make {parent} there first",
+                )
             self._make(wire, self.root)
-        strangers = sorted({name for name, _found in listing or ()} - {".", "..", "lost+found", _TEMPORARY,
-                                                                      layout.REPOSITORY})
+        strangers = sorted(
+            {name for name, _found in listing or ()} - {".", "..", "lost+found", _TEMPORARY, layout.REPOSITORY}
+        )
         if strangers:
-            raise RefusedError(f"{self.where} is not empty and is no destination of ours",
-                               detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
-                               hint=f"give destination {self.name} a folder of its own")
+            raise RefusedError(
+                f"{self.where} is not empty and is no destination of ours",
+                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+                hint=f"give destination {self.name} a folder of its own",
+            )
         self._make(wire, self.path(_TEMPORARY))
         return True
 

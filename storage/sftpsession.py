@@ -183,14 +183,18 @@ class Sessions:
         try:
             more = transport.auth_publickey(self._config.user, key)
         except paramiko.AuthenticationException as error:
-            raise self._failure(f"user {self._config.user} may not log in with this key: {_words(error)}",
-                                f"put the public half of {self._config.key_file} into ~/.ssh/authorized_keys of "
-                                f"{self._config.user} on {self._config.host}") from error
+            raise self._failure(
+                f"user {self._config.user} may not log in with this key: {_words(error)}",
+                f"put the public half of {self._config.key_file} into ~/.ssh/authorized_keys of "
+                f"{self._config.user} on {self._config.host}",
+            ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise self._failure(f"the login failed: {_words(error)}", _HINT_REACH) from error
         if more:
-            raise self._failure(f"a key alone is not enough there, it also wants {', '.join(more)}",
-                                f"let {self._config.user} log in with the key alone")
+            raise self._failure(
+                f"a key alone is not enough there, it also wants {', '.join(more)}",
+                f"let {self._config.user} log in with the key alone",
+            )
         transport.set_keepalive(_KEEPALIVE_SECONDS)
         return self._begin(transport, deadline)
 
@@ -203,12 +207,16 @@ class Sessions:
             wire.begin()
             wire.wait_for(self._seconds)
         except (paramiko.SSHException, OSError, EOFError, LostError) as error:
-            raise self._failure(f"it let us in, but not to SFTP: {_words(error)}",
-                                f"is `Subsystem sftp` in its sshd_config, and may {self._config.user} use it? Try: "
-                                f"sftp -P {self._config.port} {self._config.user}@{self._config.host}") from error
+            raise self._failure(
+                f"it let us in, but not to SFTP: {_words(error)}",
+                f"is `Subsystem sftp` in its sshd_config, and may {self._config.user} use it? Try: "
+                f"sftp -P {self._config.port} {self._config.user}@{self._config.host}",
+            ) from error
         if POSIX_RENAME not in wire.extensions:
-            raise self._failure(f"its SFTP server does not offer {POSIX_RENAME}: nothing can be replaced in one step",
-                                "use OpenSSH's server, or another that offers it")
+            raise self._failure(
+                f"its SFTP server does not offer {POSIX_RENAME}: nothing can be replaced in one step",
+                "use OpenSSH's server, or another that offers it",
+            )
         return Session(transport, wire, time.monotonic())
 
     def _own_key(self) -> paramiko.PKey:
@@ -216,14 +224,20 @@ class Sessions:
         try:
             return paramiko.PKey.from_path(path)
         except (paramiko.PasswordRequiredException, TypeError) as error:  # the latter is what the library below raises
-            raise self._failure(f"the key {path} has a passphrase", "give it a key of its own without one: ssh-keygen "
-                                f"-t ed25519 -N '' -f {path}") from error
+            raise self._failure(
+                f"the key {path} has a passphrase",
+                f"give it a key of its own without one: ssh-keygen -t ed25519 -N '' -f {path}",
+            ) from error
         except OSError as error:
-            raise self._failure(f"the key {path} cannot be read: {error.strerror or error}",
-                                "see key_file of this destination in the configuration") from error
+            raise self._failure(
+                f"the key {path} cannot be read: {error.strerror or error}",
+                "see key_file of this destination in the configuration",
+            ) from error
         except (paramiko.SSHException, UnknownKeyType, ValueError) as error:
-            raise self._failure(f"{path} holds no private key that can be used: {_words(error)}",
-                                "see key_file of this destination in the configuration") from error
+            raise self._failure(
+                f"{path} holds no private key that can be used: {_words(error)}",
+                "see key_file of this destination in the configuration",
+            ) from error
 
     # The host's key
 
@@ -232,33 +246,42 @@ class Sessions:
         try:
             return known_host(path, self._config.host, self._config.port)
         except OSError as error:
-            raise self._failure(f"the file of known hosts {path} cannot be read: {error.strerror or error}",
-                                f"make it with ssh-keyscan -p {self._config.port} {self._config.host}, and compare its "
-                                "fingerprints with those that the host's administrator tells you") from error
+            raise self._failure(
+                f"the file of known hosts {path} cannot be read: {error.strerror or error}",
+                f"make it with ssh-keyscan -p {self._config.port} {self._config.host}, and compare its "
+                "fingerprints with those that the host's administrator tells you",
+            ) from error
 
     def _check_host(self, shown: HostKey, known: KnownHost) -> None:
         path, name = self._config.known_hosts, host_name(self._config.host, self._config.port)
         if shown in known.revoked:
-            raise self._failure(f"its host key was revoked: it shows {shown}", f"{path} says so: ask the host's "
-                                "administrator for its new key")
+            raise self._failure(
+                f"its host key was revoked: it shows {shown}",
+                f"{path} says so: ask the host's administrator for its new key",
+            )
         if shown in known.keys:
             return
         if not known.keys:
-            raise self._failure(f"its host key is not known: it shows {shown}; {path} has none for {name}",
-                                "compare that fingerprint with the one that the host's administrator tells you; when "
-                                f"they are equal: ssh-keyscan -p {self._config.port} {self._config.host} >> {path}")
-        raise self._failure(f"its host key is another one than before: it shows {shown}; {path} has "
-                            f"{', '.join(map(str, known.keys))}",
-                            "somebody may be listening in: nothing was sent. Ask the host's administrator. If the host "
-                            f"was set up anew: ssh-keygen -f {path} -R '{name}', then add the new key")
+            raise self._failure(
+                f"its host key is not known: it shows {shown}; {path} has none for {name}",
+                "compare that fingerprint with the one that the host's administrator tells you; when "
+                f"they are equal: ssh-keyscan -p {self._config.port} {self._config.host} >> {path}",
+            )
+        raise self._failure(
+            f"its host key is another one than before: it shows {shown}; {path} has {', '.join(map(str, known.keys))}",
+            "somebody may be listening in: nothing was sent. Ask the host's administrator. If the host "
+            f"was set up anew: ssh-keygen -f {path} -R '{name}', then add the new key",
+        )
 
     def _failure(self, detail: str, hint: str) -> UnreachableError:
         where = f"{self._config.user}@{self._config.host}:{self._config.port}"
         return UnreachableError(f"destination {self._name} ({where}) cannot be reached", detail=detail, hint=hint)
 
 
-_HINT_REACH = ("is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "
-               "and what is missing there is sent later")
+_HINT_REACH = (
+    "is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "
+    "and what is missing there is sent later"
+)
 
 
 def _hang_up(transport: paramiko.Transport) -> None:

@@ -100,8 +100,14 @@ class Download(io.RawIOBase):
     One piece is asked for at first, then more and more of them ahead, up to WINDOW.
     """
 
-    def __init__(self, sessions: Sessions, path: str, offset: int, length: int | None,
-                 failed: Callable[[StatusError | LostError], DestinationError]) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        path: str,
+        offset: int,
+        length: int | None,
+        failed: Callable[[StatusError | LostError], DestinationError],
+    ) -> None:
         super().__init__()
         self._sessions = sessions
         self._path = path

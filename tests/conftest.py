@@ -24,11 +24,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_LONGEST = ("test_whole_day", "test_stream_campaign", "test_stacks", "test_branches_mysql", "test_every_second",
-            "test_kill_campaign", "test_point_in_time", "test_branches", "test_names", "test_point_in_time_mysql",
-            "test_chains", "test_trust", "test_streaming", "test_idle_and_gaps", "test_binlog_check", "test_retention",
-            "test_stream_killed", "test_traps", "test_witness", "test_gold", "test_disaster", "test_archive",
-            "test_others", "test_store_faults", "test_s3", "test_sftp")
+_LONGEST = (
+    "test_whole_day",
+    "test_stream_campaign",
+    "test_stacks",
+    "test_branches_mysql",
+    "test_every_second",
+    "test_kill_campaign",
+    "test_point_in_time",
+    "test_branches",
+    "test_names",
+    "test_point_in_time_mysql",
+    "test_chains",
+    "test_trust",
+    "test_streaming",
+    "test_idle_and_gaps",
+    "test_binlog_check",
+    "test_retention",
+    "test_stream_killed",
+    "test_traps",
+    "test_witness",
+    "test_gold",
+    "test_disaster",
+    "test_archive",
+    "test_others",
+    "test_store_faults",
+    "test_s3",
+    "test_sftp",
+)
 """Files that take a minute or more, few tests in each: begun first, they do not keep the others waiting at the end."""
 
 

@@ -33,9 +33,14 @@ def _time(name: str, *, nullable: bool = False) -> sa.Column[Any]:
 
 
 _NEW_IN_JOBS = (
-    _number("attempt", "1"), _name("previous", default=""), _name("leg", default=""), _text("requested_by", ""),
-    sa.Column("arguments", sa.JSON, nullable=False, server_default="{}"), _number("token", "0"),
-    _text("cancel_by", ""), _text("result", ""),
+    _number("attempt", "1"),
+    _name("previous", default=""),
+    _name("leg", default=""),
+    _text("requested_by", ""),
+    sa.Column("arguments", sa.JSON, nullable=False, server_default="{}"),
+    _number("token", "0"),
+    _text("cancel_by", ""),
+    _text("result", ""),
 )
 """With a default for the rows that are there; every new row says all of them."""
 
@@ -60,26 +65,46 @@ def upgrade() -> None:
     op.create_index("ix_jobs_server_queued_at", "jobs", ["server", "queued_at"])
     op.create_table(
         "schedules",
-        _name("server"), _name("leg"), _text("cadence"), _time("since"), _time("handled"),
+        _name("server"),
+        _name("leg"),
+        _text("cadence"),
+        _time("since"),
+        _time("handled"),
         sa.PrimaryKeyConstraint("server", "leg", name="pk_schedules"),
     )
     op.create_table(
         "holds",
-        _name("server"), _name("kind", 16), _text("reason"), _text("set_by"), _time("since"),
+        _name("server"),
+        _name("kind", 16),
+        _text("reason"),
+        _text("set_by"),
+        _time("since"),
         sa.PrimaryKeyConstraint("server", "kind", name="pk_holds"),
     )
     op.create_table(
         "challenges",
-        _name("id"), _name("fingerprint"), _text("name"), _time("issued_at"), _name("digest"),
-        _time("answered_at", nullable=True), _text("answered_by"),
+        _name("id"),
+        _name("fingerprint"),
+        _text("name"),
+        _time("issued_at"),
+        _name("digest"),
+        _time("answered_at", nullable=True),
+        _text("answered_by"),
         sa.PrimaryKeyConstraint("id", name="pk_challenges"),
     )
     op.create_index("ix_challenges_fingerprint_issued_at", "challenges", ["fingerprint", "issued_at"])
     op.create_table(
         "events",
         sa.Column("number", sa.Integer, autoincrement=True, nullable=False),
-        _time("at"), _name("kind"), _name("severity", 16), _name("server"), _text("subject"), _text("message"),
-        _text("detail"), _text("hint"), _name("job_id"),
+        _time("at"),
+        _name("kind"),
+        _name("severity", 16),
+        _name("server"),
+        _text("subject"),
+        _text("message"),
+        _text("detail"),
+        _text("hint"),
+        _name("job_id"),
         sa.PrimaryKeyConstraint("number", name="pk_events"),
     )
     op.create_index("ix_events_server_at", "events", ["server", "at"])
@@ -92,8 +117,21 @@ def downgrade() -> None:
     op.drop_index("ix_jobs_server_queued_at", "jobs")
     op.execute("DELETE FROM jobs WHERE started_at IS NULL")
     with op.batch_alter_table("jobs") as batch:
-        for column in ("queued_at", "due_at", "not_before", "attempt", "previous", "leg", "requested_by", "arguments",
-                       "token", "heartbeat_at", "cancel_by", "progress", "result"):
+        for column in (
+            "queued_at",
+            "due_at",
+            "not_before",
+            "attempt",
+            "previous",
+            "leg",
+            "requested_by",
+            "arguments",
+            "token",
+            "heartbeat_at",
+            "cancel_by",
+            "progress",
+            "result",
+        ):
             batch.drop_column(column)
         batch.alter_column("started_at", existing_type=sa.DateTime(timezone=True), nullable=False)
     for column in ("from_lsn", "to_lsn", "server_uuid", "reason"):

@@ -19,7 +19,8 @@ def upgrade() -> None:
         "identity",
         sa.Column("number", sa.Integer, nullable=False, autoincrement=False),
         sa.Column("id", sa.String(12), nullable=False),
-        sa.PrimaryKeyConstraint("number", name="pk_identity"))
+        sa.PrimaryKeyConstraint("number", name="pk_identity"),
+    )
 
 
 def downgrade() -> None:

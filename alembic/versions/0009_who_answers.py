@@ -25,10 +25,17 @@ def _time(name: str) -> sa.Column[object]:
 def upgrade() -> None:
     op.create_table(
         "identities",
-        sa.Column("server", sa.String(64), nullable=False), sa.Column("uuid", sa.String(64), nullable=False),
-        sa.Column("verdict", sa.String(16), nullable=False), sa.Column("server_id", sa.BigInteger, nullable=False),
-        _text("evidence"), _text("address"), _time("since"), _time("seen_at"), _text("accepted_by"),
-        sa.PrimaryKeyConstraint("server", "uuid", name="pk_identities"))
+        sa.Column("server", sa.String(64), nullable=False),
+        sa.Column("uuid", sa.String(64), nullable=False),
+        sa.Column("verdict", sa.String(16), nullable=False),
+        sa.Column("server_id", sa.BigInteger, nullable=False),
+        _text("evidence"),
+        _text("address"),
+        _time("since"),
+        _time("seen_at"),
+        _text("accepted_by"),
+        sa.PrimaryKeyConstraint("server", "uuid", name="pk_identities"),
+    )
 
 
 def downgrade() -> None:

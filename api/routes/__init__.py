@@ -6,5 +6,7 @@ from fastapi import APIRouter
 
 from api.routes import access, alerts, backups, events, holds, jobs, places, policies, proofs, restores, servers, work
 
-ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in (
-    servers, backups, restores, work, jobs, proofs, places, policies, events, alerts, holds, access))
+ROUTERS: tuple[APIRouter, ...] = tuple(
+    module.router
+    for module in (servers, backups, restores, work, jobs, proofs, places, policies, events, alerts, holds, access)
+)

@@ -19,9 +19,20 @@ _OPEN = {"open": True, "closed": False, "all": None}
 @router.get("/alerts", dependencies=[VIEWER], response_model=list[Incident])
 def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], service: Acting) -> JSONResponse:
     """What is not as it should be, newest first, each with the next step."""
-    return page(request, cut(service.telling.alerts(
-        query.server, is_open=_OPEN[query.state], severity=query.severity, span=query.span, before=query.after,
-        limit=query.limit + 1), query.limit))
+    return page(
+        request,
+        cut(
+            service.telling.alerts(
+                query.server,
+                is_open=_OPEN[query.state],
+                severity=query.severity,
+                span=query.span,
+                before=query.after,
+                limit=query.limit + 1,
+            ),
+            query.limit,
+        ),
+    )
 
 
 @router.post("/alerts/test", dependencies=[ADMIN], response_model=list[Message], status_code=202)
@@ -32,8 +43,17 @@ def test_alerts(service: Acting) -> JSONResponse:
 
 @router.post("/alerts/{id}/acknowledge", dependencies=[OPERATOR], response_model=Incident)
 def acknowledge_alert(
-    incident_id: Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Id of an alert.",
-                                     examples=["20261121T020712Z-c0ffee01"])], service: Acting) -> JSONResponse:
+    incident_id: Annotated[
+        str,
+        Path(
+            alias="id",
+            pattern=r"^[A-Za-z0-9-]{1,64}$",
+            description="Id of an alert.",
+            examples=["20261121T020712Z-c0ffee01"],
+        ),
+    ],
+    service: Acting,
+) -> JSONResponse:
     """No reminder is needed: somebody is at it. That it is over is still told."""
     return one(service.acknowledge(incident_id))
 
@@ -41,6 +61,12 @@ def acknowledge_alert(
 @router.get("/messages", dependencies=[VIEWER], response_model=list[Message])
 def list_messages(request: Request, query: Annotated[MessagesQuery, Query()], service: Acting) -> JSONResponse:
     """Messages that were sent, or wait to be, newest first."""
-    return page(request, cut(service.telling.messages(
-        state=query.state, incident=query.incident, span=query.span, before=query.after, limit=query.limit + 1),
-        query.limit))
+    return page(
+        request,
+        cut(
+            service.telling.messages(
+                state=query.state, incident=query.incident, span=query.span, before=query.after, limit=query.limit + 1
+            ),
+            query.limit,
+        ),
+    )

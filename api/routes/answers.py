@@ -69,7 +69,7 @@ def part(request: Request, values: Iterable[Any], asked: Whole) -> JSONResponse:
     told = [value for value in values if asked.status is None or value.status == asked.status]
     names = [value.name for value in told]
     if asked.after is not None and asked.after in names:
-        told = told[names.index(asked.after) + 1:]
+        told = told[names.index(asked.after) + 1 :]
     elif asked.after is not None:
         raise UsageError(f"{asked.after[:80]!r} is no cursor", hint="begin with the first page")
     limit = len(told) if asked.limit is None else asked.limit

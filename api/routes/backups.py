@@ -25,24 +25,39 @@ from backupd.model.backup import BackupKind
 
 router = router_of("backups")
 
-BackupId = Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T020000Z-7f3a9c01"],
-                               description="Id of a backup.")]
-_KINDS = {"full": BackupKind.PHYSICAL_FULL, "incremental": BackupKind.PHYSICAL_INCREMENTAL,
-          "logical": BackupKind.LOGICAL}
+BackupId = Annotated[
+    str,
+    Path(
+        alias="id",
+        pattern=r"^[A-Za-z0-9-]{1,64}$",
+        examples=["20261121T020000Z-7f3a9c01"],
+        description="Id of a backup.",
+    ),
+]
+_KINDS = {
+    "full": BackupKind.PHYSICAL_FULL,
+    "incremental": BackupKind.PHYSICAL_INCREMENTAL,
+    "logical": BackupKind.LOGICAL,
+}
 
 
 @router.post("/backups", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
 def request_backup(asked: BackupRequest, service: Acting) -> JSONResponse:
     """Take a backup as soon as it can begin."""
-    return accepted(service.requests.backup(asked.server, _KINDS[asked.kind], table_set=asked.set or "",
-                                            tables=asked.tables))
+    return accepted(
+        service.requests.backup(asked.server, _KINDS[asked.kind], table_set=asked.set or "", tables=asked.tables)
+    )
 
 
 @router.get("/backups", dependencies=[VIEWER], response_model=list[Backup])
 def list_backups(request: Request, query: Annotated[BackupsQuery, Query()], service: Acting) -> JSONResponse:
     """Backups, newest first; deleted ones, too, while they can be undeleted."""
-    return page(request, service.listings.backups(query.server, kind=query.kind, state=query.state, span=query.span,
-                                                  limit=query.limit, after=query.after))
+    return page(
+        request,
+        service.listings.backups(
+            query.server, kind=query.kind, state=query.state, span=query.span, limit=query.limit, after=query.after
+        ),
+    )
 
 
 @router.get("/backups/{id}", dependencies=[VIEWER], response_model=BackupDetail)
@@ -60,9 +75,16 @@ def delete_backup(backup_id: BackupId, query: Annotated[DeleteQuery, Query()], s
         done, job = service.requests.remove(backup_id, with_increments=query.with_increments)
     else:
         done = service.delete(backup_id, with_increments=query.with_increments)
-    return JSONResponse({"id": backup_id, "removed": not done.marked, "held": list(done.held),
-                         "forgotten": list(done.forgotten), "job": job.as_json() if job is not None else None},
-                        headers={"Location": f"{VERSION}/jobs/{job.id}"} if job is not None else None)
+    return JSONResponse(
+        {
+            "id": backup_id,
+            "removed": not done.marked,
+            "held": list(done.held),
+            "forgotten": list(done.forgotten),
+            "job": job.as_json() if job is not None else None,
+        },
+        headers={"Location": f"{VERSION}/jobs/{job.id}"} if job is not None else None,
+    )
 
 
 @router.post("/backups/{id}/undelete", dependencies=[ADMIN], response_model=Undeleted)
@@ -88,8 +110,12 @@ def _kept(backup_id: str, service: Acting, *, pinned: bool) -> JSONResponse:
     return JSONResponse({"id": backup_id, "pinned": pinned, "problems": list(problems)})
 
 
-@router.get("/backups/{id}/runbook", dependencies=[VIEWER], response_model=Runbook,
-            responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}})
+@router.get(
+    "/backups/{id}/runbook",
+    dependencies=[VIEWER],
+    response_model=Runbook,
+    responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}},
+)
 def show_runbook(backup_id: BackupId, request: Request, service: Acting) -> Response:
     """How to restore it by hand, with gpg, zstd and the database's own tools: JSON, or Markdown for who accepts
     that."""

@@ -17,10 +17,18 @@ from api.schemas.jobs import Event, EventsQuery
 
 router = router_of("events")
 
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {
-    "schema": {"type": "string"},
-    "example": 'id: 4711\nevent: event\ndata: {"number": 4711, "kind": "job-failed", "server": "shop-db1"}\n\n'
-               'event: job\ndata: {"id": "20261121T020000Z-7f3a9c01", "state": "running"}\n\n'}}}}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'id: 4711\nevent: event\ndata: {"number": 4711, "kind": "job-failed", "server": '
+                '"shop-db1"}\n\n'
+                'event: job\ndata: {"id": "20261121T020000Z-7f3a9c01", "state": "running"}\n\n',
+            }
+        }
+    }
+}
 
 
 async def _broadcaster(request: Request) -> Broadcaster:
@@ -30,10 +38,15 @@ async def _broadcaster(request: Request) -> Broadcaster:
 
 @router.get("/events", dependencies=[VIEWER], response_model=list[Event], responses=_STREAM)
 async def list_events(
-    request: Request, query: Annotated[EventsQuery, Query()], actor: CurrentActor, service: Acting, site: OnSite,
+    request: Request,
+    query: Annotated[EventsQuery, Query()],
+    actor: CurrentActor,
+    service: Acting,
+    site: OnSite,
     broadcaster: Annotated[Broadcaster, Depends(_broadcaster)],
-    last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,18}$", examples=["4711"],
-                                                description="Go on after this event.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(pattern=r"^[0-9]{1,18}$", examples=["4711"], description="Go on after this event.")
+    ] = None,
 ) -> Response:
     """As a list, newest first, with `Accept: application/json`. Else as an endless stream (server-sent events): pieces
     named `event`, whose id is the event's number, and `job`, whenever the state or the progress of a job changes; of
@@ -41,13 +54,28 @@ async def list_events(
     `severity`, `since` and `until` are of the list alone."""
     accept = request.headers.get("accept", "")
     if "application/json" in accept and "text/event-stream" not in accept:
-        return page(request, await run_in_threadpool(
-            service.listings.events, query.server, kind=query.kind, job=query.job, severity=query.severity,
-            span=query.span, limit=query.limit, after=query.after))
+        return page(
+            request,
+            await run_in_threadpool(
+                service.listings.events,
+                query.server,
+                kind=query.kind,
+                job=query.job,
+                severity=query.severity,
+                span=query.span,
+                limit=query.limit,
+                after=query.after,
+            ),
+        )
     if query.job is not None:
         await run_in_threadpool(service.job, query.job)  # one that is not there is told at once
-    pieces = stream(broadcaster, site.wiring, Wanted(actor, query.server, query.job),
-                    None if last_event_id is None else int(last_event_id), still=partial(still_allowed, request))
+    pieces = stream(
+        broadcaster,
+        site.wiring,
+        Wanted(actor, query.server, query.job),
+        None if last_event_id is None else int(last_event_id),
+        still=partial(still_allowed, request),
+    )
     first = await anext(pieces)
 
     async def whole() -> Any:
@@ -58,5 +86,6 @@ async def list_events(
         finally:
             await pieces.aclose()
 
-    return StreamingResponse(whole(), media_type="text/event-stream",
-                             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    return StreamingResponse(
+        whole(), media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )

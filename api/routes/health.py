@@ -49,8 +49,13 @@ async def healthz() -> Response:
 
 @router.head("/readyz", **_PROBED)
 @router.options("/readyz", **_PROBED)
-@router.get("/readyz", summary="Is it ready?", response_model=Ready, dependencies=[Depends(anybody)],
-            responses={_NOT_READY: {"model": Ready, "description": "Not ready; `reasons` say why."}})
+@router.get(
+    "/readyz",
+    summary="Is it ready?",
+    response_model=Ready,
+    dependencies=[Depends(anybody)],
+    responses={_NOT_READY: {"model": Ready, "description": "Not ready; `reasons` say why."}},
+)
 def readyz(site: OnSite) -> Response:
     """Ready is: the catalog answers and can be written, and a service follows the policies."""
     reasons = []
@@ -67,10 +72,16 @@ def readyz(site: OnSite) -> Response:
 
 @router.head("/healthz/servers/{server}", **_PROBED)
 @router.options("/healthz/servers/{server}", **_PROBED)
-@router.get("/healthz/servers/{server}", summary="Is a database server in rotation?", response_model=Presence,
-            dependencies=[Depends(anybody)], responses={
-                404: {"model": Problem, "description": "There is no such server."},
-                _NOT_READY: {"model": Presence, "description": "A backup has taken it out of rotation."}})
+@router.get(
+    "/healthz/servers/{server}",
+    summary="Is a database server in rotation?",
+    response_model=Presence,
+    dependencies=[Depends(anybody)],
+    responses={
+        404: {"model": Problem, "description": "There is no such server."},
+        _NOT_READY: {"model": Presence, "description": "A backup has taken it out of rotation."},
+    },
+)
 def presence(server: ServerName, site: OnSite) -> Response:
     """For the health checks of load balancers: 503 while a backup wants the server to be left alone. While the catalog
     does not answer it is what it was last: an outage of the catalog takes no server out of rotation."""
@@ -82,15 +93,29 @@ def presence(server: ServerName, site: OnSite) -> Response:
         present, reason = known[server]
     except CatalogError:
         present, reason = known.get(server, (True, ""))
-    return JSONResponse({"server": server, "present": present, "reason": reason}, 200 if present else _NOT_READY,
-                        headers=_NO_STORE)
+    return JSONResponse(
+        {"server": server, "present": present, "reason": reason}, 200 if present else _NOT_READY, headers=_NO_STORE
+    )
 
 
-@router.get("/metrics", summary="What is measured, for Prometheus", response_class=Response,
-            dependencies=[Depends(anybody)], responses={
-                200: {"description": "The text format of Prometheus.", "content": {"text/plain": {
-                    "schema": {"type": "string"}, "example": 'backupd_server_rpo_seconds{server="shop-db1"} 12.5\n'}}},
-                401: {"model": Problem, "description": "A token is needed; see `api.metrics`."}})
+@router.get(
+    "/metrics",
+    summary="What is measured, for Prometheus",
+    response_class=Response,
+    dependencies=[Depends(anybody)],
+    responses={
+        200: {
+            "description": "The text format of Prometheus.",
+            "content": {
+                "text/plain": {
+                    "schema": {"type": "string"},
+                    "example": 'backupd_server_rpo_seconds{server="shop-db1"} 12.5\n',
+                }
+            },
+        },
+        401: {"model": Problem, "description": "A token is needed; see `api.metrics`."},
+    },
+)
 def metrics(actor: Annotated[Actor | None, Depends(may_measure)], site: OnSite) -> Response:
     """With a token for some servers, of those alone. `docs/metrics.md` tells what each metric means."""
     service = site.service if actor is None else site.service.acting(actor)

@@ -13,15 +13,23 @@ from api.schemas.jobs import Job, JobLog, JobsQuery, LogQuery
 
 router = router_of("jobs")
 
-JobId = Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T020000Z-7f3a9c01"],
-                            description="Id of a job.")]
+JobId = Annotated[
+    str,
+    Path(
+        alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T020000Z-7f3a9c01"], description="Id of a job."
+    ),
+]
 
 
 @router.get("/jobs", dependencies=[VIEWER], response_model=list[Job])
 def list_jobs(request: Request, query: Annotated[JobsQuery, Query()], service: Acting) -> JSONResponse:
     """Jobs, newest first."""
-    return page(request, service.listings.jobs(query.server, kind=query.kind, state=query.state, span=query.span,
-                                               limit=query.limit, after=query.after))
+    return page(
+        request,
+        service.listings.jobs(
+            query.server, kind=query.kind, state=query.state, span=query.span, limit=query.limit, after=query.after
+        ),
+    )
 
 
 @router.get("/jobs/{id}", dependencies=[VIEWER], response_model=Job)
@@ -35,7 +43,7 @@ def show_job_log(job_id: JobId, query: Annotated[LogQuery, Query()], service: Ac
     """What a job did and what its tools said."""
     text = service.job_log(job_id)
     if query.tail is not None:
-        text = "".join(text.splitlines(keepends=True)[-query.tail:])
+        text = "".join(text.splitlines(keepends=True)[-query.tail :])
     return JSONResponse({"id": job_id, "log": text})
 
 

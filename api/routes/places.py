@@ -17,8 +17,9 @@ router = router_of("destinations")
 
 
 @router.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
-def list_destinations(request: Request, query: Annotated[Whole, Query()], actor: CurrentActor,
-                      service: Acting) -> JSONResponse:
+def list_destinations(
+    request: Request, query: Annotated[Whole, Query()], actor: CurrentActor, service: Acting
+) -> JSONResponse:
     """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
     some servers only."""
     return part(request, service.places() if actor.sees("") else (), query)

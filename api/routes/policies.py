@@ -21,9 +21,15 @@ router = router_of("policies")
 
 _YAML = ("text/yaml", "application/yaml", "application/x-yaml", "text/plain")
 _ASKED = TypeAdapter(ValidationRequest)
-_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {
-    "application/json": {"schema": {"$ref": "#/components/schemas/ValidationRequest"}},
-    "text/yaml": {"schema": {"type": "string"}, "example": 'destinations: {required: [local]}\n'}}}}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/ValidationRequest"}},
+            "text/yaml": {"schema": {"type": "string"}, "example": "destinations: {required: [local]}\n"},
+        },
+    }
+}
 
 
 @router.get("/policies", dependencies=[VIEWER], response_model=list[Policy])
@@ -39,8 +45,12 @@ def show_policy_schema() -> JSONResponse:
 
 
 @router.get("/policies/{name}", dependencies=[VIEWER], response_model=Policy)
-def show_policy(name: Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["gold"],
-                                          description="Name of a policy.")], service: Acting) -> JSONResponse:
+def show_policy(
+    name: Annotated[
+        str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["gold"], description="Name of a policy.")
+    ],
+    service: Acting,
+) -> JSONResponse:
     """One policy file."""
     return one(service.listings.policy(name))
 
@@ -56,8 +66,9 @@ async def _asked(request: Request) -> ValidationRequest:
     except UnicodeDecodeError as error:
         raise RequestValidationError([{"loc": ("body",), "msg": f"it is not UTF-8: {error.reason}"}]) from error
     except ValidationError as error:
-        raise RequestValidationError([{"loc": ("body", *one["loc"]), "msg": one["msg"]} for one in error.errors()]
-                                     ) from error
+        raise RequestValidationError(
+            [{"loc": ("body", *one["loc"]), "msg": one["msg"]} for one in error.errors()]
+        ) from error
 
 
 @router.post("/policies/validate", dependencies=[VIEWER], response_model=Validation, openapi_extra=_BODY)

@@ -27,8 +27,15 @@ from backupd.app.restoring import PlanChangedError, UnconfirmedError
 
 router = router_of("restores")
 
-RestoreId = Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T094500Z-aabbccdd"],
-                                description="Id of a restore.")]
+RestoreId = Annotated[
+    str,
+    Path(
+        alias="id",
+        pattern=r"^[A-Za-z0-9-]{1,64}$",
+        examples=["20261121T094500Z-aabbccdd"],
+        description="Id of a restore.",
+    ),
+]
 
 
 def _sort_of(body: Any) -> str:
@@ -37,7 +44,8 @@ def _sort_of(body: Any) -> str:
 
 
 Wanted = Annotated[
-    Annotated[StartRequest, Tag("start")] | Annotated[RestoreAtOnce, Tag("restore")], Discriminator(_sort_of), Body()]
+    Annotated[StartRequest, Tag("start")] | Annotated[RestoreAtOnce, Tag("restore")], Discriminator(_sort_of), Body()
+]
 
 
 @router.post("/restores/plan", dependencies=[VIEWER], response_model=Plan, status_code=201)
@@ -49,8 +57,18 @@ def make_plan(asked: PlanRequest, service: Acting) -> JSONResponse:
 
 
 @router.get("/restores/plan/{id}", dependencies=[VIEWER], response_model=Plan)
-def show_plan(plan_id: Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Id of a plan.",
-                                           examples=["20261121T094300Z-5e6f7a8b"])], service: Acting) -> JSONResponse:
+def show_plan(
+    plan_id: Annotated[
+        str,
+        Path(
+            alias="id",
+            pattern=r"^[A-Za-z0-9-]{1,64}$",
+            description="Id of a plan.",
+            examples=["20261121T094300Z-5e6f7a8b"],
+        ),
+    ],
+    service: Acting,
+) -> JSONResponse:
     """A plan that was made before and has not expired."""
     return one(service.requests.stored_plan(plan_id))
 
@@ -72,8 +90,12 @@ def start_restore(asked: Wanted, service: Acting) -> JSONResponse:
 @router.get("/restores", dependencies=[VIEWER], response_model=list[Restore])
 def list_restores(request: Request, query: Annotated[RestoresQuery, Query()], service: Acting) -> JSONResponse:
     """Restores, newest first."""
-    return page(request, service.listings.restores(query.server, state=query.state, span=query.span, limit=query.limit,
-                                                   after=query.after))
+    return page(
+        request,
+        service.listings.restores(
+            query.server, state=query.state, span=query.span, limit=query.limit, after=query.after
+        ),
+    )
 
 
 @router.get("/restores/{id}", dependencies=[VIEWER], response_model=Restore)
@@ -82,8 +104,12 @@ def show_restore(restore_id: RestoreId, service: Acting) -> JSONResponse:
     return one(service.requests.restore_view(restore_id))
 
 
-@router.get("/restores/{id}/runbook", dependencies=[VIEWER], response_model=RestoreRunbook,
-            responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}})
+@router.get(
+    "/restores/{id}/runbook",
+    dependencies=[VIEWER],
+    response_model=RestoreRunbook,
+    responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}},
+)
 def show_runbook_of_restore(restore_id: RestoreId, request: Request, service: Acting) -> Response:
     """How to do this restore by hand: JSON, or Markdown for who accepts that."""
     return runbook(request, restore_id, service.requests.runbook_of_restore(restore_id))

@@ -20,8 +20,14 @@ from backupd.catalog.listed import Listed
 
 router = router_of("servers")
 
-ServerName = Annotated[str, Path(description="Name of a server, as the configuration has it.", examples=["shop-db1"],
-                                 pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+ServerName = Annotated[
+    str,
+    Path(
+        description="Name of a server, as the configuration has it.",
+        examples=["shop-db1"],
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+    ),
+]
 
 
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
@@ -48,8 +54,7 @@ def preview_retention(server: ServerName, service: Acting) -> JSONResponse:
     return several(service.retention(server))
 
 
-@router.post("/servers/{server}/retention", dependencies=[ADMIN], response_model=Accepted,
-             status_code=202)
+@router.post("/servers/{server}/retention", dependencies=[ADMIN], response_model=Accepted, status_code=202)
 def apply_retention(server: ServerName, service: Acting, asked: ApplyRequest | None = None) -> JSONResponse:
     """Mark what expired; it goes after the grace period."""
     return accepted(service.requests.retention(server, really=asked is not None and asked.really))
@@ -63,14 +68,24 @@ def accept_server(server: ServerName, service: Acting) -> JSONResponse:
 
 
 @router.get("/servers/{server}/binlog/search", dependencies=[VIEWER], response_model=list[Found])
-def search_binlogs(request: Request, server: ServerName, query: Annotated[SearchQuery, Query()],
-                   service: Acting) -> JSONResponse:
+def search_binlogs(
+    request: Request, server: ServerName, query: Annotated[SearchQuery, Query()], service: Acting
+) -> JSONResponse:
     """Find transactions in the archived binary logs, oldest first: who deleted these rows, and what is the moment right
     before that? One that takes longer than 20 seconds is refused, and says how far it came: narrow it in time."""
     with SEARCHES.one("binary logs are searched"):
-        found = list(service.search_binlogs(
-            server, tables=query.table, kinds=query.kind, since=query.since, until=query.until, gtid=query.gtid,
-            limit=query.limit + 1, branch=query.branch, after=query.after, seconds=SEARCHING))
+        found = list(
+            service.search_binlogs(
+                server,
+                tables=query.table,
+                kinds=query.kind,
+                since=query.since,
+                until=query.until,
+                gtid=query.gtid,
+                limit=query.limit + 1,
+                branch=query.branch,
+                after=query.after,
+                seconds=SEARCHING,
+            )
+        )
     return page(request, Listed.of(found, query.limit, lambda one: one.cursor))
-
-

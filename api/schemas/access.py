@@ -10,9 +10,17 @@ from api.schemas.base import Asked, Dated, Line, Moment, Name, Page, Shape, Text
 from backupd.model.access import Role, Via
 
 _TOKEN: dict[str, Any] = {
-    "id": "20261121T120000Z-0badcafe", "name": "grafana", "role": "viewer", "servers": None,
-    "created_at": "2026-11-21T12:00:00Z", "created_by": "anna", "expires_at": "2027-11-21T12:00:00Z",
-    "revoked_at": None, "revoked_by": None, "last_used_at": "2026-11-21T12:00:30Z"}
+    "id": "20261121T120000Z-0badcafe",
+    "name": "grafana",
+    "role": "viewer",
+    "servers": None,
+    "created_at": "2026-11-21T12:00:00Z",
+    "created_by": "anna",
+    "expires_at": "2027-11-21T12:00:00Z",
+    "revoked_at": None,
+    "revoked_by": None,
+    "last_used_at": "2026-11-21T12:00:30Z",
+}
 
 
 class Token(Shape):
@@ -57,19 +65,34 @@ class AuditQuery(Dated):
     actor: Text | None = Field(None, max_length=200, description="Only what this person or token did.")
     action: Text | None = Field(None, max_length=64, description="Only this.", examples=["backup-deleted"])
     server: Name | None = Field(None, description="Only what was done to this server.")
-    subject: Text | None = Field(None, max_length=200, description="Only what was done to what has this id.",
-                                 examples=["20261121T020000Z-7f3a9c01"])
+    subject: Text | None = Field(
+        None,
+        max_length=200,
+        description="Only what was done to what has this id.",
+        examples=["20261121T020000Z-7f3a9c01"],
+    )
     outcome: Literal["done", "refused", "failed"] | None = Field(None, description="Only what ended so.")
 
 
 class AuditEntry(Shape):
     """Who did what, from where. `digest` covers this entry and the one before it."""
 
-    model_config = example({
-        "number": 12, "at": "2026-11-21T12:00:00Z", "actor": "anna", "role": "admin", "via": "api",
-        "address": "192.0.2.7", "action": "backup-deleted", "server": "shop-db1",
-        "subject": "20261121T020000Z-7f3a9c01", "outcome": "done", "detail": "",
-        "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"})
+    model_config = example(
+        {
+            "number": 12,
+            "at": "2026-11-21T12:00:00Z",
+            "actor": "anna",
+            "role": "admin",
+            "via": "api",
+            "address": "192.0.2.7",
+            "action": "backup-deleted",
+            "server": "shop-db1",
+            "subject": "20261121T020000Z-7f3a9c01",
+            "outcome": "done",
+            "detail": "",
+            "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        }
+    )
 
     number: int
     at: Time
@@ -88,8 +111,16 @@ class AuditEntry(Shape):
 class WhoAmI(Shape):
     """What this token may do. `servers`: the only ones that are there for it; null for all."""
 
-    model_config = example({"name": "grafana", "role": "viewer", "via": "api", "servers": None,
-                            "token": "20261121T120000Z-0badcafe", "address": "192.0.2.7"})
+    model_config = example(
+        {
+            "name": "grafana",
+            "role": "viewer",
+            "via": "api",
+            "servers": None,
+            "token": "20261121T120000Z-0badcafe",
+            "address": "192.0.2.7",
+        }
+    )
 
     name: str
     role: Role
@@ -102,11 +133,25 @@ class WhoAmI(Shape):
 class Key(Shape):
     """A key that opens backups: when its holder last proved that, and how many backups depend on it."""
 
-    model_config = example({
-        "name": "ops@example.com", "fingerprint": "6D2A9C1E4B7F00112233445566778899AABBCCDD", "configured": True,
-        "user_ids": ["Operations <ops@example.com>"], "expires_at": None, "problem": None, "warning": None,
-        "proved_at": "2026-10-01T08:00:00Z", "proved_by": "anna", "due_at": "2026-12-30T08:00:00Z", "overdue": False,
-        "open_challenge": None, "secret_here": False, "backups": 42, "only_this_key": 42})
+    model_config = example(
+        {
+            "name": "ops@example.com",
+            "fingerprint": "6D2A9C1E4B7F00112233445566778899AABBCCDD",
+            "configured": True,
+            "user_ids": ["Operations <ops@example.com>"],
+            "expires_at": None,
+            "problem": None,
+            "warning": None,
+            "proved_at": "2026-10-01T08:00:00Z",
+            "proved_by": "anna",
+            "due_at": "2026-12-30T08:00:00Z",
+            "overdue": False,
+            "open_challenge": None,
+            "secret_here": False,
+            "backups": 42,
+            "only_this_key": 42,
+        }
+    )
 
     name: str
     fingerprint: str

@@ -11,16 +11,38 @@ from backupd.model.event import Severity
 from backupd.model.incident import MessageKind, MessageState
 
 _INCIDENT: dict[str, Any] = {
-    "id": "20261121T020712Z-c0ffee01", "kind": "job-failed", "server": "shop-db1", "subject": "physical.full",
-    "severity": "error", "message": "mariadb-backup ended with 1", "detail": "Too many connections",
-    "hint": "raise max_connections, then run it again", "opened_at": "2026-11-21T02:07:12Z",
-    "last_at": "2026-11-21T02:07:12Z", "count": 1, "closed_at": None, "job": "20261121T020000Z-7f3a9c01",
-    "reminders": 0, "next_reminder": "2026-11-21T03:07:12Z", "acknowledged_by": None, "acknowledged_at": None}
+    "id": "20261121T020712Z-c0ffee01",
+    "kind": "job-failed",
+    "server": "shop-db1",
+    "subject": "physical.full",
+    "severity": "error",
+    "message": "mariadb-backup ended with 1",
+    "detail": "Too many connections",
+    "hint": "raise max_connections, then run it again",
+    "opened_at": "2026-11-21T02:07:12Z",
+    "last_at": "2026-11-21T02:07:12Z",
+    "count": 1,
+    "closed_at": None,
+    "job": "20261121T020000Z-7f3a9c01",
+    "reminders": 0,
+    "next_reminder": "2026-11-21T03:07:12Z",
+    "acknowledged_by": None,
+    "acknowledged_at": None,
+}
 _MESSAGE: dict[str, Any] = {
-    "id": "20261121T020713Z-badc0de1", "channel": "email", "kind": "alert", "state": "sent",
-    "subject": "[backupd] shop-db1: mariadb-backup ended with 1", "recipients": ["dba@example.com"],
-    "incident": "20261121T020712Z-c0ffee01", "created_at": "2026-11-21T02:07:13Z", "attempts": 1, "next_try": None,
-    "sent_at": "2026-11-21T02:07:14Z", "error": ""}
+    "id": "20261121T020713Z-badc0de1",
+    "channel": "email",
+    "kind": "alert",
+    "state": "sent",
+    "subject": "[backupd] shop-db1: mariadb-backup ended with 1",
+    "recipients": ["dba@example.com"],
+    "incident": "20261121T020712Z-c0ffee01",
+    "created_at": "2026-11-21T02:07:13Z",
+    "attempts": 1,
+    "next_try": None,
+    "sent_at": "2026-11-21T02:07:14Z",
+    "error": "",
+}
 
 
 class Incident(Shape):

@@ -63,8 +63,12 @@ class Page(Query):
     """Which part of a list. The address of the next part is in the header ``Link``."""
 
     limit: int = Field(SHOWN, ge=1, le=MOST, description="At most so many.")
-    after: str | None = Field(None, pattern=r"^[A-Za-z0-9._~:-]{1,200}$", examples=["20261121T020000Z-7f3a9c01"],
-                              description="Where the page before ended, as its `Link` header says.")
+    after: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._~:-]{1,200}$",
+        examples=["20261121T020000Z-7f3a9c01"],
+        description="Where the page before ended, as its `Link` header says.",
+    )
 
 
 class Dated(Page):

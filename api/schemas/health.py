@@ -27,8 +27,13 @@ class Ready(Shape):
 class Presence(Shape):
     """Whether a database server takes its part, for load balancers: a backup may take it out of rotation."""
 
-    model_config = example({"server": "shop-db1", "present": False,
-                            "reason": "a backup has taken it out of rotation since 2026-11-21T02:00:00.000000Z"})
+    model_config = example(
+        {
+            "server": "shop-db1",
+            "present": False,
+            "reason": "a backup has taken it out of rotation since 2026-11-21T02:00:00.000000Z",
+        }
+    )
 
     server: str
     present: bool

@@ -8,10 +8,21 @@ from pydantic import Field
 
 from api.schemas.base import Asked, Line, Query, Shape, Time, example
 
-Whom = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62})$", examples=["shop-db1"],
-                            description="A server; `*` for every one.")]
-_HOLD: dict[str, Any] = {"server": "shop-db1", "kind": "hold", "reason": "audit until March", "by": "anna",
-                         "since": "2026-11-21T12:00:00Z"}
+Whom = Annotated[
+    str,
+    Field(
+        pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62})$",
+        examples=["shop-db1"],
+        description="A server; `*` for every one.",
+    ),
+]
+_HOLD: dict[str, Any] = {
+    "server": "shop-db1",
+    "kind": "hold",
+    "reason": "audit until March",
+    "by": "anna",
+    "since": "2026-11-21T12:00:00Z",
+}
 
 
 class Hold(Shape):

@@ -11,15 +11,46 @@ from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobState
 
 JOB: dict[str, Any] = {
-    "id": "20261121T020000Z-7f3a9c01", "kind": "physical-full", "server": "shop-db1", "state": "running",
-    "queued_at": "2026-11-21T02:00:00Z", "started_at": "2026-11-21T02:00:01.120000Z", "finished_at": None,
-    "due_at": "2026-11-21T02:00:00Z", "not_before": None, "attempt": 1, "previous": None, "leg": "physical.full",
-    "requested_by": "", "arguments": {}, "cancel_by": "",
-    "progress": {"phase": "copy", "bytes": 1073741824, "bytes_total": 2147483648, "files": 120, "files_total": None,
-                 "note": "", "seconds_left": 12.5},
-    "result": "", "message": "", "detail": "", "hint": "", "bytes": 0, "phases": []}
-QUEUED_JOB: dict[str, Any] = {**JOB, "state": "queued", "started_at": None, "due_at": None, "leg": "",
-                              "requested_by": "anna", "progress": None}
+    "id": "20261121T020000Z-7f3a9c01",
+    "kind": "physical-full",
+    "server": "shop-db1",
+    "state": "running",
+    "queued_at": "2026-11-21T02:00:00Z",
+    "started_at": "2026-11-21T02:00:01.120000Z",
+    "finished_at": None,
+    "due_at": "2026-11-21T02:00:00Z",
+    "not_before": None,
+    "attempt": 1,
+    "previous": None,
+    "leg": "physical.full",
+    "requested_by": "",
+    "arguments": {},
+    "cancel_by": "",
+    "progress": {
+        "phase": "copy",
+        "bytes": 1073741824,
+        "bytes_total": 2147483648,
+        "files": 120,
+        "files_total": None,
+        "note": "",
+        "seconds_left": 12.5,
+    },
+    "result": "",
+    "message": "",
+    "detail": "",
+    "hint": "",
+    "bytes": 0,
+    "phases": [],
+}
+QUEUED_JOB: dict[str, Any] = {
+    **JOB,
+    "state": "queued",
+    "started_at": None,
+    "due_at": None,
+    "leg": "",
+    "requested_by": "anna",
+    "progress": None,
+}
 
 
 class Phase(Shape):
@@ -116,10 +147,20 @@ class EventsQuery(Dated):
 class Event(Shape):
     """Something that happened that somebody should know."""
 
-    model_config = example({
-        "number": 4711, "at": "2026-11-21T02:07:12Z", "kind": "job-failed", "severity": "error", "server": "shop-db1",
-        "subject": "physical.full", "message": "mariadb-backup ended with 1", "detail": "Too many connections",
-        "hint": "raise max_connections, then run it again", "job": "20261121T020000Z-7f3a9c01"})
+    model_config = example(
+        {
+            "number": 4711,
+            "at": "2026-11-21T02:07:12Z",
+            "kind": "job-failed",
+            "severity": "error",
+            "server": "shop-db1",
+            "subject": "physical.full",
+            "message": "mariadb-backup ended with 1",
+            "detail": "Too many connections",
+            "hint": "raise max_connections, then run it again",
+            "job": "20261121T020000Z-7f3a9c01",
+        }
+    )
 
     number: int = Field(description="Its place among all; `Last-Event-ID` goes on after it.")
     at: Time

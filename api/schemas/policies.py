@@ -24,8 +24,17 @@ class FileProblem(Shape):
 class Policy(Shape):
     """A policy file, and the servers that follow it."""
 
-    model_config = example({"name": "gold", "file": "/etc/backupd/policies/gold.yaml", "servers": ["shop-db1"],
-                            "problems": [], "advice": [], "text": _TEXT, "in_force": True})
+    model_config = example(
+        {
+            "name": "gold",
+            "file": "/etc/backupd/policies/gold.yaml",
+            "servers": ["shop-db1"],
+            "problems": [],
+            "advice": [],
+            "text": _TEXT,
+            "in_force": True,
+        }
+    )
 
     name: str
     file: str

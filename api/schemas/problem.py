@@ -19,10 +19,17 @@ class FieldProblem(Shape):
 class Problem(Shape):
     """What went wrong (`message`), the evidence (`detail`), and the next step (`hint`)."""
 
-    model_config = example({
-        "type": "urn:backupd:problem:not-found", "title": "Not Found", "status": 404,
-        "message": "there is no backup 20261121T020000Z-7f3a9c01", "detail": "",
-        "hint": "`backupd backups` lists them", "errors": []})
+    model_config = example(
+        {
+            "type": "urn:backupd:problem:not-found",
+            "title": "Not Found",
+            "status": 404,
+            "message": "there is no backup 20261121T020000Z-7f3a9c01",
+            "detail": "",
+            "hint": "`backupd backups` lists them",
+            "errors": [],
+        }
+    )
 
     type: str = Field(description="A stable name: `urn:backupd:problem:` and a word.")
     title: str

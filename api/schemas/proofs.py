@@ -10,13 +10,24 @@ from api.schemas.base import Asked, Dated, Name, Shape, Text, Time, example
 from api.schemas.jobs import Phase
 
 PROOF: dict[str, Any] = {
-    "id": "20261121T060000Z-0a1b2c3d", "server": "shop-db1", "backup": "20261121T020000Z-7f3a9c01",
-    "target": "2026-11-21T05:12:44Z", "outcome": "proved", "started_at": "2026-11-21T06:00:00Z",
-    "finished_at": "2026-11-21T06:04:31Z", "seconds": 271.4,
+    "id": "20261121T060000Z-0a1b2c3d",
+    "server": "shop-db1",
+    "backup": "20261121T020000Z-7f3a9c01",
+    "target": "2026-11-21T05:12:44Z",
+    "outcome": "proved",
+    "started_at": "2026-11-21T06:00:00Z",
+    "finished_at": "2026-11-21T06:04:31Z",
+    "seconds": 271.4,
     "phases": [{"name": "fetch", "seconds": 61.2, "bytes": 734003200}],
     "checks": [{"name": "checksums", "outcome": "passed", "detail": "37 tables are equal to the source's"}],
-    "tables_compared": 37, "tables_present": 2, "not_looked_at": 0, "withdrawn": "", "error": "", "warnings": [],
-    "older": False}
+    "tables_compared": 37,
+    "tables_present": 2,
+    "not_looked_at": 0,
+    "withdrawn": "",
+    "error": "",
+    "warnings": [],
+    "older": False,
+}
 
 
 class Check(Shape):
@@ -45,10 +56,13 @@ class Proof(Shape):
     phases: list[Phase]
     checks: list[Check]
     tables_compared: int = Field(description="Tables whose rows are equal to the witness.")
-    tables_present: int = Field(description="Tables that are there, defined as at the source, of whose rows nothing is "
-                                            "known.")
-    not_looked_at: int = Field(description="Tables and other objects of the witness that could not be looked at; "
-                                           "more than 0 is never `proved`.")
+    tables_present: int = Field(
+        description="Tables that are there, defined as at the source, of whose rows nothing is known."
+    )
+    not_looked_at: int = Field(
+        description="Tables and other objects of the witness that could not be looked at; "
+        "more than 0 is never `proved`."
+    )
     withdrawn: str = Field(description="Why this proof does not count any more; empty as a rule.")
     error: str
     warnings: list[str]
@@ -59,7 +73,8 @@ class ProofsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
     outcome: Literal["proved", "restored", "failed", "undecided", "inexact", "withdrawn"] | None = Field(
-        None, description="Only those that ended so.")
+        None, description="Only those that ended so."
+    )
 
 
 class TestRestoreRequest(Asked):

@@ -13,41 +13,116 @@ from api.schemas.problem import Problem
 from backupd.model.job import JobState
 from storage.destination import Tier
 
-_WHOLE: dict[str, Any] = {"server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server",
-                          "datadir": "/srv/restored", "start": True}
-_TABLES: dict[str, Any] = {"server": "shop-db1", "target": "before-gtid:0-1-1100", "mode": "tables",
-                           "tables": ["shop.orders"], "into": "shop-db1", "as": "*_restored"}
+_WHOLE: dict[str, Any] = {
+    "server": "shop-db1",
+    "target": "2026-11-21T09:41:03.250Z",
+    "mode": "new-server",
+    "datadir": "/srv/restored",
+    "start": True,
+}
+_TABLES: dict[str, Any] = {
+    "server": "shop-db1",
+    "target": "before-gtid:0-1-1100",
+    "mode": "tables",
+    "tables": ["shop.orders"],
+    "into": "shop-db1",
+    "as": "*_restored",
+}
 _REQUEST: dict[str, Any] = {
-    "server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server", "datadir": "/srv/restored",
-    "start": True, "tables": [], "into": "", "as": "", "sql": "", "compare": False, "triggers": "backup",
-    "exclude_gtid": [], "replay_with": "", "thaw": "", "source": "", "accept_older": False,
-    "accept_inexact": False}
+    "server": "shop-db1",
+    "target": "2026-11-21T09:41:03.250Z",
+    "mode": "new-server",
+    "datadir": "/srv/restored",
+    "start": True,
+    "tables": [],
+    "into": "",
+    "as": "",
+    "sql": "",
+    "compare": False,
+    "triggers": "backup",
+    "exclude_gtid": [],
+    "replay_with": "",
+    "thaw": "",
+    "source": "",
+    "accept_older": False,
+    "accept_inexact": False,
+}
 _PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
-_STOP: dict[str, Any] = {"branch": "20261101T000000Z-11223344", "file": "mysql-bin.000042", "pos": 91823,
-                         "gtid": "0-1-1180", "at": "2026-11-21T09:41:03.120000Z", "next_gtid": "0-1-1181",
-                         "next_at": "2026-11-21T09:41:03.401000Z"}
+_STOP: dict[str, Any] = {
+    "branch": "20261101T000000Z-11223344",
+    "file": "mysql-bin.000042",
+    "pos": 91823,
+    "gtid": "0-1-1180",
+    "at": "2026-11-21T09:41:03.120000Z",
+    "next_gtid": "0-1-1181",
+    "next_at": "2026-11-21T09:41:03.401000Z",
+}
 _PLAN: dict[str, Any] = {
-    "server": "shop-db1", "target": "2026-11-21T09:41:03.250000Z", "backup": "20261121T020000Z-7f3a9c01",
-    "chain": ["20261121T020000Z-7f3a9c01"], "destinations": ["local"], "position": _PLACE,
-    "reason": "the newest backup before the target", "bytes": 734003200, "bytes_stored": 734003200,
-    "bytes_source": 2147483648, "seconds": 340.5,
-    "steps": [{"name": "fetch", "title": "fetch and unpack", "bytes": 734003200, "seconds": 61.2,
-               "estimate": "measured in 12 restores", "commands": []}],
+    "server": "shop-db1",
+    "target": "2026-11-21T09:41:03.250000Z",
+    "backup": "20261121T020000Z-7f3a9c01",
+    "chain": ["20261121T020000Z-7f3a9c01"],
+    "destinations": ["local"],
+    "position": _PLACE,
+    "reason": "the newest backup before the target",
+    "bytes": 734003200,
+    "bytes_stored": 734003200,
+    "bytes_source": 2147483648,
+    "seconds": 340.5,
+    "steps": [
+        {
+            "name": "fetch",
+            "title": "fetch and unpack",
+            "bytes": 734003200,
+            "seconds": 61.2,
+            "estimate": "measured in 12 restores",
+            "commands": [],
+        }
+    ],
     "warnings": [],
-    "replay": {"method": "applier", "reason": "in parallel, by the server's own applier", "bytes": 1048576,
-               "transactions": 81, "legs": [{"start": _PLACE, "stop": _STOP, "segments": 3}], "exclude": [],
-               "doubtful": []},
-    "until": _STOP, "thaw": None, "older": None, "inexact": "", "rto": {"objective": 7200.0, "kept": True}}
+    "replay": {
+        "method": "applier",
+        "reason": "in parallel, by the server's own applier",
+        "bytes": 1048576,
+        "transactions": 81,
+        "legs": [{"start": _PLACE, "stop": _STOP, "segments": 3}],
+        "exclude": [],
+        "doubtful": [],
+    },
+    "until": _STOP,
+    "thaw": None,
+    "older": None,
+    "inexact": "",
+    "rto": {"objective": 7200.0, "kept": True},
+}
 _RESTORE: dict[str, Any] = {
-    "id": "20261121T094500Z-aabbccdd", "server": "shop-db1", "backup": "20261121T020000Z-7f3a9c01",
-    "target": "2026-11-21T09:41:03.250000Z", "datadir": "/srv/restored", "state": "running",
-    "started_at": "2026-11-21T09:45:00Z", "finished_at": None, "error": "", "job": "20261121T094500Z-01020304",
-    "request": _REQUEST, "resumable": False,
-    "phases": [{"name": "fetched", "state": "done", "seconds": 58.1, "bytes": 734003200, "estimate": 61.2},
-               {"name": "prepared", "state": "running", "seconds": None, "bytes": None, "estimate": 40.0}],
-    "progress": {"phase": "prepare", "bytes": 0, "bytes_total": None, "files": 0, "files_total": None, "note": "",
-                 "seconds_left": None},
-    "outcome": None}
+    "id": "20261121T094500Z-aabbccdd",
+    "server": "shop-db1",
+    "backup": "20261121T020000Z-7f3a9c01",
+    "target": "2026-11-21T09:41:03.250000Z",
+    "datadir": "/srv/restored",
+    "state": "running",
+    "started_at": "2026-11-21T09:45:00Z",
+    "finished_at": None,
+    "error": "",
+    "job": "20261121T094500Z-01020304",
+    "request": _REQUEST,
+    "resumable": False,
+    "phases": [
+        {"name": "fetched", "state": "done", "seconds": 58.1, "bytes": 734003200, "estimate": 61.2},
+        {"name": "prepared", "state": "running", "seconds": None, "bytes": None, "estimate": 40.0},
+    ],
+    "progress": {
+        "phase": "prepare",
+        "bytes": 0,
+        "bytes_total": None,
+        "files": 0,
+        "files_total": None,
+        "note": "",
+        "seconds_left": None,
+    },
+    "outcome": None,
+}
 
 
 class RestoreRequest(Asked):
@@ -57,31 +132,51 @@ class RestoreRequest(Asked):
     model_config = example(_WHOLE, _TABLES)
 
     server: Name
-    target: Text = Field(max_length=1000, examples=["latest", "2026-11-21T09:41:03.250Z", "before-gtid:0-1-1100"],
-                         description="latest | a time with its offset | gtid:... | before-gtid:... | FILE:POS | "
-                                     "backup:ID; any of them may end in @BRANCH.")
+    target: Text = Field(
+        max_length=1000,
+        examples=["latest", "2026-11-21T09:41:03.250Z", "before-gtid:0-1-1100"],
+        description="latest | a time with its offset | gtid:... | before-gtid:... | FILE:POS | "
+        "backup:ID; any of them may end in @BRANCH.",
+    )
     mode: Literal["new-server", "replica", "tables"] = Field(
-        "new-server", description="`new-server` forgets the replication of the source; `replica` resets nothing.")
+        "new-server", description="`new-server` forgets the replication of the source; `replica` resets nothing."
+    )
     datadir: Folder | None = Field(None, description="Of a whole restore: an empty folder, or one that does not exist.")
     start: bool = Field(False, description="Of a whole restore: start a database server on it afterwards.")
-    tables: list[Text] = Field([], max_length=1000, examples=[["shop.orders"]],
-                               description="Patterns of tables: schema.table, where * stands for any text.")
+    tables: list[Text] = Field(
+        [],
+        max_length=1000,
+        examples=[["shop.orders"]],
+        description="Patterns of tables: schema.table, where * stands for any text.",
+    )
     into: Name | None = Field(None, description="Of tables: the running server that gets them.")
-    as_: Text | None = Field(None, alias="as", min_length=1, max_length=200, examples=["*_restored"],
-                             description="Of tables: other names. Without it they take the place of the live tables.")
+    as_: Text | None = Field(
+        None,
+        alias="as",
+        min_length=1,
+        max_length=200,
+        examples=["*_restored"],
+        description="Of tables: other names. Without it they take the place of the live tables.",
+    )
     sql: Folder | None = Field(None, description="Of tables: write them as SQL files into this new folder.")
     compare: bool = Field(False, description="Of tables: only tell how they differ from the live ones.")
     triggers: Literal["backup", "live", "none"] = Field("backup", description="Of tables: whose triggers they get.")
-    exclude_gtid: list[Text] = Field([], max_length=1000, examples=[["0-1-1100"]],
-                                     description="Transactions that are left out of the replay.")
+    exclude_gtid: list[Text] = Field(
+        [], max_length=1000, examples=[["0-1-1100"]], description="Transactions that are left out of the replay."
+    )
     replay_with: Literal["applier", "pipe"] | None = Field(None, description="How binary logs are replayed.")
-    thaw: Tier | None = Field(None, strict=False, examples=["standard"],
-                              description="Thaw what is archived at this tier, and wait for it.")
+    thaw: Tier | None = Field(
+        None, strict=False, examples=["standard"], description="Thaw what is archived at this tier, and wait for it."
+    )
     source: Literal["logical", "physical"] | None = Field(None, description="Of tables: what they are taken out of.")
-    accept_older: bool = Field(False, description="Of `latest`: restore the newest moment that can be restored, though "
-                                                  "something later is known to exist (a problem `older` without it).")
-    accept_inexact: bool = Field(False, description="Replay what may give other rows than the source had (a problem "
-                                                    "`inexact` without it).")
+    accept_older: bool = Field(
+        False,
+        description="Of `latest`: restore the newest moment that can be restored, though "
+        "something later is known to exist (a problem `older` without it).",
+    )
+    accept_inexact: bool = Field(
+        False, description="Replay what may give other rows than the source had (a problem `inexact` without it)."
+    )
 
 
 class PlanRequest(RestoreRequest):
@@ -93,8 +188,9 @@ class PlanRequest(RestoreRequest):
 class StartRequest(Asked):
     """Start a plan that was made before."""
 
-    model_config = example({"plan": "20261121T094300Z-5e6f7a8b"},
-                           {"plan": "20261121T094300Z-5e6f7a8b", "confirm": "shop-db1"})
+    model_config = example(
+        {"plan": "20261121T094300Z-5e6f7a8b"}, {"plan": "20261121T094300Z-5e6f7a8b", "confirm": "shop-db1"}
+    )
 
     plan: Id = Field(description="Of `POST /v1/restores/plan`.")
     confirm: Text | None = Field(None, max_length=200, description="The name of the server whose data may be replaced.")
@@ -237,9 +333,16 @@ class TableGoal(Shape):
 class Plan(Shape):
     """What a restore does, how many bytes it moves, and how long it takes. Its id starts it, until it expires."""
 
-    model_config = example({
-        "id": "20261121T094300Z-5e6f7a8b", "made_at": "2026-11-21T09:43:00Z", "made_by": "anna",
-        "expires_at": "2026-11-21T10:43:00Z", "request": _REQUEST, **_PLAN})
+    model_config = example(
+        {
+            "id": "20261121T094300Z-5e6f7a8b",
+            "made_at": "2026-11-21T09:43:00Z",
+            "made_by": "anna",
+            "expires_at": "2026-11-21T10:43:00Z",
+            "request": _REQUEST,
+            **_PLAN,
+        }
+    )
 
     id: str
     made_at: Time
@@ -275,10 +378,18 @@ class RefusedRestore(Problem):
     """A restore that is not started: `plan` is what it would be now, where the one that was asked for has changed;
     `confirm` is the name to repeat, where data would be replaced and nobody confirmed that."""
 
-    model_config = example({
-        "type": "urn:backupd:problem:unconfirmed", "title": "unconfirmed", "status": 409,
-        "message": "tables go into the running server shop-db1, and nobody confirmed that", "detail": "",
-        "hint": "look at the plan; then send it again with confirm", "errors": [], "confirm": "shop-db1"})
+    model_config = example(
+        {
+            "type": "urn:backupd:problem:unconfirmed",
+            "title": "unconfirmed",
+            "status": 409,
+            "message": "tables go into the running server shop-db1, and nobody confirmed that",
+            "detail": "",
+            "hint": "look at the plan; then send it again with confirm",
+            "errors": [],
+            "confirm": "shop-db1",
+        }
+    )
 
     plan: Plan | None = None
     confirm: str | None = None
@@ -314,7 +425,8 @@ class Restore(Shape):
     phases: list[RestorePhase]
     progress: Progress | dict[str, Any] | None
     outcome: dict[str, Any] | None = Field(
-        description="What came of it, as `backupd restore --json` tells it: a started server, checks, tables.")
+        description="What came of it, as `backupd restore --json` tells it: a started server, checks, tables."
+    )
 
 
 class RestoresQuery(Dated):
@@ -325,8 +437,17 @@ class RestoresQuery(Dated):
 class RestoreStarted(Shape):
     """A restore was begun."""
 
-    model_config = example({"job": {**QUEUED_JOB, "kind": "restore"}, "restore": {
-        **_RESTORE, "state": "queued", "progress": None, "phases": [{**_RESTORE["phases"][1], "state": "waiting"}]}})
+    model_config = example(
+        {
+            "job": {**QUEUED_JOB, "kind": "restore"},
+            "restore": {
+                **_RESTORE,
+                "state": "queued",
+                "progress": None,
+                "phases": [{**_RESTORE["phases"][1], "state": "waiting"}],
+            },
+        }
+    )
 
     job: Job
     restore: Restore
@@ -359,8 +480,16 @@ class ThawState(Shape):
 
 
 _THAW: dict[str, Any] = {
-    "objects": 44, "bytes": 734003200, "ready": 12, "bytes_ready": 201326592, "failed": 0, "not_asked_yet": 0,
-    "expected_at": "2026-11-22T09:00:00Z", "ready_until": None, "destinations": ["vault"]}
+    "objects": 44,
+    "bytes": 734003200,
+    "ready": 12,
+    "bytes_ready": 201326592,
+    "failed": 0,
+    "not_asked_yet": 0,
+    "expected_at": "2026-11-22T09:00:00Z",
+    "ready_until": None,
+    "destinations": ["vault"],
+}
 
 
 class Thaw(Shape):
@@ -375,9 +504,16 @@ class Thaw(Shape):
 class Thawed(Shape):
     """What a thaw was asked for; without a job nothing has to be thawed that is not on its way already."""
 
-    model_config = example({
-        "server": "shop-db1", "target": "latest", "chain": ["20261121T020000Z-7f3a9c01"], "needed": None,
-        "job": {**QUEUED_JOB, "kind": "thaw", "state": "waiting"}, "thaw": _THAW})
+    model_config = example(
+        {
+            "server": "shop-db1",
+            "target": "latest",
+            "chain": ["20261121T020000Z-7f3a9c01"],
+            "needed": None,
+            "job": {**QUEUED_JOB, "kind": "thaw", "state": "waiting"},
+            "thaw": _THAW,
+        }
+    )
 
     server: str
     target: str

@@ -44,18 +44,46 @@ class Span(Shape):
 class Decisions(Shape):
     """What the rules say of everything of a server at one destination."""
 
-    model_config = example({
-        "server": "shop-db1", "destination": "local", "at": "2026-11-21T09:41:10Z", "hold": None, "keep": 1,
-        "expire": 0, "bytes_expire": 0, "note": "bytes that they name; what others share stays",
-        "backups": [{"id": "20261121T020000Z-7f3a9c01", "kind": "physical-full", "parent": None,
-                     "finished_at": "2026-11-21T02:07:12Z", "bytes": 734003200, "marked": False, "keep": True,
-                     "rules": ["keep_fulls"], "reasons": ["one of the 2 newest full backups"]}],
-        "binlogs": [{"name": "mysql-bin.000001 .. mysql-bin.000042", "from": "2026-11-14T00:00:00Z",
-                     "to": "2026-11-21T09:41:03Z", "bytes": 104857600, "keep": True,
-                     "reasons": ["a kept backup can be rolled forward with it"]}],
-        "recoverable": [{"from": "2026-11-21T02:07:12Z", "to": "2026-11-21T09:41:03Z",
-                         "base": "20261121T020000Z-7f3a9c01"}],
-        "stopped": [], "warnings": []})
+    model_config = example(
+        {
+            "server": "shop-db1",
+            "destination": "local",
+            "at": "2026-11-21T09:41:10Z",
+            "hold": None,
+            "keep": 1,
+            "expire": 0,
+            "bytes_expire": 0,
+            "note": "bytes that they name; what others share stays",
+            "backups": [
+                {
+                    "id": "20261121T020000Z-7f3a9c01",
+                    "kind": "physical-full",
+                    "parent": None,
+                    "finished_at": "2026-11-21T02:07:12Z",
+                    "bytes": 734003200,
+                    "marked": False,
+                    "keep": True,
+                    "rules": ["keep_fulls"],
+                    "reasons": ["one of the 2 newest full backups"],
+                }
+            ],
+            "binlogs": [
+                {
+                    "name": "mysql-bin.000001 .. mysql-bin.000042",
+                    "from": "2026-11-14T00:00:00Z",
+                    "to": "2026-11-21T09:41:03Z",
+                    "bytes": 104857600,
+                    "keep": True,
+                    "reasons": ["a kept backup can be rolled forward with it"],
+                }
+            ],
+            "recoverable": [
+                {"from": "2026-11-21T02:07:12Z", "to": "2026-11-21T09:41:03Z", "base": "20261121T020000Z-7f3a9c01"}
+            ],
+            "stopped": [],
+            "warnings": [],
+        }
+    )
 
     server: str
     destination: str

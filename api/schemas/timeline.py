@@ -12,21 +12,58 @@ from api.schemas.proofs import PROOF, Proof
 
 _PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
 TIMELINE: dict[str, Any] = {
-    "server": "shop-db1", "at": "2026-11-21T09:41:10Z",
-    "windows": [{"from": "2026-11-14T02:07:12Z", "to": "2026-11-21T09:41:03Z", "reason_end": "the newest that is there",
-                 "branch": "20261101T000000Z-11223344", "base": "20261114T020000Z-99887766",
-                 "destinations": ["local"], "conditions": []}],
-    "gaps": [{"after": _PLACE, "before": {**_PLACE, "pos": 9000}, "reason": "the server had purged it",
-              "from": "2026-11-10T01:00:00Z", "to": "2026-11-10T03:00:00Z",
-              "branch": "20261101T000000Z-11223344", "destination": ""}],
-    "latest": "2026-11-21T09:41:03Z", "tables_only": False, "first_due": None, "warnings": [],
-    "destinations": [{"name": "local", "latest": "2026-11-21T09:41:03Z", "behind_seconds": 0.0, "rpo_seconds": 7.0,
-                      "trouble": ""}],
-    "branches": [{"id": "20261101T000000Z-11223344", "reason": "first", "from": "2026-11-01T00:00:00Z", "to": None,
-                  "parent": "", "fork": None}],
+    "server": "shop-db1",
+    "at": "2026-11-21T09:41:10Z",
+    "windows": [
+        {
+            "from": "2026-11-14T02:07:12Z",
+            "to": "2026-11-21T09:41:03Z",
+            "reason_end": "the newest that is there",
+            "branch": "20261101T000000Z-11223344",
+            "base": "20261114T020000Z-99887766",
+            "destinations": ["local"],
+            "conditions": [],
+        }
+    ],
+    "gaps": [
+        {
+            "after": _PLACE,
+            "before": {**_PLACE, "pos": 9000},
+            "reason": "the server had purged it",
+            "from": "2026-11-10T01:00:00Z",
+            "to": "2026-11-10T03:00:00Z",
+            "branch": "20261101T000000Z-11223344",
+            "destination": "",
+        }
+    ],
+    "latest": "2026-11-21T09:41:03Z",
+    "tables_only": False,
+    "first_due": None,
+    "warnings": [],
+    "destinations": [
+        {"name": "local", "latest": "2026-11-21T09:41:03Z", "behind_seconds": 0.0, "rpo_seconds": 7.0, "trouble": ""}
+    ],
+    "branches": [
+        {
+            "id": "20261101T000000Z-11223344",
+            "reason": "first",
+            "from": "2026-11-01T00:00:00Z",
+            "to": None,
+            "parent": "",
+            "fork": None,
+        }
+    ],
     "last_proof": PROOF,
-    "objectives": {"rpo": 60.0, "rto": 7200.0, "achieved_rpo": 7.0, "predicted_rto": 340.0, "rpo_kept": True,
-                   "rto_kept": True, "kept": True}}
+    "objectives": {
+        "rpo": 60.0,
+        "rto": 7200.0,
+        "achieved_rpo": 7.0,
+        "predicted_rto": 340.0,
+        "rpo_kept": True,
+        "rto_kept": True,
+        "kept": True,
+    },
+}
 
 
 class Window(Shape):
@@ -96,8 +133,10 @@ class Timeline(Shape):
     windows: list[Window]
     gaps: list[Gap]
     latest: Time | None
-    tables_only: bool = Field(description="Only dumps are taken of it: the moments are those of tables, and the server "
-                                          "as a whole cannot be restored.")
+    tables_only: bool = Field(
+        description="Only dumps are taken of it: the moments are those of tables, and the server "
+        "as a whole cannot be restored."
+    )
     first_due: Time | None = Field(description="There is no backup, and none was due yet: the first one starts then.")
     warnings: list[str]
     destinations: list[Reach]

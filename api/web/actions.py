@@ -63,8 +63,7 @@ def set_hold(server: str, service: Acting, sent: Sent) -> Response:
 def release(server: str, service: Acting, sent: Sent) -> Response:
     kind = _kind(sent)
     problems = service.release(server, kind)
-    return back_to(link("servers", server),
-                   _everywhere("released", problems) if kind is HoldKind.HOLD else "resumed")
+    return back_to(link("servers", server), _everywhere("released", problems) if kind is HoldKind.HOLD else "resumed")
 
 
 @router.post("/backups/{backup_id}/keep", dependencies=_ADMIN)

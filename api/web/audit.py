@@ -21,10 +21,20 @@ def listed(request: Request, service: Acting, wiring: Wired) -> Response:
     require_all(service.actor)
     asked = {name: request.query_params.get(name, "").strip() or None for name in ("actor", "action", "server")}
     before = request.query_params.get("before")
-    rows = wiring.catalog.audit.list(actor=asked["actor"], action=asked["action"], server=asked["server"],
-                                     before=number_of(before) if before else None, limit=PAGE + 1)
+    rows = wiring.catalog.audit.list(
+        actor=asked["actor"],
+        action=asked["action"],
+        server=asked["server"],
+        before=number_of(before) if before else None,
+        limit=PAGE + 1,
+    )
     return render(
-        request, "audit.html", entries=rows[:PAGE], asked=asked, filtered=any(asked.values()),
+        request,
+        "audit.html",
+        entries=rows[:PAGE],
+        asked=asked,
+        filtered=any(asked.values()),
         newest=link("audit", **asked) if before else "",
         older=link("audit", before=str(rows[PAGE - 1].number), **asked) if len(rows) > PAGE else "",
-        verified=service.access.verify_audit() if "verify" in request.query_params else None)
+        verified=service.access.verify_audit() if "verify" in request.query_params else None,
+    )

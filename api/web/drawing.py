@@ -15,8 +15,15 @@ from backupd.model.proof import Proof
 from backupd.recovery.timeline import Timeline
 from backupd.recovery.windows import Window
 
-SPANS = {"1h": timedelta(hours=1), "6h": timedelta(hours=6), "1d": timedelta(days=1), "7d": timedelta(days=7),
-         "30d": timedelta(days=30), "90d": timedelta(days=90), "1y": timedelta(days=365)}
+SPANS = {
+    "1h": timedelta(hours=1),
+    "6h": timedelta(hours=6),
+    "1d": timedelta(days=1),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+    "90d": timedelta(days=90),
+    "1y": timedelta(days=365),
+}
 EVERYTHING = "all"
 _USUAL = ("1d", "7d")
 """The narrowest that holds everything is shown at first, of these; what is older is a step away."""
@@ -26,9 +33,27 @@ _SLICES = 120
 _CLOSE = 1.6
 """Percent: marks nearer to each other than this are drawn as one."""
 _LANES = 3
-_STEPS = tuple(timedelta(seconds=s) for s in (
-    60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400, 2 * 86400, 7 * 86400, 14 * 86400, 30 * 86400, 91 * 86400,
-    182 * 86400, 365 * 86400))
+_STEPS = tuple(
+    timedelta(seconds=s)
+    for s in (
+        60,
+        300,
+        900,
+        1800,
+        3600,
+        10800,
+        21600,
+        43200,
+        86400,
+        2 * 86400,
+        7 * 86400,
+        14 * 86400,
+        30 * 86400,
+        91 * 86400,
+        182 * 86400,
+        365 * 86400,
+    )
+)
 _MOST_TICKS = 8
 _EPOCH = datetime(2001, 1, 1, tzinfo=UTC)
 """A Monday: ticks a week apart fall on Mondays."""
@@ -113,8 +138,14 @@ class Drawing:
     chosen: float | None = None
 
 
-def view_of(timeline: Timeline, backups: Iterable[BackupRecord], *, span: str = "",
-            between: tuple[datetime, datetime] | None = None, around: datetime | None = None) -> View:
+def view_of(
+    timeline: Timeline,
+    backups: Iterable[BackupRecord],
+    *,
+    span: str = "",
+    between: tuple[datetime, datetime] | None = None,
+    around: datetime | None = None,
+) -> View:
     """What to show: what lies ``between`` two moments, else ``span`` of it (unknown words count as none) with
     ``around`` in the middle, else up to now."""
     now = timeline.now
@@ -135,18 +166,33 @@ def _usual(whole: timedelta) -> str:
     return next((name for name in _USUAL if SPANS[name] >= whole), _USUAL[-1])
 
 
-def draw(timeline: Timeline, backups: Sequence[BackupRecord], proofs: Iterable[Proof], view: View,
-         chosen: datetime | None = None) -> Drawing:
+def draw(
+    timeline: Timeline,
+    backups: Sequence[BackupRecord],
+    proofs: Iterable[Proof],
+    view: View,
+    chosen: datetime | None = None,
+) -> Drawing:
     lanes = _lanes(timeline, view)
-    marks = [mark for backup in backups if backup.state is not BackupState.DELETED
-             for mark in [_of_backup(backup, view)] if view.shows(mark.begin, mark.end)]
+    marks = [
+        mark
+        for backup in backups
+        if backup.state is not BackupState.DELETED
+        for mark in [_of_backup(backup, view)]
+        if view.shows(mark.begin, mark.end)
+    ]
     proved = [mark for proof in proofs for mark in [_of_proof(proof, view)] if view.shows(mark.begin, mark.end)]
     return Drawing(
-        view=view, lanes=max(len(set(lanes.values())), 1),
+        view=view,
+        lanes=max(len(set(lanes.values())), 1),
         bars=(*_windows(timeline, view, lanes), *_gaps(timeline, view, lanes), *_lost(timeline, view, lanes)),
-        backups=tuple(_gathered(marks, "backups")), proofs=tuple(_gathered(proved, "test restores")),
-        ticks=tuple(_ticks(view)), slices=tuple(_slices(timeline, view)), now=view.percent(timeline.now),
-        chosen=view.percent(chosen) if chosen is not None and view.shows(chosen, chosen) else None)
+        backups=tuple(_gathered(marks, "backups")),
+        proofs=tuple(_gathered(proved, "test restores")),
+        ticks=tuple(_ticks(view)),
+        slices=tuple(_slices(timeline, view)),
+        now=view.percent(timeline.now),
+        chosen=view.percent(chosen) if chosen is not None and view.shows(chosen, chosen) else None,
+    )
 
 
 def backup_moment(record: BackupRecord) -> datetime:
@@ -176,8 +222,10 @@ def _window_title(window: Window) -> str:
     doubt = f"; doubtful: {'; '.join(window.conditions)}" if window.conditions else ""
     if window.run is None:
         return f"only this moment: {moment_text(window.begin)}{where}; {window.reason_end}{doubt}"
-    return (f"any moment from {moment_text(window.begin)} to {moment_text(window.end)}{where}; it ends because "
-            f"{window.reason_end}{doubt}")
+    return (
+        f"any moment from {moment_text(window.begin)} to {moment_text(window.end)}{where}; it ends because "
+        f"{window.reason_end}{doubt}"
+    )
 
 
 def _gaps(timeline: Timeline, view: View, lanes: dict[str, int]) -> Iterator[Bar]:
@@ -188,8 +236,13 @@ def _gaps(timeline: Timeline, view: View, lanes: dict[str, int]) -> Iterator[Bar
             continue
         x = view.percent(begin)
         where = f"at {gap.destination}" if gap.destination else "everywhere"
-        yield Bar(x, max(view.percent(end) - x, 0.4), "gap-place" if gap.destination else "gap",
-                  f"gap {where}, {moment_text(begin)} to {moment_text(end)}: {gap.reason}", lanes.get(gap.branch, 0))
+        yield Bar(
+            x,
+            max(view.percent(end) - x, 0.4),
+            "gap-place" if gap.destination else "gap",
+            f"gap {where}, {moment_text(begin)} to {moment_text(end)}: {gap.reason}",
+            lanes.get(gap.branch, 0),
+        )
 
 
 def _lost(timeline: Timeline, view: View, lanes: dict[str, int]) -> Iterator[Bar]:
@@ -199,30 +252,52 @@ def _lost(timeline: Timeline, view: View, lanes: dict[str, int]) -> Iterator[Bar
         return
     x = view.percent(latest)
     span = span_text((timeline.now - latest).total_seconds())
-    yield Bar(x, view.percent(timeline.now) - x, "lost",
-              f"not recoverable yet: what was committed since {moment_text(latest)} ({span})",
-              lanes.get(timeline.windows[-1].branch, 0))
+    yield Bar(
+        x,
+        view.percent(timeline.now) - x,
+        "lost",
+        f"not recoverable yet: what was committed since {moment_text(latest)} ({span})",
+        lanes.get(timeline.windows[-1].branch, 0),
+    )
 
 
-_MARK_KINDS = {BackupKind.PHYSICAL_FULL: "full", BackupKind.PHYSICAL_INCREMENTAL: "increment",
-               BackupKind.LOGICAL: "logical"}
+_MARK_KINDS = {
+    BackupKind.PHYSICAL_FULL: "full",
+    BackupKind.PHYSICAL_INCREMENTAL: "increment",
+    BackupKind.LOGICAL: "logical",
+}
 
 
 def _of_backup(backup: BackupRecord, view: View) -> Mark:
     at = backup_moment(backup)
     lacking = max(backup.tables_missing, backup.not_dumped)
-    tone = ("bad" if backup.state is BackupState.DAMAGED else "warning" if backup.doubtful or lacking else "good")
-    trouble = {"bad": ", damaged", "warning": f", {lacking} tables missing" if lacking else ", doubtful",
-               "good": ""}[tone]
-    return Mark(view.percent(at), _MARK_KINDS[backup.kind], tone,
-                f"{kind_word(backup.kind)} of {moment_text(at)}{trouble}", (backup.id,), at, at)
+    tone = "bad" if backup.state is BackupState.DAMAGED else "warning" if backup.doubtful or lacking else "good"
+    trouble = {"bad": ", damaged", "warning": f", {lacking} tables missing" if lacking else ", doubtful", "good": ""}[
+        tone
+    ]
+    return Mark(
+        view.percent(at),
+        _MARK_KINDS[backup.kind],
+        tone,
+        f"{kind_word(backup.kind)} of {moment_text(at)}{trouble}",
+        (backup.id,),
+        at,
+        at,
+    )
 
 
 def _of_proof(proof: Proof, view: View) -> Mark:
     at = proof.finished_at
     tone = "good" if proof.is_current else "bad" if proof.outcome == "failed" else "warning"
-    return Mark(view.percent(at), "proof", tone, f"test restore {moment_text(at)}: {proof.outcome}, {proof.target}",
-                (proof.id,), at, at)
+    return Mark(
+        view.percent(at),
+        "proof",
+        tone,
+        f"test restore {moment_text(at)}: {proof.outcome}, {proof.target}",
+        (proof.id,),
+        at,
+        at,
+    )
 
 
 _WORST: Callable[[Mark], int] = lambda mark: ("good", "warning", "bad").index(mark.tone)  # noqa: E731  a sort key
@@ -250,8 +325,15 @@ def _one(group: Sequence[Mark], what: str) -> Mark:
     title = f"{len(group)} {what}, {moment_text(group[0].begin)} to {moment_text(group[-1].end)}"
     if bad:
         title += f"; {len(bad)} of them not good, as {bad[-1].title}"
-    return Mark((group[0].x + group[-1].x) / 2, kind, worst.tone, title, tuple(mark.ids[0] for mark in group),
-                group[0].begin, group[-1].end)
+    return Mark(
+        (group[0].x + group[-1].x) / 2,
+        kind,
+        worst.tone,
+        title,
+        tuple(mark.ids[0] for mark in group),
+        group[0].begin,
+        group[-1].end,
+    )
 
 
 def _ticks(view: View) -> Iterator[Tick]:
@@ -275,8 +357,11 @@ def _slices(timeline: Timeline, view: View) -> Iterator[Slice]:
     width = 100 / _SLICES
     for number in range(_SLICES):
         begin, end = view.at(number * width), view.at((number + 1) * width)
-        inside = [(max(window.begin, begin), min(window.end, end)) for window in timeline.windows
-                  if window.begin < end and window.end >= begin]
+        inside = [
+            (max(window.begin, begin), min(window.end, end))
+            for window in timeline.windows
+            if window.begin < end and window.end >= begin
+        ]
         if inside:
             one, other = max(inside, key=lambda span: span[1] - span[0])
             yield Slice(number * width, width, one + (other - one) / 2, exact=one == other)

@@ -48,8 +48,10 @@ async def form(request: Request) -> Form:
     session = current_session(request)
     expected = session.csrf if session is not None else ""
     if not expected or not hmac.compare_digest(found.raw("csrf").encode(), expected.encode()):
-        raise ForbiddenError("this form is not one that you were shown in this session",
-                             hint="load the page again, look at what it says, and send it from there")
+        raise ForbiddenError(
+            "this form is not one that you were shown in this session",
+            hint="load the page again, look at what it says, and send it from there",
+        )
     return found
 
 
@@ -59,8 +61,9 @@ async def login_form(request: Request) -> Form:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _TYPE:
         raise UsageError("this is not a form of these pages", hint="programs use the REST API below /v1")
     try:
-        fields = parse_qs((await request.body()).decode(), keep_blank_values=True, max_num_fields=_MOST,
-                          errors="strict")
+        fields = parse_qs(
+            (await request.body()).decode(), keep_blank_values=True, max_num_fields=_MOST, errors="strict"
+        )
     except ValueError as error:
         raise UsageError("this form cannot be read", detail=str(error)) from error
     return Form(fields)
@@ -72,8 +75,11 @@ def refuse_other_sites(request: Request) -> None:
     origin = request.headers.get("origin", "")
     elsewhere = origin == "null" or (origin and urlsplit(origin).netloc != request.headers.get("host", ""))
     if site not in ("same-origin", "none") or elsewhere:
-        raise ForbiddenError("another site sent this in your name", detail=f"origin: {origin or site}",
-                             hint="open the page here and do it from there")
+        raise ForbiddenError(
+            "another site sent this in your name",
+            detail=f"origin: {origin or site}",
+            hint="open the page here and do it from there",
+        )
 
 
 def moment_of(text: str) -> datetime:
@@ -82,5 +88,7 @@ def moment_of(text: str) -> datetime:
         moment = datetime.fromisoformat(text.strip())
         return parse_time(text.strip() if moment.tzinfo is not None else f"{moment.isoformat()}Z")
     except ValueError as error:
-        raise UsageError(f"{text!r} is not a time", hint="write a time such as 2026-11-21 09:41:03.25 (UTC) or "
-                                                         "2026-11-21T10:41:03+01:00") from error
+        raise UsageError(
+            f"{text!r} is not a time",
+            hint="write a time such as 2026-11-21 09:41:03.25 (UTC) or 2026-11-21T10:41:03+01:00",
+        ) from error

@@ -26,22 +26,38 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.V
 
 
 @router.get("/jobs")
-def jobs(request: Request, service: Acting, server: str = "", kind: str = "", state: str = "",
-         after: Annotated[str | None, Query()] = None) -> HTMLResponse:
+def jobs(
+    request: Request,
+    service: Acting,
+    server: str = "",
+    kind: str = "",
+    state: str = "",
+    after: Annotated[str | None, Query()] = None,
+) -> HTMLResponse:
     """Words that are no kind or state choose nothing."""
     wanted = JobState(state) if state in set(JobState) else None
     wanted_kind = kind if kind in set(JobKind) else None
     lists = service.listings
-    going = [] if after or wanted or wanted_kind else [
-        job for one in _GOING for job in lists.jobs(server or None, state=one, limit=PAGE).items]
+    going = (
+        []
+        if after or wanted or wanted_kind
+        else [job for one in _GOING for job in lists.jobs(server or None, state=one, limit=PAGE).items]
+    )
     found = lists.jobs(server or None, kind=wanted_kind, state=wanted, limit=PAGE, after=after or None)
     at_work = {job.id for job in going}
     chosen = {"server": server, "kind": kind, "state": state}
     return render(
-        request, "jobs.html", going=going, jobs=[job for job in found.items if job.id not in at_work],
-        servers=lists.servers(), kinds=list(JobKind), states=list(JobState), chosen=chosen,
+        request,
+        "jobs.html",
+        going=going,
+        jobs=[job for job in found.items if job.id not in at_work],
+        servers=lists.servers(),
+        kinds=list(JobKind),
+        states=list(JobState),
+        chosen=chosen,
         newer=link("jobs", **chosen) if after else "",
-        older=link("jobs", **chosen, after=found.next) if found.next else "")
+        older=link("jobs", **chosen, after=found.next) if found.next else "",
+    )
 
 
 @router.get("/jobs/{job_id}")
@@ -53,10 +69,19 @@ def job(request: Request, service: Acting, job_id: str, log: str = "", read: str
     lines = text.splitlines()
     shown = lines if log == "all" else lines[-_LINES:]
     return render(
-        request, "job.html", job=found, log="\n".join(shown), left_out=len(lines) - len(shown), log_problem=problem,
-        restore=restore, runbook=service.requests.runbook_of_restore(restore.record.id) if read and restore else "",
-        is_going=found.state in _GOING, percent=_percent(found),
-        made=_made(found), took=_took(found))
+        request,
+        "job.html",
+        job=found,
+        log="\n".join(shown),
+        left_out=len(lines) - len(shown),
+        log_problem=problem,
+        restore=restore,
+        runbook=service.requests.runbook_of_restore(restore.record.id) if read and restore else "",
+        is_going=found.state in _GOING,
+        percent=_percent(found),
+        made=_made(found),
+        took=_took(found),
+    )
 
 
 def _log(service: Service, job_id: str) -> tuple[str, Shown | None]:

@@ -34,9 +34,18 @@ def backup(request: Request, service: Acting, backup_id: str, read: str = "") ->
     siblings = service.backups(record.server)
     detail, runbook, problem = _stored(service, backup_id) if read else (None, "", None)
     return render(
-        request, "backup.html", record=record, detail=detail, runbook=runbook, problem=problem, was_read=bool(read),
-        chain=_chain(record, siblings), children=[one for one in siblings if one.parent == backup_id],
-        moment=backup_moment(record), proofs=service.listings.proofs(record.server, backup=backup_id, limit=20).items)
+        request,
+        "backup.html",
+        record=record,
+        detail=detail,
+        runbook=runbook,
+        problem=problem,
+        was_read=bool(read),
+        chain=_chain(record, siblings),
+        children=[one for one in siblings if one.parent == backup_id],
+        moment=backup_moment(record),
+        proofs=service.listings.proofs(record.server, backup=backup_id, limit=20).items,
+    )
 
 
 def _stored(service: Service, backup_id: str) -> tuple[BackupDetail | None, str, Shown | None]:
@@ -54,16 +63,28 @@ def _chain(record: BackupRecord, siblings: list[BackupRecord]) -> tuple[BackupRe
 
 
 @router.get("/proofs")
-def proofs(request: Request, service: Acting, server: str = "", outcome: str = "",
-           after: Annotated[str | None, Query()] = None) -> HTMLResponse:
+def proofs(
+    request: Request, service: Acting, server: str = "", outcome: str = "", after: Annotated[str | None, Query()] = None
+) -> HTMLResponse:
     wanted = outcome if outcome in _OUTCOMES else None
     found = service.listings.proofs(server or None, outcome=wanted, limit=PAGE, after=after or None)
     chosen = {"server": server, "outcome": outcome}
-    untested = [one for one in service.overview() if one.last_proof is None and not one.tables_only
-                ] if not (server or after) else []
-    return render(request, "proofs.html", proofs=found.items, chosen=chosen, outcomes=_OUTCOMES, untested=untested,
-                  servers=service.listings.servers(), newer=link("proofs", **chosen) if after else "",
-                  older=link("proofs", **chosen, after=found.next) if found.next else "")
+    untested = (
+        [one for one in service.overview() if one.last_proof is None and not one.tables_only]
+        if not (server or after)
+        else []
+    )
+    return render(
+        request,
+        "proofs.html",
+        proofs=found.items,
+        chosen=chosen,
+        outcomes=_OUTCOMES,
+        untested=untested,
+        servers=service.listings.servers(),
+        newer=link("proofs", **chosen) if after else "",
+        older=link("proofs", **chosen, after=found.next) if found.next else "",
+    )
 
 
 @router.get("/proofs/{proof_id}")
@@ -74,8 +95,9 @@ def proof(request: Request, service: Acting, proof_id: str) -> HTMLResponse:
 @router.get("/destinations")
 def destinations(request: Request, service: Acting) -> HTMLResponse:
     found = service.places()
-    return render(request, "destinations.html",
-                  places=sorted(found, key=lambda place: (-place.status.rank, place.name)))
+    return render(
+        request, "destinations.html", places=sorted(found, key=lambda place: (-place.status.rank, place.name))
+    )
 
 
 @router.get("/alerts")
@@ -87,11 +109,17 @@ def alerts(request: Request, service: Acting, server: str = "", before: str = ""
     sees_messages = actor.servers is None and not server and not before
     unsent = service.messages(state=MessageState.QUEUED, limit=1000) if sees_messages else ()
     return render(
-        request, "alerts.html", server=server, is_first=not before, open=now, closed=over,
+        request,
+        "alerts.html",
+        server=server,
+        is_first=not before,
+        open=now,
+        closed=over,
         unsent=sum(1 for message in unsent if message.attempts),
         messages=service.messages(limit=_MESSAGES) if sees_messages else None,
         newer=link("alerts", server=server) if before else "",
-        older=link("alerts", server=server, before=over[-1].id) if len(over) == PAGE else "")
+        older=link("alerts", server=server, before=over[-1].id) if len(over) == PAGE else "",
+    )
 
 
 def _urgency(incident: Incident) -> tuple[bool, int, float]:

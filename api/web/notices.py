@@ -21,7 +21,7 @@ NOTICES: Mapping[str, str] = {
     "cancelled": "The job was asked to stop; it ends within seconds.",
     "held": "On hold: nothing of it is deleted until the hold is released.",
     "held-not-everywhere": "On hold here, but a destination could not be told: set it again later, or another "
-                           "installation may delete there.",
+    "installation may delete there.",
     "paused": "Paused: no job of it starts by itself.",
     "released": "The hold was released: the rules go on.",
     "released-not-everywhere": "Released here, but a destination still has the hold: release it again later.",

@@ -31,12 +31,21 @@ def servers(request: Request, service: Acting, q: str = "", status: str = "", pa
     page = min(max(page, 1), pages)
     proofs = [server.last_proof.finished_at for server in everyone if server.last_proof is not None]
     return render(
-        request, "overview.html", servers=worst_first(wanted)[(page - 1) * PAGE:page * PAGE], total=len(everyone),
-        counts={str(one): counts[str(one)] for one in Status}, names=_NAMES, q=q, wanted_status=status, page=page,
+        request,
+        "overview.html",
+        servers=worst_first(wanted)[(page - 1) * PAGE : page * PAGE],
+        total=len(everyone),
+        counts={str(one): counts[str(one)] for one in Status},
+        names=_NAMES,
+        q=q,
+        wanted_status=status,
+        page=page,
         pages=pages,
-        nothing=sum(server.latest is None for server in everyone), oldest_proof=min(proofs, default=None),
+        nothing=sum(server.latest is None for server in everyone),
+        oldest_proof=min(proofs, default=None),
         running=sum(len(server.running) for server in everyone),
-        troubled=[place for place in service.places() if place.status is not Status.GOOD])
+        troubled=[place for place in service.places() if place.status is not Status.GOOD],
+    )
 
 
 def worst_first(servers: Iterable[ServerOverview]) -> list[ServerOverview]:

@@ -43,13 +43,27 @@ class Question:
     @classmethod
     def of(cls, form: Form) -> Question:
         return cls(
-            server=form.text("server"), what=form.text("what") or "whole", when=form.text("when") or "latest",
-            at=form.text("at"), target=form.text("target"), tables=form.lines("tables"), datadir=form.text("datadir"),
-            start=form.has("start"), mode=form.text("mode") or "new-server", into=form.text("into"),
-            rename=form.text("as"), sql=form.text("sql"), compare=form.has("compare"),
-            triggers=form.text("triggers") or "backup", exclude=form.lines("exclude"),
-            replay_with=form.text("replay_with"), source=form.text("source"), thaw=form.text("thaw"),
-            accept_older=form.has("accept_older"), accept_inexact=form.has("accept_inexact"))
+            server=form.text("server"),
+            what=form.text("what") or "whole",
+            when=form.text("when") or "latest",
+            at=form.text("at"),
+            target=form.text("target"),
+            tables=form.lines("tables"),
+            datadir=form.text("datadir"),
+            start=form.has("start"),
+            mode=form.text("mode") or "new-server",
+            into=form.text("into"),
+            rename=form.text("as"),
+            sql=form.text("sql"),
+            compare=form.has("compare"),
+            triggers=form.text("triggers") or "backup",
+            exclude=form.lines("exclude"),
+            replay_with=form.text("replay_with"),
+            source=form.text("source"),
+            thaw=form.text("thaw"),
+            accept_older=form.has("accept_older"),
+            accept_inexact=form.has("accept_inexact"),
+        )
 
     @classmethod
     def linked(cls, form: Form) -> Question:
@@ -65,20 +79,39 @@ class Question:
         asked = RestoreRequest.from_json(dict(document))
         latest = asked.target == "latest"
         return cls(
-            server=asked.server, what="tables" if asked.mode == "tables" else "whole",
-            when="latest" if latest else "target", target="" if latest else asked.target, tables=tuple(asked.tables),
-            datadir=asked.datadir, start=asked.start, mode="new-server" if asked.mode == "tables" else asked.mode,
-            into=asked.into, rename=asked.rename, sql=asked.sql, compare=asked.compare, triggers=asked.triggers,
-            exclude=tuple(asked.exclude), replay_with=asked.replay_with, source=asked.source, thaw=asked.thaw,
-            accept_older=asked.accept_older, accept_inexact=asked.accept_inexact)
+            server=asked.server,
+            what="tables" if asked.mode == "tables" else "whole",
+            when="latest" if latest else "target",
+            target="" if latest else asked.target,
+            tables=tuple(asked.tables),
+            datadir=asked.datadir,
+            start=asked.start,
+            mode="new-server" if asked.mode == "tables" else asked.mode,
+            into=asked.into,
+            rename=asked.rename,
+            sql=asked.sql,
+            compare=asked.compare,
+            triggers=asked.triggers,
+            exclude=tuple(asked.exclude),
+            replay_with=asked.replay_with,
+            source=asked.source,
+            thaw=asked.thaw,
+            accept_older=asked.accept_older,
+            accept_inexact=asked.accept_inexact,
+        )
 
     def query(self) -> str:
         """For a link that brings this question back: only what was answered."""
-        written = {**asdict(self), "as": self.rename, "start": "yes" if self.start else "",
-                   "compare": "yes" if self.compare else "", "accept_older": "yes" if self.accept_older else "",
-                   "accept_inexact": "yes" if self.accept_inexact else "",
-                   "tables": "\n".join(self.tables),
-                   "exclude": "\n".join(self.exclude)}
+        written = {
+            **asdict(self),
+            "as": self.rename,
+            "start": "yes" if self.start else "",
+            "compare": "yes" if self.compare else "",
+            "accept_older": "yes" if self.accept_older else "",
+            "accept_inexact": "yes" if self.accept_inexact else "",
+            "tables": "\n".join(self.tables),
+            "exclude": "\n".join(self.exclude),
+        }
         del written["rename"]
         return urlencode({name: str(value) for name, value in written.items() if value})
 
@@ -99,11 +132,30 @@ class Question:
         target = self.wanted()
         if self.what == "tables":
             return RestoreRequest(
-                server=self.server, target=target, mode="tables", tables=self.tables, into=self.into,
-                rename=self.rename, sql=self.sql, compare=self.compare, triggers=self.triggers, exclude=self.exclude,
-                thaw=self.thaw, source=self.source, accept_older=self.accept_older,
-                accept_inexact=self.accept_inexact)
+                server=self.server,
+                target=target,
+                mode="tables",
+                tables=self.tables,
+                into=self.into,
+                rename=self.rename,
+                sql=self.sql,
+                compare=self.compare,
+                triggers=self.triggers,
+                exclude=self.exclude,
+                thaw=self.thaw,
+                source=self.source,
+                accept_older=self.accept_older,
+                accept_inexact=self.accept_inexact,
+            )
         return RestoreRequest(
-            server=self.server, target=target, mode=self.mode, datadir=self.datadir, start=self.start,
-            exclude=self.exclude, replay_with=self.replay_with, thaw=self.thaw, accept_older=self.accept_older,
-                accept_inexact=self.accept_inexact)
+            server=self.server,
+            target=target,
+            mode=self.mode,
+            datadir=self.datadir,
+            start=self.start,
+            exclude=self.exclude,
+            replay_with=self.replay_with,
+            thaw=self.thaw,
+            accept_older=self.accept_older,
+            accept_inexact=self.accept_inexact,
+        )

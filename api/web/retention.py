@@ -40,6 +40,13 @@ def apply(request: Request, server: str, service: Acting, sent: Annotated[Form, 
 def _shown(request: Request, service: Service, server: str, error: BackupdError | None = None) -> Response:
     found = service.retention(server)
     return render(
-        request, "retention.html", status=200 if error is None else status_of(error), server=server, decisions=found,
-        expired=sum(len(one.expired) for one in found), note=BYTES_NOTE, holds=service.holds(),
-        problem=problem_of(error) if error is not None else None)
+        request,
+        "retention.html",
+        status=200 if error is None else status_of(error),
+        server=server,
+        decisions=found,
+        expired=sum(len(one.expired) for one in found),
+        note=BYTES_NOTE,
+        holds=service.holds(),
+        problem=problem_of(error) if error is not None else None,
+    )

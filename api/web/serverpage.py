@@ -25,8 +25,16 @@ from backupd.recovery.timeline import Timeline
 from restore.plan import Plan
 from restore.target import AtBackup, AtTime, Latest, parse_target
 
-_SPAN_NAMES = {"1h": "1 hour", "6h": "6 hours", "1d": "1 day", "7d": "7 days", "30d": "30 days", "90d": "90 days",
-               "1y": "1 year", EVERYTHING: "everything"}
+_SPAN_NAMES = {
+    "1h": "1 hour",
+    "6h": "6 hours",
+    "1d": "1 day",
+    "7d": "7 days",
+    "30d": "30 days",
+    "90d": "90 days",
+    "1y": "1 year",
+    EVERYTHING: "everything",
+}
 _PROOFS = 300
 _JOBS = 6
 _FAMILIES = 6
@@ -74,8 +82,17 @@ class Family:
 
 
 @router.get("/servers/{server}")
-def server_page(request: Request, service: Acting, server: str, to: str = "", at: str = "", span: str = "",
-                begin: str = "", end: str = "", chains: str = "") -> HTMLResponse:
+def server_page(
+    request: Request,
+    service: Acting,
+    server: str,
+    to: str = "",
+    at: str = "",
+    span: str = "",
+    begin: str = "",
+    end: str = "",
+    chains: str = "",
+) -> HTMLResponse:
     """``to``: a target; ``at``: a time of the form's field, UTC without saying so; ``begin`` and ``end`` of what is
     drawn. What cannot be read of these is left out or told, never an error of the page."""
     (shown,) = service.overview([server])
@@ -86,14 +103,25 @@ def server_page(request: Request, service: Acting, server: str, to: str = "", at
     proofs = service.listings.proofs(server, limit=_PROOFS).items
     families = families_of(backups)
     return render(
-        request, "server.html", server=server, shown=shown, timeline=timeline, choice=choice,
+        request,
+        "server.html",
+        server=server,
+        shown=shown,
+        timeline=timeline,
+        choice=choice,
         drawing=draw(timeline, backups, proofs, view, choice.moment if choice else None),
-        spans=_SPAN_NAMES, earlier=_moved(view, -1), later=_moved(view, 1) if view.end < timeline.now else None,
+        spans=_SPAN_NAMES,
+        earlier=_moved(view, -1),
+        later=_moved(view, 1) if view.end < timeline.now else None,
         field=_field(choice.moment if choice and choice.moment else timeline.latest or timeline.now),
-        families=families if chains == EVERYTHING else families[:_FAMILIES], family_count=len(families),
+        families=families if chains == EVERYTHING else families[:_FAMILIES],
+        family_count=len(families),
         largest=max((record.stats.bytes_new for record in backups), default=0) or 1,
-        jobs=service.listings.jobs(server, limit=_JOBS).items, holds=service.holds(), moment_of=backup_moment,
-        ends=list(timeline.branch_ends()))
+        jobs=service.listings.jobs(server, limit=_JOBS).items,
+        holds=service.holds(),
+        moment_of=backup_moment,
+        ends=list(timeline.branch_ends()),
+    )
 
 
 def _field(moment: datetime) -> str:
@@ -114,8 +142,9 @@ def _moved(view: View, direction: int) -> tuple[datetime, datetime]:
     return view.begin + step, view.end + step
 
 
-def _choice(service: Service, timeline: Timeline, backups: Iterable[BackupRecord], target: str,
-            field: str) -> Choice | None:
+def _choice(
+    service: Service, timeline: Timeline, backups: Iterable[BackupRecord], target: str, field: str
+) -> Choice | None:
     """Of a target, else of what stands in the form's field."""
     if not target and not field:
         return None
@@ -168,8 +197,13 @@ def families_of(backups: Sequence[BackupRecord]) -> list[Family]:
             sets.setdefault(record.table_set, []).append(record)
         elif record.id not in grouped:
             lost.append(record)
-    found += [Family(f"{len(members)} logical backup{'s' if len(members) != 1 else ''}"
-                     + (f" of set {name}" if name else ""), _by_age(members)) for name, members in sets.items()]
+    found += [
+        Family(
+            f"{len(members)} logical backup{'s' if len(members) != 1 else ''}" + (f" of set {name}" if name else ""),
+            _by_age(members),
+        )
+        for name, members in sets.items()
+    ]
     if lost:
         found.append(Family("increments whose full backup is not there: they cannot be restored", _by_age(lost)))
     return sorted(found, key=lambda family: family.newest, reverse=True)

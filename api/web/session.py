@@ -39,8 +39,14 @@ def enter(request: Request, sent: Annotated[Form, Depends(login_form)]) -> Respo
         status, _document, headers = problem(error)
         kept = {name: value for name, value in headers.items() if name == "Retry-After"}
         # 401 would have the browser ask by itself, and in the way of the form.
-        return render(request, "login.html", status=403 if isinstance(error, UnauthenticatedError) else status,
-                      headers=kept, next=goal, problem=problem_of(error))
+        return render(
+            request,
+            "login.html",
+            status=403 if isinstance(error, UnauthenticatedError) else status,
+            headers=kept,
+            next=goal,
+            problem=problem_of(error),
+        )
     answer = RedirectResponse(goal, status_code=303)
     entrance.leave(request, answer)
     entrance.set_cookie(request, answer, session, cookie)

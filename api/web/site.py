@@ -26,9 +26,12 @@ from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.units import format_size
 
 _HERE = Path(__file__).parent
-_STATIC = {"backupd.css": "text/css; charset=utf-8", "backupd.js": "text/javascript; charset=utf-8",
-           "forms.css": "text/css; charset=utf-8",
-           "favicon.svg": "image/svg+xml"}
+_STATIC = {
+    "backupd.css": "text/css; charset=utf-8",
+    "backupd.js": "text/javascript; charset=utf-8",
+    "forms.css": "text/css; charset=utf-8",
+    "favicon.svg": "image/svg+xml",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +44,38 @@ class Place:
 
 
 NAVIGATION = (
-    Place("Servers", "/"), Place("Restore", "/restore"), Place("Jobs", "/jobs"), Place("Proofs", "/proofs"),
-    Place("Destinations", "/destinations"), Place("Alerts", "/alerts"), Place("Policies", "/policies"),
-    Place("Audit", "/audit", Role.ADMIN), Place("Tokens", "/tokens", Role.ADMIN),
+    Place("Servers", "/"),
+    Place("Restore", "/restore"),
+    Place("Jobs", "/jobs"),
+    Place("Proofs", "/proofs"),
+    Place("Destinations", "/destinations"),
+    Place("Alerts", "/alerts"),
+    Place("Policies", "/policies"),
+    Place("Audit", "/audit", Role.ADMIN),
+    Place("Tokens", "/tokens", Role.ADMIN),
 )
 
 router = APIRouter(include_in_schema=False)
 
 
-def render(request: HTTPConnection, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None,
-           **values: Any) -> HTMLResponse:
+def render(
+    request: HTTPConnection,
+    template: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: Any,
+) -> HTMLResponse:
     """A page. Every template knows ``actor`` (None before login), ``csrf`` (the token for its forms), ``now``,
     ``menu`` (the navigation for this actor), ``here`` (the path) and what is in ``values``."""
     actor: Actor | None = request.state.actor
     session: Session | None = request.state.session
     context = {
-        "actor": actor, "csrf": session.csrf if session is not None else "", "now": site_of(request).wiring.clock(),
-        "here": request.url.path, "notice": notice_of(request),
+        "actor": actor,
+        "csrf": session.csrf if session is not None else "",
+        "now": site_of(request).wiring.clock(),
+        "here": request.url.path,
+        "notice": notice_of(request),
         "menu": [place for place in NAVIGATION if actor is not None and actor.has(place.role)],
         **values,
     }
@@ -65,8 +83,9 @@ def render(request: HTTPConnection, template: str, *, status: int = 200, headers
     return HTMLResponse(text, status_code=status, headers={"Cache-Control": "no-store", **(headers or {})})
 
 
-def render_error(request: HTTPConnection, error: BackupdError, status: int, *,
-                 headers: Mapping[str, str] | None = None) -> HTMLResponse:
+def render_error(
+    request: HTTPConnection, error: BackupdError, status: int, *, headers: Mapping[str, str] | None = None
+) -> HTMLResponse:
     """The page of an error: what happened, the evidence, the next step."""
     return render(request, "error.html", status=status, headers=headers, status_code=status, error=problem_of(error))
 
@@ -126,11 +145,25 @@ def _size(value: float | None) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
-                       trim_blocks=True, lstrip_blocks=True, auto_reload=False)
+    made = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
     filters: dict[str, Callable[..., Any]] = {
-        "size": _size, "span": _seconds, "moment": moment_text, "iso": format_time, "ago": _ago, "kind_word": kind_word,
-        "state_word": state_word, "progress": progress_words, "tone": tone_of, "mark": lambda tone: MARKS[tone],
+        "size": _size,
+        "span": _seconds,
+        "moment": moment_text,
+        "iso": format_time,
+        "ago": _ago,
+        "kind_word": kind_word,
+        "state_word": state_word,
+        "progress": progress_words,
+        "tone": tone_of,
+        "mark": lambda tone: MARKS[tone],
     }
     made.filters.update(filters)
     made.globals.update(link=link, asset=_asset, may=_allowed)

@@ -34,8 +34,11 @@ def create(request: Request, service: Acting, sent: Annotated[Form, Depends(form
     require_all(service.actor)
     try:
         token, secret = service.access.create(
-            sent.text("name"), sent.text("role"), servers=sent.lines("servers") or None,
-            expires=sent.text("expires") or None)
+            sent.text("name"),
+            sent.text("role"),
+            servers=sent.lines("servers") or None,
+            expires=sent.text("expires") or None,
+        )
     except BackupdError as error:
         return _shown(request, service, sent, error=error)
     return _shown(request, service, Form(), made=token, secret=secret)
@@ -50,11 +53,28 @@ def revoke(token_id: str, service: Acting, sent: Annotated[Form, Depends(form)])
     return back_to("/tokens", "token-revoked")
 
 
-def _shown(request: Request, service: Service, asked: Form, *, error: BackupdError | None = None,
-           made: Token | None = None, secret: str = "") -> Response:
+def _shown(
+    request: Request,
+    service: Service,
+    asked: Form,
+    *,
+    error: BackupdError | None = None,
+    made: Token | None = None,
+    secret: str = "",
+) -> Response:
     return render(
-        request, "tokens.html", status=200 if error is None else status_of(error), made=made, secret=secret,
-        tokens=service.access.tokens(), servers=service.listings.servers(),
+        request,
+        "tokens.html",
+        status=200 if error is None else status_of(error),
+        made=made,
+        secret=secret,
+        tokens=service.access.tokens(),
+        servers=service.listings.servers(),
         problem=problem_of(error) if error is not None else None,
-        asked={"name": asked.text("name"), "role": asked.text("role") or "viewer", "expires": asked.text("expires"),
-               "servers": asked.lines("servers")})
+        asked={
+            "name": asked.text("name"),
+            "role": asked.text("role") or "viewer",
+            "expires": asked.text("expires"),
+            "servers": asked.lines("servers"),
+        },
+    )

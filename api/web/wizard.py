@@ -51,8 +51,11 @@ def question(request: Request, service: Acting, wiring: Wired) -> Response:
         return _ask(request, service, wiring, Question.linked(asked))
     record = service.requests.restore_view(again).record
     wanted = (record.request or {}).get("request")
-    found = Question.again(wanted) if wanted else Question(server=record.server, when="target", target=record.target,
-                                                           datadir=record.datadir)
+    found = (
+        Question.again(wanted)
+        if wanted
+        else Question(server=record.server, when="target", target=record.target, datadir=record.datadir)
+    )
     return _ask(request, service, wiring, found)
 
 
@@ -108,11 +111,18 @@ def search(request: Request, service: Acting) -> Response:
             error = refused
     values = {name: asked.text(name) for name in ("server", "since", "until", "gtid")}
     return render(
-        request, "restore_search.html", status=status_of(error) if error is not None and not found else 200,
+        request,
+        "restore_search.html",
+        status=status_of(error) if error is not None and not found else 200,
         asked={**values, "table": "\n".join(asked.lines("table")), "kinds": asked.lines("kind")},
-        servers=service.listings.servers(), kinds=[str(kind) for kind in ChangeKind],
-        found=found[:FOUND], more=len(found) > FOUND, looked=looked, quoted=_quoted,
-        problem=problem_of(error) if error is not None else None)
+        servers=service.listings.servers(),
+        kinds=[str(kind) for kind in ChangeKind],
+        found=found[:FOUND],
+        more=len(found) > FOUND,
+        looked=looked,
+        quoted=_quoted,
+        problem=problem_of(error) if error is not None else None,
+    )
 
 
 def _look(service: Service, asked: Form) -> tuple[list[Found], BackupdError | None]:
@@ -126,9 +136,15 @@ def _look(service: Service, asked: Form) -> tuple[list[Found], BackupdError | No
     try:
         with SEARCHES.one("binary logs are searched"):
             for one in service.search_binlogs(
-                    asked.text("server"), tables=asked.lines("table"), kinds=kinds,
-                    since=moment_of(since) if since else None, until=moment_of(until) if until else None,
-                    gtid=asked.text("gtid") or None, limit=FOUND + 1, seconds=SEARCHING):
+                asked.text("server"),
+                tables=asked.lines("table"),
+                kinds=kinds,
+                since=moment_of(since) if since else None,
+                until=moment_of(until) if until else None,
+                gtid=asked.text("gtid") or None,
+                limit=FOUND + 1,
+                seconds=SEARCHING,
+            ):
                 found.append(one)
     except (DamagedError, DestinationError, TooLongError) as error:
         return found, error
@@ -145,8 +161,13 @@ def _query(request: Request) -> Form:
     return Form({name: request.query_params.getlist(name) for name in names})
 
 
-def _ask(request: Request, service: Service, wiring: Wiring, asked: Question, error: BackupdError | None = None,
-         ) -> Response:
+def _ask(
+    request: Request,
+    service: Service,
+    wiring: Wiring,
+    asked: Question,
+    error: BackupdError | None = None,
+) -> Response:
     servers = service.listings.servers()
     shown: Any = None
     if asked.server in servers:
@@ -154,10 +175,17 @@ def _ask(request: Request, service: Service, wiring: Wiring, asked: Question, er
     elif len(servers) == 1 and not asked.server:
         return _ask(request, service, wiring, replace(asked, server=servers[0]), error)
     return render(
-        request, "restore.html", status=200 if error is None else status_of(error), asked=asked, servers=servers,
-        shown=shown, folders=_folders(wiring), accept_older=isinstance(error, OlderError),
+        request,
+        "restore.html",
+        status=200 if error is None else status_of(error),
+        asked=asked,
+        servers=servers,
+        shown=shown,
+        folders=_folders(wiring),
+        accept_older=isinstance(error, OlderError),
         accept_inexact=isinstance(error, InexactError),
-        problem=problem_of(error) if error is not None else None)
+        problem=problem_of(error) if error is not None else None,
+    )
 
 
 def _folders(wiring: Wiring) -> tuple[str, ...]:
@@ -174,6 +202,14 @@ def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None
         nowhere = problem_of(missing)
     writes = asked.what == "tables" and bool(asked.into) and not asked.compare
     return render(
-        request, "restore_plan.html", status=200 if error is None else status_of(error), stored=found,
-        plan=found.document, wanted=asked, confirm=confirm or (asked.into if writes else ""), nowhere=nowhere,
-        changed=isinstance(error, PlanChangedError), problem=problem_of(error) if error is not None else None)
+        request,
+        "restore_plan.html",
+        status=200 if error is None else status_of(error),
+        stored=found,
+        plan=found.document,
+        wanted=asked,
+        confirm=confirm or (asked.into if writes else ""),
+        nowhere=nowhere,
+        changed=isinstance(error, PlanChangedError),
+        problem=problem_of(error) if error is not None else None,
+    )

@@ -11,9 +11,18 @@ from backupd.model.errors import BackupdError, ConfigurationError, Problem
 from backupd.model.units import format_duration, format_size
 
 _KINDS = {
-    "physical-full": "full backup", "physical-incremental": "increment", "logical": "logical backup",
-    "test-restore": "test restore", "retention": "retention", "verify": "verification", "challenge": "key challenge",
-    "witness": "witness", "replicate": "copy", "thaw": "thaw", "restore": "restore", "removal": "removal",
+    "physical-full": "full backup",
+    "physical-incremental": "increment",
+    "logical": "logical backup",
+    "test-restore": "test restore",
+    "retention": "retention",
+    "verify": "verification",
+    "challenge": "key challenge",
+    "witness": "witness",
+    "replicate": "copy",
+    "thaw": "thaw",
+    "restore": "restore",
+    "removal": "removal",
 }
 
 GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"
@@ -21,8 +30,22 @@ GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"
 
 _TONES = {
     GOOD: ("good", "succeeded", "complete", "proved", "passed", "sent", "ok", "kept", "closed", "reachable", "active"),
-    WARNING: ("warning", "partial", "restored", "undecided", "inexact", "withdrawn", "missed", "skipped", "abandoned",
-              "waiting",              "acknowledged", "paused", "held", "degraded"),
+    WARNING: (
+        "warning",
+        "partial",
+        "restored",
+        "undecided",
+        "inexact",
+        "withdrawn",
+        "missed",
+        "skipped",
+        "abandoned",
+        "waiting",
+        "acknowledged",
+        "paused",
+        "held",
+        "degraded",
+    ),
     BAD: ("bad", "error", "failed", "damaged", "broken", "gap", "unreachable", "revoked", "expired", "refused"),
     BUSY: ("running", "queued", "open", "thawing"),
 }
@@ -88,8 +111,10 @@ def progress_words(progress: Mapping[str, Any] | None) -> str:
         return ""
     words = []
     if progress["bytes"] or progress["bytes_total"]:
-        words.append(format_size(progress["bytes"])
-                     + (f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else ""))
+        words.append(
+            format_size(progress["bytes"])
+            + (f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else "")
+        )
     if progress["files"]:
         words.append(_files(progress))
     if progress["seconds_left"] is not None:

@@ -53,16 +53,28 @@ def as_mail(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
 def _bare(letter: Letter, email: Email, envelope: Envelope, trouble: str) -> str:
     """The message by hand, of nothing that could go wrong."""
     sender = email.sender if email.sender.isascii() and email.sender.isprintable() else "backupd@localhost"
-    why = (f"This mail is not as usual, because one of its headers could not be written ({one_line(trouble, 300)}): "
-           "look at the addresses in alerts.email.")
+    why = (
+        f"This mail is not as usual, because one of its headers could not be written ({one_line(trouble, 300)}): "
+        "look at the addresses in alerts.email."
+    )
     text = f"{letter.as_text()}\n{why}\n".encode("utf-8", "replace")
     subject = base64.b64encode(one_line(letter.subject, 40).encode("utf-8", "replace")).decode()
-    return "\r\n".join([
-        f"From: <{sender}>", "To: undisclosed-recipients:;", f"Subject: =?utf-8?b?{subject}?=",
-        f"Date: {format_datetime(envelope.sent_at)}",
-        f"Message-ID: <{envelope.message_id}@{sender.rpartition('@')[2]}>",
-        "Auto-Submitted: auto-generated", "MIME-Version: 1.0", "Content-Type: text/plain; charset=utf-8",
-        "Content-Transfer-Encoding: base64", "", *base64.encodebytes(text).decode().splitlines(), ""])
+    return "\r\n".join(
+        [
+            f"From: <{sender}>",
+            "To: undisclosed-recipients:;",
+            f"Subject: =?utf-8?b?{subject}?=",
+            f"Date: {format_datetime(envelope.sent_at)}",
+            f"Message-ID: <{envelope.message_id}@{sender.rpartition('@')[2]}>",
+            "Auto-Submitted: auto-generated",
+            "MIME-Version: 1.0",
+            "Content-Type: text/plain; charset=utf-8",
+            "Content-Transfer-Encoding: base64",
+            "",
+            *base64.encodebytes(text).decode().splitlines(),
+            "",
+        ]
+    )
 
 
 def _whole(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
@@ -101,42 +113,64 @@ def _address(text: str, name: str = "") -> Address:
 
 
 def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
-    """Hand ``content`` to the mail server for ``recipients``. Raises DeliveryError when it takes it for none of them.
-    """
+    """Hand ``content`` to the mail server for ``recipients``. Raises DeliveryError when it takes it for none of
+    them."""
     options = [] if all(address.isascii() for address in (email.sender, *recipients)) else ["SMTPUTF8"]
     try:
         with _connected(email) as server:
             refused = server.sendmail(email.sender, list(recipients), content.encode("utf-8"), mail_options=options)
     except smtplib.SMTPRecipientsRefused as error:
         answers = _answers(error.recipients)
-        raise DeliveryError(f"the mail server takes it for none of {len(answers)} recipients", detail=_lines(answers),
-                            hint="look at alerts.email.to, and at what the mail server's log says",
-                            permanent=all(answer.permanent for answer in answers.values())) from None
+        raise DeliveryError(
+            f"the mail server takes it for none of {len(answers)} recipients",
+            detail=_lines(answers),
+            hint="look at alerts.email.to, and at what the mail server's log says",
+            permanent=all(answer.permanent for answer in answers.values()),
+        ) from None
     except smtplib.SMTPAuthenticationError as error:
-        raise DeliveryError("the mail server refuses user and password", detail=_said(error),
-                            hint="look at alerts.email.user and password_file") from None
+        raise DeliveryError(
+            "the mail server refuses user and password",
+            detail=_said(error),
+            hint="look at alerts.email.user and password_file",
+        ) from None
     except smtplib.SMTPNotSupportedError as error:
-        raise DeliveryError("the mail server lacks something that is needed", detail=str(error),
-                            hint="is STARTTLS or login turned off there? See alerts.email") from None
+        raise DeliveryError(
+            "the mail server lacks something that is needed",
+            detail=str(error),
+            hint="is STARTTLS or login turned off there? See alerts.email",
+        ) from None
     except (smtplib.SMTPConnectError, smtplib.SMTPHeloError) as error:
-        raise DeliveryError(f"the mail server {_place(email)} turns us away", detail=_said(error),
-                            hint="does it take mail from this host? Its log says why it did not") from None
+        raise DeliveryError(
+            f"the mail server {_place(email)} turns us away",
+            detail=_said(error),
+            hint="does it take mail from this host? Its log says why it did not",
+        ) from None
     except smtplib.SMTPResponseException as error:
-        raise DeliveryError("the mail server refuses the message", detail=_said(error),
-                            hint="look at what the mail server's log says",
-                            permanent=isinstance(error, smtplib.SMTPDataError | smtplib.SMTPSenderRefused)
-                            and _is_permanent(error.smtp_code)) from None
+        raise DeliveryError(
+            "the mail server refuses the message",
+            detail=_said(error),
+            hint="look at what the mail server's log says",
+            permanent=isinstance(error, smtplib.SMTPDataError | smtplib.SMTPSenderRefused)
+            and _is_permanent(error.smtp_code),
+        ) from None
     except ssl.SSLError as error:
-        raise DeliveryError("there is no encrypted connection to the mail server", detail=str(error),
-                            hint="does its certificate fit its name, and is it known here? See alerts.email.ca_file",
-                            ) from None
+        raise DeliveryError(
+            "there is no encrypted connection to the mail server",
+            detail=str(error),
+            hint="does its certificate fit its name, and is it known here? See alerts.email.ca_file",
+        ) from None
     except ValueError as error:  # what a command of the protocol cannot hold
-        raise DeliveryError("user, password or an address cannot be said to the mail server",
-                            detail=type(error).__name__,
-                            hint="look at alerts.email: is there anything but plain letters?") from None
+        raise DeliveryError(
+            "user, password or an address cannot be said to the mail server",
+            detail=type(error).__name__,
+            hint="look at alerts.email: is there anything but plain letters?",
+        ) from None
     except (smtplib.SMTPException, OSError) as error:
-        raise DeliveryError(f"the mail server {_place(email)} does not answer", detail=_reason(error),
-                            hint="is it up, and does it listen there? See alerts.email.smtp") from None
+        raise DeliveryError(
+            f"the mail server {_place(email)} does not answer",
+            detail=_reason(error),
+            hint="is it up, and does it listen there? See alerts.email.smtp",
+        ) from None
     return _delivered(_answers(refused))
 
 
@@ -153,14 +187,18 @@ class _Answer:
 def _delivered(refused: Mapping[str, _Answer]) -> Delivered:
     return Delivered(
         again=tuple(address for address, answer in refused.items() if not answer.permanent),
-        refused=tuple((address, f"{answer.code} {answer.text}") for address, answer in refused.items()
-                      if answer.permanent),
-        problem=_lines(refused))
+        refused=tuple(
+            (address, f"{answer.code} {answer.text}") for address, answer in refused.items() if answer.permanent
+        ),
+        problem=_lines(refused),
+    )
 
 
 def _answers(refused: Mapping[str, tuple[int, bytes]]) -> dict[str, _Answer]:
-    return {address: _Answer(code, redact(one_line(text.decode("utf-8", "replace"), 300)))
-            for address, (code, text) in refused.items()}
+    return {
+        address: _Answer(code, redact(one_line(text.decode("utf-8", "replace"), 300)))
+        for address, (code, text) in refused.items()
+    }
 
 
 def _lines(answers: Mapping[str, _Answer]) -> str:
@@ -225,8 +263,11 @@ def _encrypt(server: smtplib.SMTP, email: Email) -> None:
     server.ehlo_or_helo_if_needed()
     if not server.has_extn("starttls"):
         if needed:
-            raise DeliveryError("the mail server offers no STARTTLS", hint="nothing is sent in the clear that must not "
-                                "be; use smtps://, or set alerts.email.starttls for a mail server on this host")
+            raise DeliveryError(
+                "the mail server offers no STARTTLS",
+                hint="nothing is sent in the clear that must not "
+                "be; use smtps://, or set alerts.email.starttls for a mail server on this host",
+            )
         return
     # Where encryption is only taken when it is offered, whoever stands in between could take the offer away as well:
     # a certificate that nobody vouches for is better than none then.
@@ -239,8 +280,10 @@ def trust(email: Email, *, verified: bool) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=str(email.ca_file) if email.ca_file is not None else None)
     except OSError as error:
-        raise DeliveryError(f"{email.ca_file} cannot be read: {error.strerror or error}",
-                            hint="it holds the certificates to trust, as PEM: alerts.email.ca_file") from None
+        raise DeliveryError(
+            f"{email.ca_file} cannot be read: {error.strerror or error}",
+            hint="it holds the certificates to trust, as PEM: alerts.email.ca_file",
+        ) from None
     if not verified:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -253,9 +296,10 @@ def read_password(email: Email) -> str:
     try:
         lines = file.read_text(encoding="utf-8").splitlines() if file is not None else []
     except (OSError, UnicodeDecodeError) as error:
-        raise DeliveryError(f"the password of the mail server cannot be read: {error}",
-                            hint="alerts.email.password_file names the file; the service must be able to read it",
-                            ) from None
+        raise DeliveryError(
+            f"the password of the mail server cannot be read: {error}",
+            hint="alerts.email.password_file names the file; the service must be able to read it",
+        ) from None
     if not lines or not lines[0]:
         raise DeliveryError(f"{file} holds no password", hint="its first line is the password")
     return lines[0]

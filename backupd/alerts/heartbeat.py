@@ -22,8 +22,10 @@ def read_url(file: Path) -> str:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise DeliveryError(f"the heartbeat's URL in {file} cannot be read: {reason}",
-                            hint="alerts.heartbeat.url_file names it; the service must be able to read it") from None
+        raise DeliveryError(
+            f"the heartbeat's URL in {file} cannot be read: {reason}",
+            hint="alerts.heartbeat.url_file names it; the service must be able to read it",
+        ) from None
     url = lines[0].strip() if lines else ""
     try:
         parts = urlsplit(url)
@@ -44,13 +46,17 @@ def ping(url: str, timeout: float = TIMEOUT, longest: float = LONGEST) -> None:
             pass
     except urllib.error.HTTPError as error:
         with error:
-            raise DeliveryError(f"the heartbeat's watcher answers with {error.code}",
-                                hint="is the URL in alerts.heartbeat.url_file still valid there?") from None
+            raise DeliveryError(
+                f"the heartbeat's watcher answers with {error.code}",
+                hint="is the URL in alerts.heartbeat.url_file still valid there?",
+            ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise DeliveryError("the heartbeat's watcher does not answer",
-                            detail=str(reason) if isinstance(reason, OSError) else type(error).__name__,
-                            hint="can this host reach it? Mail is not concerned") from None
+        raise DeliveryError(
+            "the heartbeat's watcher does not answer",
+            detail=str(reason) if isinstance(reason, OSError) else type(error).__name__,
+            hint="can this host reach it? Mail is not concerned",
+        ) from None
 
 
 def _opener(deadline: Deadline) -> urllib.request.OpenerDirector:

@@ -59,8 +59,9 @@ class Ledger:
     """What is open. ``incidents``: those that the catalog has, with those that ended within a day; ``reminders``: the
     pauses before each; ``name`` gives ids."""
 
-    def __init__(self, incidents: Iterable[Incident], reminders: Sequence[timedelta],
-                 name: Callable[[datetime], str] = new_id) -> None:
+    def __init__(
+        self, incidents: Iterable[Incident], reminders: Sequence[timedelta], name: Callable[[datetime], str] = new_id
+    ) -> None:
         known = tuple(incidents)
         self._open = {incident.id: incident for incident in known if incident.is_open}
         self._over = {incident.id: incident for incident in known if not incident.is_open}
@@ -80,8 +81,11 @@ class Ledger:
         """What there is to tell because of ``event``."""
         rule = rule_of(event)
         if rule.act is Act.CLOSES:
-            turns = [turn for incident in self._meant(event, topic_of(event.kind))
-                     for turn in self._end(incident, event, rule)]
+            turns = [
+                turn
+                for incident in self._meant(event, topic_of(event.kind))
+                for turn in self._end(incident, event, rule)
+            ]
             return turns + self._end_of_refusals(event)
         if rule.act is Act.SILENT or self._is_paused(event):
             return []
@@ -90,10 +94,18 @@ class Ledger:
     def pass_time(self, now: datetime, *, muted: bool = False) -> list[Turn]:
         """Reminders that are due, incidents of which nothing was heard for long enough, and, unless ``muted``, those
         that came and went and have stayed well for long enough."""
-        turns = [Turn(MessageKind.RECOVERY, self._note(replace(incident, next_reminder=None)),
-                      f"it has stayed well since {format_time(incident.closed_at)}") for incident in self._settling()
-                 if incident.closed_at is not None and incident.next_reminder is not None
-                 and incident.next_reminder <= now and not muted]
+        turns = [
+            Turn(
+                MessageKind.RECOVERY,
+                self._note(replace(incident, next_reminder=None)),
+                f"it has stayed well since {format_time(incident.closed_at)}",
+            )
+            for incident in self._settling()
+            if incident.closed_at is not None
+            and incident.next_reminder is not None
+            and incident.next_reminder <= now
+            and not muted
+        ]
         for incident in self.open:
             rule = rule_of_incident(incident)
             if rule.lasts is not None and now - incident.last_at >= rule.lasts:
@@ -101,8 +113,11 @@ class Ledger:
                 turns += self._close(incident, now, silence, mailed=is_reminded(incident))
             elif incident.next_reminder is not None and incident.next_reminder <= now:
                 again = replace(incident, reminders=incident.reminders + 1)
-                turns.append(Turn(MessageKind.REMINDER, self._note(replace(
-                    again, next_reminder=self._next_reminder(again, now)))))
+                turns.append(
+                    Turn(
+                        MessageKind.REMINDER, self._note(replace(again, next_reminder=self._next_reminder(again, now)))
+                    )
+                )
         return turns
 
     def set_right(self, now: datetime) -> None:
@@ -112,13 +127,25 @@ class Ledger:
         for incident in self.open:
             late = incident.next_reminder is not None and incident.next_reminder > ahead + longest
             if late or max(incident.opened_at, incident.last_at) > ahead:
-                self._note(replace(incident, opened_at=min(incident.opened_at, now),
-                                   last_at=min(incident.last_at, now),
-                                   next_reminder=self._next_reminder(incident, now)))
+                self._note(
+                    replace(
+                        incident,
+                        opened_at=min(incident.opened_at, now),
+                        last_at=min(incident.last_at, now),
+                        next_reminder=self._next_reminder(incident, now),
+                    )
+                )
         for incident in self._settling():
             if incident.next_reminder is not None and incident.next_reminder > ahead + LONGEST_QUIET:
-                self._note(replace(incident, opened_at=min(incident.opened_at, now), closed_at=now,
-                                   last_at=min(incident.last_at, now), next_reminder=now + QUIET))
+                self._note(
+                    replace(
+                        incident,
+                        opened_at=min(incident.opened_at, now),
+                        closed_at=now,
+                        last_at=min(incident.last_at, now),
+                        next_reminder=now + QUIET,
+                    )
+                )
 
     def cover(self, incident: Incident, now: datetime, news: str, *, well: bool = True) -> list[Turn]:
         """``incident`` is over for a reason that no event tells; ``well`` False: nobody looks after it any more."""
@@ -131,8 +158,9 @@ class Ledger:
 
     def due(self) -> datetime | None:
         """When ``pass_time`` has something to do next."""
-        moments = [incident.next_reminder for incident in (*self.open, *self._settling())
-                   if incident.next_reminder is not None]
+        moments = [
+            incident.next_reminder for incident in (*self.open, *self._settling()) if incident.next_reminder is not None
+        ]
         for incident in self.open:
             lasts = rule_of_incident(incident).lasts
             if lasts is not None:
@@ -142,24 +170,47 @@ class Ledger:
     # -- one event
 
     def _more(self, event: Event) -> list[Turn]:
-        known = (next(iter(self._meant(event, topic_of(event.kind))), None) or self._same_job(event)
-                 or self._come_back(event))
+        known = (
+            next(iter(self._meant(event, topic_of(event.kind))), None)
+            or self._same_job(event)
+            or self._come_back(event)
+        )
         if known is not None:
             worse = _GRAVITY[event.severity] > _GRAVITY[known.severity]
-            told = replace(known, count=known.count + 1, last_at=max(event.at, known.last_at),
-                           job_id=event.job_id or known.job_id)
+            told = replace(
+                known, count=known.count + 1, last_at=max(event.at, known.last_at), job_id=event.job_id or known.job_id
+            )
             if event.kind != RETENTION_REFUSED and known.kind == RETENTION_REFUSED:
                 self._note(told)  # that its job failed is no news
             elif worse:
                 kind = event.kind if topic_of(event.kind) == topic_of(known.kind) else known.kind
-                self._note(replace(told, kind=kind, severity=event.severity, message=event.message,
-                                   detail=event.detail, hint=event.hint))
+                self._note(
+                    replace(
+                        told,
+                        kind=kind,
+                        severity=event.severity,
+                        message=event.message,
+                        detail=event.detail,
+                        hint=event.hint,
+                    )
+                )
                 return [Turn(MessageKind.ALERT, self._open[known.id])]
             else:
                 self._note(replace(told, message=event.message, detail=event.detail, hint=event.hint))
             return []
-        new = Incident(self._name(event.at), event.kind, event.server, event.subject, event.severity, event.message,
-                       event.detail, event.hint, event.at, event.at, job_id=event.job_id)
+        new = Incident(
+            self._name(event.at),
+            event.kind,
+            event.server,
+            event.subject,
+            event.severity,
+            event.message,
+            event.detail,
+            event.hint,
+            event.at,
+            event.at,
+            job_id=event.job_id,
+        )
         new = self._note(replace(new, next_reminder=self._next_reminder(new, event.at)))
         often = self._often(new, event.at)
         return [Turn(MessageKind.ALERT, new, begins=True, often=often if often >= AT_ONCE else 0)]
@@ -183,23 +234,35 @@ class Ledger:
         """Of a job whose failure says once more what another incident has said about it."""
         if topic_of(event.kind) != JOB or not event.job_id:
             return None
-        return next((incident for incident in self.open if incident.job_id == event.job_id
-                     and incident.server == event.server
-                     and (topic_of(incident.kind) == JOB or incident.kind == RETENTION_REFUSED)), None)
+        return next(
+            (
+                incident
+                for incident in self.open
+                if incident.job_id == event.job_id
+                and incident.server == event.server
+                and (topic_of(incident.kind) == JOB or incident.kind == RETENTION_REFUSED)
+            ),
+            None,
+        )
 
     def _end_of_refusals(self, event: Event) -> list[Turn]:
         """A run of retention that went well ends what an earlier one was refused."""
         if event.kind != RECOVERED or event.subject != JobKind.RETENTION:
             return []
-        return [turn for incident in self.open
-                if incident.kind == RETENTION_REFUSED and incident.server == event.server
-                and incident.job_id != event.job_id
-                for turn in self._close(incident, event.at, event.message, mailed=True)]
+        return [
+            turn
+            for incident in self.open
+            if incident.kind == RETENTION_REFUSED
+            and incident.server == event.server
+            and incident.job_id != event.job_id
+            for turn in self._close(incident, event.at, event.message, mailed=True)
+        ]
 
     def _is_paused(self, event: Event) -> bool:
         """Does a run only not start because somebody paused everything? The pause is told, and reminded of."""
         return event.kind == _SKIPPED and any(
-            incident.kind == PAUSE and incident.server in ("", event.server) for incident in self.open)
+            incident.kind == PAUSE and incident.server in ("", event.server) for incident in self.open
+        )
 
     # -- one incident
 
@@ -223,8 +286,13 @@ class Ledger:
 
     def _often(self, incident: Incident, now: datetime) -> int:
         """How many like it were over within a day before."""
-        return sum(one.closed_at is not None and not one.settles and _key(one) == _key(incident)
-                   and timedelta(0) <= now - one.closed_at < _DAY for one in self._over.values())
+        return sum(
+            one.closed_at is not None
+            and not one.settles
+            and _key(one) == _key(incident)
+            and timedelta(0) <= now - one.closed_at < _DAY
+            for one in self._over.values()
+        )
 
     def _note(self, incident: Incident) -> Incident:
         self._changed[incident.id] = incident

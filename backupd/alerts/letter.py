@@ -18,8 +18,8 @@ _SUBJECT = 160
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One thing that is told. ``tone``: ``error``, ``warning``, ``good`` or empty; ``facts``: pairs of label and value.
-    """
+    """One thing that is told. ``tone``: ``error``, ``warning``, ``good`` or empty; ``facts``: pairs of label and
+    value."""
 
     heading: str
     tone: str = ""
@@ -70,16 +70,19 @@ class Letter:
             link = escape(one_line(self.link, _LONGEST), quote=True)
             body.append(f'<p><a href="{link}">{link}</a></p>')
         body.append(f'<p style="color:#666;font-size:13px">{_html(self.footer)}</p>')
-        return ('<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-                '<meta name="color-scheme" content="light dark"></head>\n'
-                '<body style="font-family:sans-serif;line-height:1.45;max-width:46em">\n'
-                + "\n".join(body) + "\n</body></html>\n")
+        return (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="color-scheme" content="light dark"></head>\n'
+            '<body style="font-family:sans-serif;line-height:1.45;max-width:46em">\n'
+            + "\n".join(body)
+            + "\n</body></html>\n"
+        )
 
 
 def one_line(text: str, longest: int) -> str:
     """``text`` on one line, without secrets, and cut where it is too long."""
     line = " ".join("".join(_visible(char) for char in clean(text)).split())
-    return line if len(line) <= longest else f"{line[:longest - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def clean(text: str) -> str:
@@ -118,18 +121,25 @@ _COLOURS = {"error": "#b3261e", "warning": "#8a5a00", "good": "#1b6e3c"}
 
 def _block_html(block: Block) -> str:
     colour = _COLOURS.get(block.tone, "#555")
-    parts = [f'<div style="border-left:4px solid {colour};padding:2px 14px;margin:18px 0">',
-             f'<h2 style="font-size:17px;margin:4px 0;color:{colour}">{_html(one_line(block.heading, _SUBJECT))}</h2>']
+    parts = [
+        f'<div style="border-left:4px solid {colour};padding:2px 14px;margin:18px 0">',
+        f'<h2 style="font-size:17px;margin:4px 0;color:{colour}">{_html(one_line(block.heading, _SUBJECT))}</h2>',
+    ]
     if block.message:
         parts.append(f"<p>{_html(block.message)}</p>")
     if block.hint:
         parts.append(f"<p><b>What to do next</b><br>{_html(block.hint)}</p>")
     if block.detail:
-        parts.append('<p><b>What is known</b></p><pre style="white-space:pre-wrap;font-size:13px">'
-                     f"{escape(clean(block.detail))}</pre>")
+        parts.append(
+            '<p><b>What is known</b></p><pre style="white-space:pre-wrap;font-size:13px">'
+            f"{escape(clean(block.detail))}</pre>"
+        )
     if block.facts:
-        parts.append("<p>" + "<br>".join(
-            f"{escape(label)}: {escape(one_line(value, _LONGEST))}" for label, value in block.facts) + "</p>")
+        parts.append(
+            "<p>"
+            + "<br>".join(f"{escape(label)}: {escape(one_line(value, _LONGEST))}" for label, value in block.facts)
+            + "</p>"
+        )
     return "\n".join([*parts, "</div>"])
 
 
@@ -143,10 +153,14 @@ def _grid_text(grid: Grid) -> str:
 def _grid_html(grid: Grid) -> str:
     cell = 'style="text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid #999"'
     head = "".join(f"<th {cell}>{escape(name)}</th>" for name in grid.columns)
-    rows = "\n".join("<tr>" + "".join(f"<td {cell}>{escape(one_line(value, 200))}</td>" for value in row) + "</tr>"
-                     for row in grid.rows)
-    return (f'<h2 style="font-size:17px">{_html(grid.heading)}</h2>\n'
-            f'<table style="border-collapse:collapse;font-size:14px">\n<tr>{head}</tr>\n{rows}\n</table>')
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td {cell}>{escape(one_line(value, 200))}</td>" for value in row) + "</tr>"
+        for row in grid.rows
+    )
+    return (
+        f'<h2 style="font-size:17px">{_html(grid.heading)}</h2>\n'
+        f'<table style="border-collapse:collapse;font-size:14px">\n<tr>{head}</tr>\n{rows}\n</table>'
+    )
 
 
 def _html(text: str) -> str:

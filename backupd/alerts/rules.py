@@ -69,9 +69,11 @@ def unwatched(broken: str) -> str:
 
 
 def _pair(broken: str, mended: str, title: str, *, topic: str = "") -> dict[str, Rule]:
-    return {broken: Rule(Act.OPENS, topic or broken, title),
-            mended: Rule(Act.CLOSES, topic or broken),
-            unwatched(broken): Rule(Act.CLOSES, topic or broken, well=False)}
+    return {
+        broken: Rule(Act.OPENS, topic or broken, title),
+        mended: Rule(Act.CLOSES, topic or broken),
+        unwatched(broken): Rule(Act.CLOSES, topic or broken, well=False),
+    }
 
 
 RULES: Mapping[str, Rule] = {
@@ -88,7 +90,6 @@ RULES: Mapping[str, Rule] = {
     "schedule-ended": Rule(Act.CLOSES, JOB),
     "job-cancelled": _SILENT,
     "limits-paused": _SILENT,
-
     **_pair("stream-failed", "stream-recovered", "binary log is not streamed"),
     **_pair("spool-full", "spool-has-room", "spool is full"),
     **_pair("purge-alarm", "purge-over", "binary logs are about to be lost"),
@@ -96,12 +97,10 @@ RULES: Mapping[str, Rule] = {
     "binlog-gap-closed": Rule(Act.CLOSES, "binlog-gap"),
     "branch-begun": Rule(Act.OPENS, "branch-begun", "history begins anew", covered=True),
     "binlog-missing": _tells("archived binary logs are gone from {subject}"),
-
     **_pair("rpo-broken", "rpo-kept", "recovery point objective is broken"),
     **_pair("rto-broken", "rto-kept", "recovery time objective is broken"),
     **_pair("destination-rpo-broken", "destination-rpo-kept", "{subject} alone breaks the recovery point objective"),
     **_pair("not-protected", "protected-again", "backups are not protected"),
-
     **_pair("destination-unreachable", "destination-reachable", "destination {subject} cannot be reached"),
     **_pair("destination-filling", "destination-has-room", "destination {subject} fills up"),
     **_pair("destination-behind", "destination-caught-up", "destination {subject} lacks binary logs"),
@@ -130,20 +129,18 @@ RULES: Mapping[str, Rule] = {
     "thaw-not-raised": _tells("the thaw of {subject} could not be made faster"),
     "thaw-late": _tells("the thaw of {subject} is late"),
     "thaw-ready": _tells("{subject} is thawed"),
-
-    RETENTION_REFUSED: Rule(Act.OPENS, RETENTION_REFUSED, "retention was refused at {subject}", lasts=2 * _DAY,
-                            repeats=True),
+    RETENTION_REFUSED: Rule(
+        Act.OPENS, RETENTION_REFUSED, "retention was refused at {subject}", lasts=2 * _DAY, repeats=True
+    ),
     "grace-waived": _tells("{subject} was full: expired backups went at once"),
     "held": Rule(Act.TELLS, HOLD, "retention is held", lasts=_DAY),
     "released": Rule(Act.CLOSES, HOLD),
     "paused": Rule(Act.OPENS, PAUSE, "jobs are paused"),
     "resumed": Rule(Act.CLOSES, PAUSE),
-
     "key-expiring": Rule(Act.OPENS, "key-expiring", "a key expires", lasts=_TWICE_TOLD, repeats=True),
     "key-renewed": Rule(Act.CLOSES, "key-expiring"),
     "key-overdue": Rule(Act.OPENS, "key-overdue", "a key was not proved in time", lasts=_TWICE_TOLD, repeats=True),
     "key-proved": Rule(Act.CLOSES, "key-overdue"),
-
     "daemon-started": _SILENT,
     "daemon-stopped": _SILENT,
     **_pair("config-refused", "config-reloaded", "the configuration was refused"),
@@ -158,8 +155,17 @@ RULES: Mapping[str, Rule] = {
     **_pair(UNDELIVERABLE, "alerts-delivered", "messages by {subject} cannot be delivered"),
 }
 
-_BY_HAND = frozenset({JobKind.FULL, JobKind.INCREMENTAL, JobKind.TEST_RESTORE, JobKind.REPLICATE, JobKind.THAW,
-                      JobKind.RESTORE, JobKind.REMOVAL})
+_BY_HAND = frozenset(
+    {
+        JobKind.FULL,
+        JobKind.INCREMENTAL,
+        JobKind.TEST_RESTORE,
+        JobKind.REPLICATE,
+        JobKind.THAW,
+        JobKind.RESTORE,
+        JobKind.REMOVAL,
+    }
+)
 """Subjects of jobs that no schedule starts: whoever asked for one sees how it ended, and need not ask for it again."""
 
 
@@ -175,8 +181,16 @@ def rule_of(event: Event) -> Rule:
 
 def rule_of_incident(incident: Incident) -> Rule:
     """The rule by which it was opened."""
-    return rule_of(Event(incident.last_at, incident.kind, incident.severity, incident.message, server=incident.server,
-                         subject=incident.subject))
+    return rule_of(
+        Event(
+            incident.last_at,
+            incident.kind,
+            incident.severity,
+            incident.message,
+            server=incident.server,
+            subject=incident.subject,
+        )
+    )
 
 
 def topic_of(kind: str) -> str:

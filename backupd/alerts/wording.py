@@ -40,8 +40,12 @@ def letter_about(turns: Sequence[Turn], site: Site, now: datetime) -> Letter:
     ordered = sorted(turns, key=_rank)
     if len(ordered) == 1:
         turn = ordered[0]
-        return Letter(f"[backupd] {_word(turn)} {title_of(turn.incident)}", blocks=(_block(turn, now),),
-                      link=_link(turn.incident, site), footer=site.footer)
+        return Letter(
+            f"[backupd] {_word(turn)} {title_of(turn.incident)}",
+            blocks=(_block(turn, now),),
+            link=_link(turn.incident, site),
+            footer=site.footer,
+        )
     servers = sorted({turn.incident.server for turn in ordered})
     where = (servers[0] or site.host) if len(servers) == 1 else f"{len(servers)} servers"
     subjects = {turn.incident.subject for turn in ordered}
@@ -50,10 +54,13 @@ def letter_about(turns: Sequence[Turn], site: Site, now: datetime) -> Letter:
     counted = _counted(ordered)
     named = "; ".join(dict.fromkeys(_without_server(turn.incident) for turn in ordered[:_NAMED]))
     more = f"and {len(ordered) - SHOWN} more: `backupd alerts` lists them" if len(ordered) > SHOWN else ""
-    return Letter(f"[backupd] {_word(ordered[0])} {where}: {counted}: {named}",
-                  intro=f"Several things at once, so here they are together: {counted}.\n{more}".strip(),
-                  blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]), link=site.page("alerts"),
-                  footer=site.footer)
+    return Letter(
+        f"[backupd] {_word(ordered[0])} {where}: {counted}: {named}",
+        intro=f"Several things at once, so here they are together: {counted}.\n{more}".strip(),
+        blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]),
+        link=site.page("alerts"),
+        footer=site.footer,
+    )
 
 
 def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit: int, until: datetime) -> Letter:
@@ -62,30 +69,53 @@ def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit
     return Letter(
         f"[backupd] TOO MANY ALERTS on {site.host}: the next mail comes at {until:%H:%M} UTC",
         intro=f"More than {limit} alerts were sent within an hour. Until {format_time(until)} no more are sent; then "
-              "one mail tells what has happened meanwhile. `backupd alerts` lists all that is open now.",
-        blocks=letter.blocks, link=site.page("alerts"), footer=site.footer)
+        "one mail tells what has happened meanwhile. `backupd alerts` lists all that is open now.",
+        blocks=letter.blocks,
+        link=site.page("alerts"),
+        footer=site.footer,
+    )
 
 
-def letter_after_silence(incidents: Sequence[Incident], site: Site, now: datetime, since: datetime,
-                         unwatched: Mapping[str, str] = MappingProxyType({})) -> Letter:
+def letter_after_silence(
+    incidents: Sequence[Incident],
+    site: Site,
+    now: datetime,
+    since: datetime,
+    unwatched: Mapping[str, str] = MappingProxyType({}),
+) -> Letter:
     """What has happened while no letters were sent. ``unwatched``: why nobody looks after one any more, by its id."""
-    turns = [Turn(MessageKind.ALERT if one.is_open or one.settles else MessageKind.RECOVERY, one,
-                  unwatched.get(one.id, ""), well=one.id not in unwatched) for one in incidents]
+    turns = [
+        Turn(
+            MessageKind.ALERT if one.is_open or one.settles else MessageKind.RECOVERY,
+            one,
+            unwatched.get(one.id, ""),
+            well=one.id not in unwatched,
+        )
+        for one in incidents
+    ]
     ordered = sorted(turns, key=_rank)
     more = f"\nand {len(ordered) - SHOWN} more: `backupd alerts --all` lists them" if len(ordered) > SHOWN else ""
     return Letter(
         f"[backupd] {_word(ordered[0])} what happened since {since:%H:%M} UTC on {site.host}: {_counted(ordered)}",
         intro=f"No alerts were sent since {format_time(since)}, because there were too many.{more}",
-        blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]), link=site.page("alerts"), footer=site.footer)
+        blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]),
+        link=site.page("alerts"),
+        footer=site.footer,
+    )
 
 
 def letter_of_test(site: Site, now: datetime, by: str) -> Letter:
     return Letter(
         f"[backupd] TEST from {site.host}",
         intro=f"This is a test, asked for by {by} at {format_time(now)}. Alerts of backupd come this way.",
-        blocks=(Block("Nothing is wrong", "good", "An alert says here what happened.",
-                      hint="Here it says what to do next."),),
-        link=site.page("alerts"), footer=site.footer)
+        blocks=(
+            Block(
+                "Nothing is wrong", "good", "An alert says here what happened.", hint="Here it says what to do next."
+            ),
+        ),
+        link=site.page("alerts"),
+        footer=site.footer,
+    )
 
 
 def _rank(turn: Turn) -> tuple[int, int, str]:
@@ -105,9 +135,16 @@ def _counted(turns: Sequence[Turn]) -> str:
     wrong = sum(turn.kind is not MessageKind.RECOVERY for turn in turns)
     well = sum(turn.kind is MessageKind.RECOVERY and turn.well for turn in turns)
     left = len(turns) - wrong - well
-    return " and ".join(filter(None, [f"{wrong} {'alert' if wrong == 1 else 'alerts'}" if wrong else "",
-                                      f"{well} recovered" if well else "",
-                                      f"{left} not watched any more" if left else ""]))
+    return " and ".join(
+        filter(
+            None,
+            [
+                f"{wrong} {'alert' if wrong == 1 else 'alerts'}" if wrong else "",
+                f"{well} recovered" if well else "",
+                f"{left} not watched any more" if left else "",
+            ],
+        )
+    )
 
 
 def _without_server(incident: Incident) -> str:
@@ -134,10 +171,21 @@ def _block(turn: Turn, now: datetime) -> Block:
         facts.append(("next reminder", f"{format_time(incident.next_reminder)}; none with: {enough}"))
     if over:
         said = turn.news or "it is over"
-        return Block(f"{_word(turn)}: {title_of(incident)}", "good" if turn.well else "warning", said,
-                     detail=f"it was: {incident.message}", facts=tuple(facts))
-    return Block(f"{_word(turn)}: {title_of(incident)}", str(incident.severity), incident.message,
-                 incident.hint or _next_step(incident), incident.detail, tuple(facts))
+        return Block(
+            f"{_word(turn)}: {title_of(incident)}",
+            "good" if turn.well else "warning",
+            said,
+            detail=f"it was: {incident.message}",
+            facts=tuple(facts),
+        )
+    return Block(
+        f"{_word(turn)}: {title_of(incident)}",
+        str(incident.severity),
+        incident.message,
+        incident.hint or _next_step(incident),
+        incident.detail,
+        tuple(facts),
+    )
 
 
 def _next_step(incident: Incident) -> str:

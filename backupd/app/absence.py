@@ -76,34 +76,71 @@ def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, 
             _run_hook(Path(absence.after), AFTER, absence, kind, timeout, None, log=log)
         except BackupdError as error:
             say("hook-failed", str(error), level=logging.ERROR, server=server, job=job_id)
-            incidents.broken(HOOK, Event(
-                at=now, kind=HOOK.broken, severity=Severity.ERROR, server=server, subject=AFTER,
-                message=f"{server} is not back in rotation: {error.message}", detail=error.detail,
-                hint=f"the service runs {absence.after} again until it succeeds; bring {server} back by hand if "
-                     "that takes too long", job_id=job_id))
+            incidents.broken(
+                HOOK,
+                Event(
+                    at=now,
+                    kind=HOOK.broken,
+                    severity=Severity.ERROR,
+                    server=server,
+                    subject=AFTER,
+                    message=f"{server} is not back in rotation: {error.message}",
+                    detail=error.detail,
+                    hint=f"the service runs {absence.after} again until it succeeds; bring {server} back by hand if "
+                    "that takes too long",
+                    job_id=job_id,
+                ),
+            )
             return False
     if wiring.catalog.absences.end(server, job_id):
-        incidents.mended(HOOK, Event(
-            at=now, kind=HOOK.mended, severity=Severity.INFO, server=server, subject=AFTER,
-            message=f"{server} is back in rotation", job_id=job_id))
+        incidents.mended(
+            HOOK,
+            Event(
+                at=now,
+                kind=HOOK.mended,
+                severity=Severity.INFO,
+                server=server,
+                subject=AFTER,
+                message=f"{server} is back in rotation",
+                job_id=job_id,
+            ),
+        )
     return True
 
 
-def _run_hook(program: Path, moment: str, absence: Absence, kind: str, timeout: timedelta, run: JobRun | None, *,
-              log: Path | None = None) -> None:
+def _run_hook(
+    program: Path,
+    moment: str,
+    absence: Absence,
+    kind: str,
+    timeout: timedelta,
+    run: JobRun | None,
+    *,
+    log: Path | None = None,
+) -> None:
     """Raises ToolError, CancelledError."""
-    env = {"BACKUPD_SERVER": absence.server, "BACKUPD_JOB": absence.job_id, "BACKUPD_KIND": kind,
-           "BACKUPD_MOMENT": moment}
+    env = {
+        "BACKUPD_SERVER": absence.server,
+        "BACKUPD_JOB": absence.job_id,
+        "BACKUPD_KIND": kind,
+        "BACKUPD_MOMENT": moment,
+    }
     say("hook-started", f"{moment}: {program}", server=absence.server, job=absence.job_id)
     begun = time.monotonic()
     try:
-        run_program(Command((str(program),), env=env), timeout=timeout.total_seconds(),
-                    log=run.log if run is not None else log, cancel=run.cancel if run is not None else None)
+        run_program(
+            Command((str(program),), env=env),
+            timeout=timeout.total_seconds(),
+            log=run.log if run is not None else log,
+            cancel=run.cancel if run is not None else None,
+        )
     except ToolError as error:
-        raise type(error)(f"the hook `{moment}` of {absence.server} failed: {redacted(error.message)}",
-                          detail=redacted(error.detail),
-                          hint=f"run {program} by hand with BACKUPD_SERVER={absence.server}, and mend it; it has "
-                               f"{timeout.total_seconds():g} s (hooks.timeout)") from error
+        raise type(error)(
+            f"the hook `{moment}` of {absence.server} failed: {redacted(error.message)}",
+            detail=redacted(error.detail),
+            hint=f"run {program} by hand with BACKUPD_SERVER={absence.server}, and mend it; it has "
+            f"{timeout.total_seconds():g} s (hooks.timeout)",
+        ) from error
     say("hook-ended", f"{moment}: after {time.monotonic() - begun:.1f} s", server=absence.server, job=absence.job_id)
 
 
@@ -135,8 +172,9 @@ class AbsenceWatch:
             if self._busy(key) or time.monotonic() < attempt.due:
                 continue
             # A daemon thread: the service may end in the middle; the next one runs the program again.
-            attempt.thread = threading.Thread(target=self._try, args=(wiring, one, attempt), daemon=True,
-                                              name=f"hook {one.server}")
+            attempt.thread = threading.Thread(
+                target=self._try, args=(wiring, one, attempt), daemon=True, name=f"hook {one.server}"
+            )
             attempt.thread.start()
 
     def join(self, seconds: float) -> None:

@@ -25,8 +25,14 @@ class Access:
         """Newest first, those that count no more, too."""
         return self._wiring.catalog.tokens.list()
 
-    def create(self, name: str, role: str, *, servers: Collection[str] | None = None, expires: str | None = None,
-               ) -> tuple[Token, str]:
+    def create(
+        self,
+        name: str,
+        role: str,
+        *,
+        servers: Collection[str] | None = None,
+        expires: str | None = None,
+    ) -> tuple[Token, str]:
         """``expires``: a span of time or a moment. Gives the token and its secret, which is nowhere else."""
         try:
             wanted = Role(role)
@@ -38,8 +44,14 @@ class Access:
     def revoke(self, token_id: str) -> Token:
         return tokens.revoke_token(self._wiring, self._actor, token_id)
 
-    def audit(self, *, actor: str | None = None, action: str | None = None, server: str | None = None,
-              limit: int | None = None) -> tuple[AuditEntry, ...]:
+    def audit(
+        self,
+        *,
+        actor: str | None = None,
+        action: str | None = None,
+        server: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[AuditEntry, ...]:
         """Newest first. Raises UnknownNameError for a server that is neither known nor in the audit."""
         found = self._wiring.catalog.audit.list(actor=actor, action=action, server=server, limit=limit)
         if not found and server is not None:
@@ -58,5 +70,6 @@ def _moment(text: str, now: datetime) -> datetime:
     try:
         return parse_time(text)
     except ValueError as error:
-        raise UsageError(f"{text!r} is neither a span of time nor a moment: {error}",
-                         hint="write 90d, 12h, or 2027-01-01T00:00:00Z") from None
+        raise UsageError(
+            f"{text!r} is neither a span of time nor a moment: {error}", hint="write 90d, 12h, or 2027-01-01T00:00:00Z"
+        ) from None

@@ -38,8 +38,11 @@ def run_claimed(wiring: Wiring, job_id: str, token: int, report: Report = silent
     return live(wiring, job, lambda run: perform(wiring, run), lambda result: result, report)
 
 
-_BACKUP_PHASES = {BackupKind.PHYSICAL_FULL: "backup", BackupKind.PHYSICAL_INCREMENTAL: "increment",
-                  BackupKind.LOGICAL: "dump"}
+_BACKUP_PHASES = {
+    BackupKind.PHYSICAL_FULL: "backup",
+    BackupKind.PHYSICAL_INCREMENTAL: "increment",
+    BackupKind.LOGICAL: "dump",
+}
 """Under which name its speed is remembered: an increment reads much and moves little."""
 
 
@@ -57,8 +60,9 @@ def _backup(wiring: Wiring, run: JobRun) -> Result:
     # By what was taken: an increment that could not build on anything is a full backup.
     phase = Phase(_BACKUP_PHASES[record.kind], seconds, size)
     # What a physical tool always leaves out it leaves out the next time, too; and who answers is the same one then.
-    accepted = record.apart or (accepts_missing(wiring.settings.server(record.server))
-                                if record.kind is BackupKind.LOGICAL else made.accepted)
+    accepted = record.apart or (
+        accepts_missing(wiring.settings.server(record.server)) if record.kind is BackupKind.LOGICAL else made.accepted
+    )
     return Result(record.id, size, (phase,), problem=made.problem, partial=made.problem is not None, accepted=accepted)
 
 
@@ -75,19 +79,27 @@ def of_proof(proof: Proof) -> Result:
     problem = None
     told = f"the test restore of backup {proof.backup_id} to {proof.target} "
     if proof.outcome == INEXACT:
-        problem = BackupdError(f"{told}may hold other rows than the source had", detail="\n".join(proof.warnings),
-                               hint=f"take a full backup now: backupd backup {proof.server} --kind full")
+        problem = BackupdError(
+            f"{told}may hold other rows than the source had",
+            detail="\n".join(proof.warnings),
+            hint=f"take a full backup now: backupd backup {proof.server} --kind full",
+        )
     elif proof.is_good and proof.older:
-        problem = BackupdError(f"{told}shows nothing of the newest data", detail="\n".join(proof.warnings),
-                               hint=f"see what holds it up: backupd timeline {proof.server}")
+        problem = BackupdError(
+            f"{told}shows nothing of the newest data",
+            detail="\n".join(proof.warnings),
+            hint=f"see what holds it up: backupd timeline {proof.server}",
+        )
     elif not proof.is_good:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
         undecided = proof.outcome == UNDECIDED
         problem = BackupdError(
             told + ("did not come to its end, which says nothing about the backup" if undecided else "failed"),
             detail="\n".join([*([proof.error] if proof.error else []), *failed]),
-            hint="mend what kept it from that, then test again" if undecided
-            else f"look at its damages: backupd verify {proof.server}; and take a new full backup")
+            hint="mend what kept it from that, then test again"
+            if undecided
+            else f"look at its damages: backupd verify {proof.server}; and take a new full backup",
+        )
     # Without phases: rates count those of the proof itself.
     return Result(proof.id, max((phase.bytes for phase in proof.phases), default=0), problem=problem)
 
@@ -106,21 +118,38 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
     """What the row of a verification says."""
     problem = None
     if not outcome.ok:
-        lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages
-                 if not damage.repaired_from]
+        lines = [
+            f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}"
+            for damage in outcome.damages
+            if not damage.repaired_from
+        ]
         if not lines:
-            return Result("", outcome.bytes, problem=BackupdError(
-                f"{len(outcome.lacking)} stored backups lack tables, or may not be restorable",
-                detail="\n".join(map(str, outcome.lacking)),
-                hint="everything else in them is good; take a full backup now and test it: backupd backup SERVER "
-                     "--kind full, backupd test-restore SERVER"))
+            return Result(
+                "",
+                outcome.bytes,
+                problem=BackupdError(
+                    f"{len(outcome.lacking)} stored backups lack tables, or may not be restorable",
+                    detail="\n".join(map(str, outcome.lacking)),
+                    hint="everything else in them is good; take a full backup now and test it: backupd backup SERVER "
+                    "--kind full, backupd test-restore SERVER",
+                ),
+            )
         if not any(damage.key for damage in outcome.damages if not damage.repaired_from):
-            return Result("", outcome.bytes, problem=BackupdError(
-                f"{len(lines)} destinations could not be read", detail="\n".join(lines),
-                hint="how the copies there are nobody knows; once they can be reached again: backupd verify"))
-        problem = DamagedError(f"{len(lines)} damages were found in stored backups", lines,
-                               hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
-                                    "log is read from another destination, or what it held is a gap: backupd timeline")
+            return Result(
+                "",
+                outcome.bytes,
+                problem=BackupdError(
+                    f"{len(lines)} destinations could not be read",
+                    detail="\n".join(lines),
+                    hint="how the copies there are nobody knows; once they can be reached again: backupd verify",
+                ),
+            )
+        problem = DamagedError(
+            f"{len(lines)} damages were found in stored backups",
+            lines,
+            hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
+            "log is read from another destination, or what it held is a gap: backupd timeline",
+        )
     return Result("", outcome.bytes, problem=problem)
 
 
@@ -145,17 +174,27 @@ def _retention(wiring: Wiring, run: JobRun) -> Result:
     retention.apply(wiring, run.job.server, run, really=bool(run.job.arguments.get("really")))
     if run.job.server in wiring.settings.servers:
         return Result()
-    return Result(problem=RefusedError(f"{run.job.server} is not configured: no rule says what may go, so all stays",
-                                       hint="delete what is not needed any more: backupd backups delete ID"))
+    return Result(
+        problem=RefusedError(
+            f"{run.job.server} is not configured: no rule says what may go, so all stays",
+            hint="delete what is not needed any more: backupd backups delete ID",
+        )
+    )
 
 
 def _remove(wiring: Wiring, run: JobRun) -> Result:
     from backupd.app.deletion import remove_marked
 
     held = remove_marked(wiring, [str(name) for name in run.job.arguments["backups"]])
-    return Result(problem=RefusedError("not everything that was to go at once is gone", detail="\n".join(held),
-                                       hint="it stays marked: a later removal takes it, or `backupd backups undelete "
-                                            "ID` brings it back") if held else None)
+    return Result(
+        problem=RefusedError(
+            "not everything that was to go at once is gone",
+            detail="\n".join(held),
+            hint="it stays marked: a later removal takes it, or `backupd backups undelete ID` brings it back",
+        )
+        if held
+        else None
+    )
 
 
 def _replicate(wiring: Wiring, run: JobRun) -> Result:

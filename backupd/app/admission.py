@@ -44,8 +44,11 @@ def _unusable(settings: Settings, job: JobRecord) -> str:
     if job.kind in _NO_POLICY or job.server not in settings.servers:
         return ""
     found = settings.server(job.server)
-    return "" if found.usable else (
-        f"policy {found.policy_name} of {job.server} cannot be used: mend it, then reload the service")
+    return (
+        ""
+        if found.usable
+        else (f"policy {found.policy_name} of {job.server} cannot be used: mend it, then reload the service")
+    )
 
 
 def _crowded(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:

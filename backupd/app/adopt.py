@@ -42,9 +42,11 @@ FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
 """Of a server that is none of ours."""
 NOT_OURS = Pair("backups-foreign", "backups-native")
 """Of whomever, and nothing shows that we took them."""
-STRANGE_HINT = ("names of servers must be unique among the installations that share a place: rename the server in one "
-                "of them, or give it a place of its own; until then no rule deletes those backups, and only "
-                "`--to backup:ID` restores one of them here")
+STRANGE_HINT = (
+    "names of servers must be unique among the installations that share a place: rename the server in one "
+    "of them, or give it a place of its own; until then no rule deletes those backups, and only "
+    "`--to backup:ID` restores one of them here"
+)
 _CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
 
 
@@ -80,20 +82,39 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
 
 def tell_foreign(wiring: Wiring, server: str) -> None:
     """Say, once, that backups are there that nobody here took, and when there are none any more."""
-    found = [one for one in wiring.catalog.backups.list(server, foreign=True)
-             if one.foreign and one.state is not BackupState.DELETED]
+    found = [
+        one
+        for one in wiring.catalog.backups.list(server, foreign=True)
+        if one.foreign and one.state is not BackupState.DELETED
+    ]
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not found:
-        incidents.mended(NOT_OURS, Event(now, NOT_OURS.mended, Severity.INFO, server=server,
-                                         message=f"no foreign backup lies under the name {server} any more"))
+        incidents.mended(
+            NOT_OURS,
+            Event(
+                now,
+                NOT_OURS.mended,
+                Severity.INFO,
+                server=server,
+                message=f"no foreign backup lies under the name {server} any more",
+            ),
+        )
         return
     places = sorted({copy.destination for one in found for copy in one.copies})
-    incidents.broken(NOT_OURS, Event(
-        now, NOT_OURS.broken, Severity.WARNING, server=server,
-        message=f"{len(found)} backups of {server} lie at {', '.join(places)} that this installation did not take",
-        detail=", ".join(one.id for one in found),
-        hint="no rule, proof or restore uses them. Do they come from this installation (a restored catalog, another "
-             "host)? Then: backupd catalog adopt ID. If not, find out who writes there"))
+    incidents.broken(
+        NOT_OURS,
+        Event(
+            now,
+            NOT_OURS.broken,
+            Severity.WARNING,
+            server=server,
+            message=f"{len(found)} backups of {server} lie at {', '.join(places)} that this installation did not take",
+            detail=", ".join(one.id for one in found),
+            hint="no rule, proof or restore uses them. Do they come from this installation (a restored catalog, "
+            "another "
+            "host)? Then: backupd catalog adopt ID. If not, find out who writes there",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +144,10 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
                 wiring.catalog.backups.get(name)
             except NotFoundError as error:
                 known = [*(one.id for one in wiring.catalog.backups.list(foreign=True)), *wiring.settings.servers]
-                raise UnknownNameError(f"there is no backup or server {name}{suggestion(name, known)}",
-                                       hint="`backupd backups` lists those that are known") from error
+                raise UnknownNameError(
+                    f"there is no backup or server {name}{suggestion(name, known)}",
+                    hint="`backupd backups` lists those that are known",
+                ) from error
             raise RefusedError(f"backup {name} is not foreign", hint="`backupd backups` shows which are")
         chosen |= {one.id: one for one in some}
     looked = [Adopted(one.id, one.server, _looked(wiring, one)) for one in chosen.values()]
@@ -160,12 +183,29 @@ def tell_strangers(wiring: Wiring, server: str) -> None:
     found = [one for one in strangers(records) if not one.former and not one.apart]
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not found:
-        incidents.mended(FOREIGN, Event(now, FOREIGN.mended, Severity.INFO, server=server,
-                                        message=f"no backup of another server lies under the name {server} any more"))
+        incidents.mended(
+            FOREIGN,
+            Event(
+                now,
+                FOREIGN.mended,
+                Severity.INFO,
+                server=server,
+                message=f"no backup of another server lies under the name {server} any more",
+            ),
+        )
         return
-    incidents.broken(FOREIGN, Event(
-        now, FOREIGN.broken, Severity.ERROR, server=server, message="; ".join(one.words(server) for one in found),
-        detail="\n".join(f"{one.uuid}: {', '.join(one.backups)}" for one in found), hint=STRANGE_HINT))
+    incidents.broken(
+        FOREIGN,
+        Event(
+            now,
+            FOREIGN.broken,
+            Severity.ERROR,
+            server=server,
+            message="; ".join(one.words(server) for one in found),
+            detail="\n".join(f"{one.uuid}: {', '.join(one.backups)}" for one in found),
+            hint=STRANGE_HINT,
+        ),
+    )
 
 
 def soundness(destination: Destination, server: str, backup_id: str) -> str:
@@ -197,11 +237,18 @@ def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted:
 def is_ours(wiring: Wiring, destination: Destination, record: BackupRecord) -> bool:
     """Is it shown that this installation took (or adopted) what was found at ``destination``?"""
     return wiring.catalog.backups.committed(record.id) == record.found or (
-        isinstance(destination, SignedDestination) and destination.vouches(record.server))
+        isinstance(destination, SignedDestination) and destination.vouches(record.server)
+    )
 
 
-def record_of_manifest(wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, pinned: bool,
-                       ) -> BackupRecord:
+def record_of_manifest(
+    wiring: Wiring,
+    destination: Destination,
+    header: Header,
+    copy: Copy,
+    *,
+    pinned: bool,
+) -> BackupRecord:
     """The row of a backup by its manifest alone. Where no private key opens the body, it has no position and no
     flavour, and a warning says why. Raises TamperedError where the body was sealed with another manifest."""
     position, flavour, server_version, tool_version = Position(), "", "", ""
@@ -218,10 +265,26 @@ def record_of_manifest(wiring: Wiring, destination: Destination, header: Header,
             flavour, server_version = str(facts.server.flavour), str(facts.server.version)
             tool_version = str(facts.tool.version)
     return BackupRecord(
-        id=header.backup_id, server=header.server, kind=BackupKind(header.kind),
-        state=BackupState(copy.state), parent=header.parent,
-        started_at=header.started_at, finished_at=header.finished_at, stats=header.stats, position=position,
-        flavour=flavour, server_version=server_version, tool_version=tool_version, pinned=pinned, warnings=warnings,
-        copies=(copy,), from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid,
-        reason=header.reason, table_set=header.table_set, tables_missing=header.tables_missing,
-        found=hashlib.sha256(encode_header(header)).hexdigest())
+        id=header.backup_id,
+        server=header.server,
+        kind=BackupKind(header.kind),
+        state=BackupState(copy.state),
+        parent=header.parent,
+        started_at=header.started_at,
+        finished_at=header.finished_at,
+        stats=header.stats,
+        position=position,
+        flavour=flavour,
+        server_version=server_version,
+        tool_version=tool_version,
+        pinned=pinned,
+        warnings=warnings,
+        copies=(copy,),
+        from_lsn=header.from_lsn,
+        to_lsn=header.to_lsn,
+        server_uuid=header.server_uuid,
+        reason=header.reason,
+        table_set=header.table_set,
+        tables_missing=header.tables_missing,
+        found=hashlib.sha256(encode_header(header)).hexdigest(),
+    )

@@ -56,8 +56,9 @@ class AlertWatch:
         self._heartbeat.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -118,8 +119,9 @@ def send_test(wiring: Wiring, by: str = "", *, wait: bool = True) -> tuple[Messa
     """
     channels, trouble = working(wiring.settings)
     if not channels and trouble is None:
-        raise RefusedError("there is nobody to tell: no channel is set",
-                           hint="alerts.email in the configuration says where mail goes")
+        raise RefusedError(
+            "there is nobody to tell: no channel is set", hint="alerts.email in the configuration says where mail goes"
+        )
     now = wiring.clock()
     letter = letter_of_test(site_of(wiring.settings), now, by or user())
     found = []
@@ -129,7 +131,19 @@ def send_test(wiring: Wiring, by: str = "", *, wait: bool = True) -> tuple[Messa
             send_one(wiring, message)
         found.append(wiring.catalog.messages.get(message.id))
     if trouble is not None:
-        found.append(Message(new_id(now), CHANNELS, MessageKind.TEST, MessageState.FAILED, letter.subject_line,
-                             (CHANNELS,), "", now, attempts=1, error=redacted(str(trouble))))
+        found.append(
+            Message(
+                new_id(now),
+                CHANNELS,
+                MessageKind.TEST,
+                MessageState.FAILED,
+                letter.subject_line,
+                (CHANNELS,),
+                "",
+                now,
+                attempts=1,
+                error=redacted(str(trouble)),
+            )
+        )
         wiring.catalog.messages.add(found[-1])
     return tuple(found)

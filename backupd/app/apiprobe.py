@@ -25,8 +25,10 @@ class Probe:
 def answers(address: tuple[str, int], *, tls: bool, seconds: float) -> bool:
     """Whatever it says: one that refuses lives as well. ``seconds``: for each step of it."""
     try:
-        with (socket.create_connection(address, timeout=seconds) as plain,
-              _context().wrap_socket(plain) if tls else plain as connection):
+        with (
+            socket.create_connection(address, timeout=seconds) as plain,
+            _context().wrap_socket(plain) if tls else plain as connection,
+        ):
             connection.sendall(_REQUEST)
             return connection.recv(len(_BEGINNING)) == _BEGINNING
     except OSError:

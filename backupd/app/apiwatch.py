@@ -160,8 +160,17 @@ class ApiWatch(ProcessWatch):
         try:
             listener = self._listening(settings.api.listen)
             ear, mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            process = start(settings, self._held.file(settings), "run-api", "--fd", str(listener.fileno()),
-                            "--ready", str(mouth), log=open_log(_log(settings)), pass_fds=(listener.fileno(), mouth))
+            process = start(
+                settings,
+                self._held.file(settings),
+                "run-api",
+                "--fd",
+                str(listener.fileno()),
+                "--ready",
+                str(mouth),
+                log=open_log(_log(settings)),
+                pass_fds=(listener.fileno(), mouth),
+            )
         except (BackupdError, OSError, RuntimeError) as error:
             if ear >= 0:
                 os.close(ear)
@@ -216,8 +225,12 @@ class ApiWatch(ProcessWatch):
             state.current = None
             kill_family(one.process.child.pid)
             state.retired.append(one)
-            self._failed(f"its process lives and did not answer {UNHEARD} times, {HEARING:g} seconds each; it was "
-                         "killed", one.process.last_words(), now, tell=True)
+            self._failed(
+                f"its process lives and did not answer {UNHEARD} times, {HEARING:g} seconds each; it was killed",
+                one.process.last_words(),
+                now,
+                tell=True,
+            )
         elif not state.well and one.basis == basis and one.answers is not None and now - one.answers >= HEALTHY:
             self._recovered()
 
@@ -256,18 +269,28 @@ class ApiWatch(ProcessWatch):
         if tell or state.failures >= REPEATED:
             before = "; the process with the settings before goes on" if state.current is not None else ""
             event = Event(
-                self._wiring.clock(), API.broken, Severity.ERROR, subject="api", detail=words,
+                self._wiring.clock(),
+                API.broken,
+                Severity.ERROR,
+                subject="api",
+                detail=words,
                 message=f"the REST interface and the web page cannot be offered at {settings.api.listen}: {how}, the "
-                        f"{state.failures}. time in a row{before}",
+                f"{state.failures}. time in a row{before}",
                 hint=f"backups go on; its log is {_log(settings)}. It is tried again every minute; where another "
-                     "program has the port, end that or change api.listen")
+                "program has the port, end that or change api.listen",
+            )
             self._scribe.ask(lambda _catalog: self._incidents.broken(API, event))
 
     def _recovered(self) -> None:
         state = self._state
         state.failures = 0
-        event = Event(self._wiring.clock(), API.mended, Severity.INFO, subject="api",
-                      message=f"the REST interface and the web page are offered at {state.place} again")
+        event = Event(
+            self._wiring.clock(),
+            API.mended,
+            Severity.INFO,
+            subject="api",
+            message=f"the REST interface and the web page are offered at {state.place} again",
+        )
         self._scribe.ask(lambda _catalog: self._incidents.mended(API, event))
         state.well = True
 
@@ -288,7 +311,8 @@ def listen(place: str) -> socket.socket:
     host, _, port = place.rpartition(":")
     host = host.strip("[]")
     family, _kind, _protocol, _name, address = socket.getaddrinfo(
-        host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:

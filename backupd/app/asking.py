@@ -60,8 +60,13 @@ class Requests:
 
     def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
         """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
-        with deed(self._wiring, self._actor, "verify-requested", server=server or "",
-                  detail="all" if subset is None else f"{subset:.0%}") as told:
+        with deed(
+            self._wiring,
+            self._actor,
+            "verify-requested",
+            server=server or "",
+            detail="all" if subset is None else f"{subset:.0%}",
+        ) as told:
             if server is not None:
                 self._usable(server)
             if server is None:
@@ -82,8 +87,9 @@ class Requests:
 
     def retention(self, server: str, *, really: bool = False) -> JobRecord:
         """Mark what the rules expire; ``really``: also what the brake holds back."""
-        with deed(self._wiring, self._actor, "retention-requested", server=server,
-                  detail="really" if really else "") as told:
+        with deed(
+            self._wiring, self._actor, "retention-requested", server=server, detail="really" if really else ""
+        ) as told:
             self._usable(server)
             job = self._queue(JobKind.RETENTION, server, {"really": True} if really else {})
             told.subject = job.id
@@ -158,8 +164,15 @@ class Requests:
 
     def _queue(self, kind: JobKind, server: str, arguments: dict[str, Any]) -> JobRecord:
         now = self._wiring.clock()
-        job = JobRecord(id=new_id(now), kind=str(kind), server=server, state=JobState.QUEUED, queued_at=now,
-                        requested_by=self._actor.name, arguments=arguments)
+        job = JobRecord(
+            id=new_id(now),
+            kind=str(kind),
+            server=server,
+            state=JobState.QUEUED,
+            queued_at=now,
+            requested_by=self._actor.name,
+            arguments=arguments,
+        )
         self._wiring.catalog.jobs.enqueue(job)
         return job
 

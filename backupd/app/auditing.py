@@ -23,12 +23,30 @@ def by_itself() -> Actor:
     return Actor("backupd", Role.ADMIN, Via.SERVICE)
 
 
-def audit(wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject: str = "", outcome: str = "done",
-          detail: str = "") -> None:
+def audit(
+    wiring: Wiring,
+    actor: Actor,
+    action: str,
+    *,
+    server: str = "",
+    subject: str = "",
+    outcome: str = "done",
+    detail: str = "",
+) -> None:
     """Record that ``actor`` did ``action`` (or was refused it, or it failed: ``outcome``). What it tells of has
     happened, so a catalog that cannot be written does not raise here: then the service's log alone has the entry."""
-    entry = AuditEntry(wiring.clock(), actor.name, str(actor.role), str(actor.via), action, server=server,
-                       subject=subject, outcome=outcome, detail=detail[:_LONGEST], address=actor.address)
+    entry = AuditEntry(
+        wiring.clock(),
+        actor.name,
+        str(actor.role),
+        str(actor.via),
+        action,
+        server=server,
+        subject=subject,
+        outcome=outcome,
+        detail=detail[:_LONGEST],
+        address=actor.address,
+    )
     try:
         entry = wiring.catalog.audit.add(entry)
     except CatalogError as error:
@@ -38,7 +56,14 @@ def audit(wiring: Wiring, actor: Actor, action: str, *, server: str = "", subjec
 
 def _line(entry: AuditEntry) -> str:
     """One line whatever somebody wrote into it. With number and digest: what is cut off the audit's end shows here."""
-    words = {"actor": entry.actor, "role": entry.role, "via": entry.via, "address": entry.address,
-             "subject": entry.subject, "outcome": entry.outcome, "detail": entry.detail}
+    words = {
+        "actor": entry.actor,
+        "role": entry.role,
+        "via": entry.via,
+        "address": entry.address,
+        "subject": entry.subject,
+        "outcome": entry.outcome,
+        "detail": entry.detail,
+    }
     told = ", ".join(f"{name} {value!r}" for name, value in words.items() if value)
     return f"{entry.action}: {told}; entry {entry.number} {entry.digest}"

@@ -78,8 +78,10 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun)
     tried once more.
     """
     server = wiring.settings.server(server_name)
-    with (wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"),
-          away(wiring, server, run)):
+    with (
+        wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"),
+        away(wiring, server, run),
+    ):
         try:
             return _run(wiring, server, kind, run)
         except DestinationFullError as error:
@@ -101,8 +103,15 @@ def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) 
     for left in range(REPEATS, -1, -1):
         try:
             with ExitStack() as stack:
-                spec, met = resolve(wiring, server, kind, run, destinations,
-                                    stack.enter_context(wiring.workdir(run.job.id)), because=because)
+                spec, met = resolve(
+                    wiring,
+                    server,
+                    kind,
+                    run,
+                    destinations,
+                    stack.enter_context(wiring.workdir(run.job.id)),
+                    because=because,
+                )
                 spec = replace(spec, repeats=left, warnings=(*spec.warnings, *repeated))
                 brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
                 taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
@@ -121,9 +130,16 @@ def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) 
     return Made(record, problem, not taken.outcome.facts.missing)
 
 
-def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun,
-            destinations: tuple[Destination, ...], workdir: Path, *, because: str = "",
-            ) -> tuple[PhysicalSpec, Identity | None]:
+def resolve(
+    wiring: Wiring,
+    server: ServerSettings,
+    kind: BackupKind,
+    run: JobRun,
+    destinations: tuple[Destination, ...],
+    workdir: Path,
+    *,
+    because: str = "",
+) -> tuple[PhysicalSpec, Identity | None]:
     """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
     nothing. ``because``: why an increment that was due cannot be."""
     keys, fingerprints = wiring.recipients()
@@ -137,16 +153,34 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
         refuse_unfit(session, probed.info, tool.tool)
-        decision = Decision(BackupKind.PHYSICAL_FULL, reason=because) if because else decide(
-            wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
-                          recipients=fingerprints)
+        decision = (
+            Decision(BackupKind.PHYSICAL_FULL, reason=because)
+            if because
+            else decide(
+                wiring,
+                server,
+                kind,
+                probed.info,
+                tool=tool,
+                session=session,
+                destinations=destinations,
+                recipients=fingerprints,
+            )
+        )
         # Another question only where there is something to ask for.
-        lost = (in_no_backup(left_out(list_tables(session), probed.info.flavour, tool.tool.name), server.policy.logical)
-                if uncovered(probed.info.engines, probed.info.flavour, tool.tool.name) else {})
+        lost = (
+            in_no_backup(left_out(list_tables(session), probed.info.flavour, tool.tool.name), server.policy.logical)
+            if uncovered(probed.info.engines, probed.info.flavour, tool.tool.name)
+            else {}
+        )
     policy = server.policy
     artefact = collect(connection, probed.info, policy.config_files)
-    warnings = (*probed.warnings, *shortcomings(tool, probed.info, paths=wiring.settings.programs), *artefact.warnings,
-                *(f"{key.name}: {key.warning}" for key in keys if key.warning))
+    warnings = (
+        *probed.warnings,
+        *shortcomings(tool, probed.info, paths=wiring.settings.programs),
+        *artefact.warnings,
+        *(f"{key.name}: {key.warning}" for key in keys if key.warning),
+    )
     late = behind(wiring, server.name)
     warnings = (*warnings, *clock_warning(late))
     if decision.reason:
@@ -156,20 +190,42 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         warnings = (*warnings, reason)
 
     def documents(body: Body, header: Header) -> Documents:
-        runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain,
-                                 places={**server.required, **server.others},
-                                 signed=server.name in signed_servers(wiring.settings))
+        runbook = render_runbook(
+            header,
+            body,
+            destinations=[d.name for d in destinations],
+            earlier=decision.chain,
+            places={**server.required, **server.others},
+            signed=server.name in signed_servers(wiring.settings),
+        )
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
 
     spec = PhysicalSpec(
-        backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
-        destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
-        identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + late, documents=documents,
-        behind=late, level=wiring.settings.encryption.compression_level, workers=worker_count(),
-        parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
-        parent=_parent(decision), reason=reason, config=lambda: artefact.content,
-        spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)),
-        lost=lost, announce=partial(wiring.catalog.backups.announce, run.job.id))
+        backup_id=run.job.id,
+        server=server.name,
+        connection=connection,
+        info=probed.info,
+        tool=tool,
+        destinations=destinations,
+        recipients=fingerprints,
+        gnupg_home=wiring.settings.encryption.gnupg_home,
+        identity_key=wiring.identity_key(),
+        workdir=workdir,
+        started_at=wiring.clock() + late,
+        documents=documents,
+        behind=late,
+        level=wiring.settings.encryption.compression_level,
+        workers=worker_count(),
+        parallel=policy.physical.parallel if policy.physical else 1,
+        warnings=warnings,
+        parent=_parent(decision),
+        reason=reason,
+        config=lambda: artefact.content,
+        spool=wiring.settings.spool / "clone",
+        restored_by=restored_by(Path(probed.info.datadir)),
+        lost=lost,
+        announce=partial(wiring.catalog.backups.announce, run.job.id),
+    )
     return spec, met
 
 
@@ -177,14 +233,18 @@ def _problem(record: BackupRecord, spec: PhysicalSpec, facts: BodyFacts) -> Back
     if facts.missing:
         return BackupdError(
             f"{_count(len(facts.missing))} missing in the physical backup {record.id}, though it was taken"
-            f" {REPEATS + 1} times; everything else is in it", detail="\n".join(facts.warnings[-1:]),
-            hint="take the backup at a time when these tables are not dropped or renamed, or move them to InnoDB")
+            f" {REPEATS + 1} times; everything else is in it",
+            detail="\n".join(facts.warnings[-1:]),
+            hint="take the backup at a time when these tables are not dropped or renamed, or move them to InnoDB",
+        )
     if not record.tables_missing:
         return None
     return BackupdError(
         f"{_count(record.tables_missing)} missing in the physical backup {record.id} and in every logical one;"
         " everything else is in it",
-        detail="\n".join(lost_words(engine, names) for engine, names in spec.lost.items()), hint=REMEDY)
+        detail="\n".join(lost_words(engine, names) for engine, names in spec.lost.items()),
+        hint=REMEDY,
+    )
 
 
 def _count(tables: int) -> str:
@@ -202,8 +262,15 @@ def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: Jo
         outcome = execute(spec, clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
         return Taken(outcome, None, "")
     with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=run.report) as witness:
-        outcome = execute(spec, clock=wiring.clock, report=run.report, on_stderr=witness.on_stderr, cancel=run.cancel,
-                          fence=run.fence, log=run.log)
+        outcome = execute(
+            spec,
+            clock=wiring.clock,
+            report=run.report,
+            on_stderr=witness.on_stderr,
+            cancel=run.cancel,
+            fence=run.fence,
+            log=run.log,
+        )
         try:
             seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
         except KeyboardInterrupt:
@@ -228,7 +295,13 @@ def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken, limits: tupl
 def _slow(wiring: Wiring, outcome: PhysicalOutcome) -> tuple[str, ...]:
     header = outcome.header
     rate = wiring.catalog.rates.of(header.server).get("prepared") or DEFAULT_RATES["prepared"]
-    return slow_destinations(outcome.speeds, seconds=(header.finished_at - header.started_at).total_seconds(),
-                             prepare_seconds=rate.estimate(header.stats.bytes_source),
-                             limits={name: place.max_upload for name, place in wiring.settings.destinations.items()
-                                     if place.max_upload is not None})
+    return slow_destinations(
+        outcome.speeds,
+        seconds=(header.finished_at - header.started_at).total_seconds(),
+        prepare_seconds=rate.estimate(header.stats.bytes_source),
+        limits={
+            name: place.max_upload
+            for name, place in wiring.settings.destinations.items()
+            if place.max_upload is not None
+        },
+    )

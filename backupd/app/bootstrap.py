@@ -78,8 +78,14 @@ class Copied:
     damages: tuple[Damage, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, "catalog": self.catalog, "configuration": self.configuration,
-                "recover": self.recover, "proofs": self.proofs, "problem": self.problem}
+        return {
+            "destination": self.destination,
+            "catalog": self.catalog,
+            "configuration": self.configuration,
+            "recover": self.recover,
+            "proofs": self.proofs,
+            "problem": self.problem,
+        }
 
 
 def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
@@ -89,8 +95,12 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     try:
         told = write_copies(wiring, turn=turn, wait=WAIT)
     except BusyError:
-        say("copies-failed", "another process has been copying the catalog for a minute, so nothing was put after this "
-            "job; the next one does it", level=logging.WARNING)
+        say(
+            "copies-failed",
+            "another process has been copying the catalog for a minute, so nothing was put after this "
+            "job; the next one does it",
+            level=logging.WARNING,
+        )
         return
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
@@ -102,14 +112,31 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
             tell(wiring, one.destination, one.damages)
         if one.problem:
             say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
-            incidents.broken(COPIES, Event(
-                now, COPIES.broken, Severity.WARNING, "the catalog and the configuration could not be copied to "
-                f"destination {one.destination}", subject=one.destination, detail=one.problem,
-                hint="backups are not concerned; after the next job it is tried again, or now: backupd catalog copy"))
+            incidents.broken(
+                COPIES,
+                Event(
+                    now,
+                    COPIES.broken,
+                    Severity.WARNING,
+                    f"the catalog and the configuration could not be copied to destination {one.destination}",
+                    subject=one.destination,
+                    detail=one.problem,
+                    hint=(
+                        "backups are not concerned; after the next job it is tried again, or now: backupd catalog copy"
+                    ),
+                ),
+            )
         else:
-            incidents.mended(COPIES, Event(
-                now, COPIES.mended, Severity.INFO, "the catalog and the configuration are copied to destination "
-                f"{one.destination} again", subject=one.destination))
+            incidents.mended(
+                COPIES,
+                Event(
+                    now,
+                    COPIES.mended,
+                    Severity.INFO,
+                    f"the catalog and the configuration are copied to destination {one.destination} again",
+                    subject=one.destination,
+                ),
+            )
 
 
 def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tuple[Damage, ...]:
@@ -129,8 +156,9 @@ def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tu
     return tuple(damage for one in told for damage in one.damages or ())
 
 
-def write_copies(wiring: Wiring, *, now: bool = False, turn: Turn | None = None, put: bool = True,
-                 wait: float = 0.0) -> tuple[Copied, ...]:
+def write_copies(
+    wiring: Wiring, *, now: bool = False, turn: Turn | None = None, put: bool = True, wait: float = 0.0
+) -> tuple[Copied, ...]:
     """Bring every destination that can be reached up to date; ``now``: also where the last copy is younger than
     ``PAUSE``. ``turn``: what is read again first, and replaced where it is damaged; with ``put`` False nothing else is.
     ``wait``: seconds for another process that is at it.
@@ -148,15 +176,18 @@ def write_copies(wiring: Wiring, *, now: bool = False, turn: Turn | None = None,
                 writer = _Writer(wiring, folder, now=now, turn=turn, sources=usable)
                 return (*(writer.write(destination, put=put) for destination in usable), *away)
         except OSError as error:
-            raise RefusedError(f"the spool {spool} cannot be used: {error.strerror or error}",
-                               hint="make room there; copies of the catalog are made in it") from error
+            raise RefusedError(
+                f"the spool {spool} cannot be used: {error.strerror or error}",
+                hint="make room there; copies of the catalog are made in it",
+            ) from error
 
 
 class _Writer:
     """Seals each thing once, when the first destination wants it."""
 
-    def __init__(self, wiring: Wiring, folder: Path, *, now: bool, turn: Turn | None,
-                 sources: Sequence[Destination]) -> None:
+    def __init__(
+        self, wiring: Wiring, folder: Path, *, now: bool, turn: Turn | None, sources: Sequence[Destination]
+    ) -> None:
         self._wiring, self._folder, self._now = wiring, folder, now
         self._turn, self._sources = turn, sources
         self._at = wiring.clock()
@@ -183,10 +214,16 @@ class _Writer:
                     texts = self._mended_text(destination)
             if put or found.keys:
                 proofs = keep_proofs(self._wiring, destination, self._sealer, found.keys)
-                configuration = self._put(destination, layout.CONFIGURATIONS, self._installation,
-                                          layout.configuration_key(self._at, self._installation), found.keys)
-                catalog = self._put(destination, layout.CATALOGS, self._maker,
-                                    layout.catalog_key(self._at, self._maker), found.keys)
+                configuration = self._put(
+                    destination,
+                    layout.CONFIGURATIONS,
+                    self._installation,
+                    layout.configuration_key(self._at, self._installation),
+                    found.keys,
+                )
+                catalog = self._put(
+                    destination, layout.CATALOGS, self._maker, layout.catalog_key(self._at, self._maker), found.keys
+                )
                 found.settle(proofs)
             if put:
                 recover = self._put_text(destination)
@@ -206,8 +243,12 @@ class _Writer:
             return ""
         plain, digest = self._plain(folder)
         alone = folder == layout.CONFIGURATIONS and len(ours) == 1
-        if (last and self._note.get(destination.name, folder) == digest
-                and not _lacks_signature(destination, ours[-1]) and not (alone and self._at - last[0] >= SECOND)):
+        if (
+            last
+            and self._note.get(destination.name, folder) == digest
+            and not _lacks_signature(destination, ours[-1])
+            and not (alone and self._at - last[0] >= SECOND)
+        ):
             return ""
         sealed = self._sealed(plain)
         with sealed.open("rb") as stream:
@@ -216,8 +257,11 @@ class _Writer:
             self._note.set(destination.name, key, hashlib.file_digest(content, "sha256").hexdigest())
         self._note.set(destination.name, folder, digest)
         self._prune(destination, ours, KEPT - 1)
-        self._prune(destination, [info for info in there if info.key not in stored and info.key != key],
-                    KEPT_OF_EARLIER if len(ours) + 1 >= KEPT else KEPT - 1)
+        self._prune(
+            destination,
+            [info for info in there if info.key not in stored and info.key != key],
+            KEPT_OF_EARLIER if len(ours) + 1 >= KEPT else KEPT - 1,
+        )
         if folder == layout.CATALOGS and len(ours) + 1 >= KEPT:
             self._prune_earlier(destination)
         return key
@@ -248,7 +292,7 @@ class _Writer:
                 self._prune(destination, own_copies(destination, layout.CATALOGS, maker), KEPT_OF_EARLIER)
 
     def _prune(self, destination: Destination, copies: Sequence[ObjectInfo], keep: int) -> None:
-        for info in copies[:max(0, len(copies) - keep)]:
+        for info in copies[: max(0, len(copies) - keep)]:
             try:
                 destination.delete(info.key)
             except LockedError:
@@ -290,20 +334,29 @@ class _Writer:
             self._note.set(destination.name, layout.REPOSITORY, marker.decode())
 
 
-def _text(wiring: Wiring, destination: Destination, recipients: Sequence[str],
-          named: Mapping[str, str] | None = None) -> bytes:
+def _text(
+    wiring: Wiring, destination: Destination, recipients: Sequence[str], named: Mapping[str, str] | None = None
+) -> bytes:
     signed = signed_servers(wiring.settings)
-    return recover_text(destination.name, wiring.settings.destination(destination.name),
-                        newest(destination) if named is None else named, recipients=recipients,
-                        signing=signing(wiring.settings) if signed else None, signed=signed).encode()
+    return recover_text(
+        destination.name,
+        wiring.settings.destination(destination.name),
+        newest(destination) if named is None else named,
+        recipients=recipients,
+        signing=signing(wiring.settings) if signed else None,
+        signed=signed,
+    ).encode()
 
 
 def _stale(wiring: Wiring, destination: Destination, found: str, wanted: bytes, recipients: Sequence[str]) -> str:
     """Why a text that we put there is not what it should say by now. That it names a backup that is gone is none of
     it: of that others tell."""
     named = rows_in(found)
-    late = [f"{backup_id} of {server}" for server, backup_id in sorted(newest(destination).items())
-            if named.get(server, "") < backup_id]
+    late = [
+        f"{backup_id} of {server}"
+        for server, backup_id in sorted(newest(destination).items())
+        if named.get(server, "") < backup_id
+    ]
     if late:
         return f"{_STALE}: it does not name {', '.join(late)}"
     if made_by(found.encode()) == made_by(wanted) and _text(wiring, destination, recipients, named) != found.encode():
@@ -328,12 +381,18 @@ def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, reci
         return _stale(wiring, destination, found.decode(), wanted, recipients)
     rows = rows_of(newest(destination)).encode()
     mine = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
-    shared = any(copy[1] != mine for info in destination.list(layout.CONFIGURATIONS)
-                 if (copy := layout.copy_of(info.key)) is not None)
+    shared = any(
+        copy[1] != mine
+        for info in destination.list(layout.CONFIGURATIONS)
+        if (copy := layout.copy_of(info.key)) is not None
+    )
     if rows in found and (shared or (noted is None and made_by(found) not in (None, made_by(wanted)))):
         return ""  # of another installation, or of an earlier version: the next job writes it anew
-    return ("holds other bytes than were written, or tells of other backups than lie beside it" if noted is not None
-            else _UNKNOWN)
+    return (
+        "holds other bytes than were written, or tells of other backups than lie beside it"
+        if noted is not None
+        else _UNKNOWN
+    )
 
 
 def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
@@ -342,8 +401,9 @@ def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
     note = CopyNote(wiring.settings.spool / COPY_NOTE)
     found = {}
     try:
-        found[layout.REPOSITORY] = marker_problem(get_bytes(destination, layout.REPOSITORY),
-                                                  note.marker(destination.name))
+        found[layout.REPOSITORY] = marker_problem(
+            get_bytes(destination, layout.REPOSITORY), note.marker(destination.name)
+        )
     except ObjectMissingError:
         pass  # a place that needs none
     except DamagedError as error:
@@ -376,8 +436,7 @@ def noted_marker(wiring: Wiring, name: str) -> str:
 def own_copies(destination: Destination, folder: str, maker: str | None = None) -> list[ObjectInfo]:
     """Copies below ``folder`` (of one ``maker``, see ``layout.copy_of``), oldest first."""
     found = [(copy, info) for info in destination.list(folder) if (copy := layout.copy_of(info.key)) is not None]
-    return [info for copy, info in sorted(found, key=lambda item: item[0])
-            if maker is None or copy[1] == maker]
+    return [info for copy, info in sorted(found, key=lambda item: item[0]) if maker is None or copy[1] == maker]
 
 
 def _lacks_text_signature(destination: Destination, text: bytes) -> bool:

@@ -18,13 +18,22 @@ def bring_back_text(config: S3Config, name: str) -> str:
     """Markdown, with a block of shell that does something only where ``SINCE`` is set. It begins where ``BASE`` and
     ``problem`` are there. ``name``: what the destination is called."""
     prefix = f"{config.prefix}/" if config.prefix else ""
-    options = "".join(f" {option} {quote(value)}" for option, value in (
-        ("--endpoint-url", config.endpoint_url), ("--region", config.region)) if value)
+    options = "".join(
+        f" {option} {quote(value)}"
+        for option, value in (("--endpoint-url", config.endpoint_url), ("--region", config.region))
+        if value
+    )
     text = _TEXT
     for word, value in (
-            ("options", options), ("bucket", quote(config.bucket)), ("prefix", quote(prefix)), ("name", name),
-            ("json", quote(json.dumps(prefix)[1:-1])), ("source", quote(in_url(f"{config.bucket}/{prefix}"))),
-            ("passing", "|".join(_PASSING)), ("once", "|".join(_ONCE))):
+        ("options", options),
+        ("bucket", quote(config.bucket)),
+        ("prefix", quote(prefix)),
+        ("name", name),
+        ("json", quote(json.dumps(prefix)[1:-1])),
+        ("source", quote(in_url(f"{config.bucket}/{prefix}"))),
+        ("passing", "|".join(_PASSING)),
+        ("once", "|".join(_ONCE)),
+    ):
         text = text.replace(f"@{word}@", value)
     return text
 

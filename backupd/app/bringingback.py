@@ -28,16 +28,18 @@ class BroughtBack:
         return not self.found.lost and (self.done is None or not self.done.failed)
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, **self.found.as_json(),
-                "done": None if self.done is None else self.done.as_json()}
+        return {
+            "destination": self.destination,
+            **self.found.as_json(),
+            "done": None if self.done is None else self.done.as_json(),
+        }
 
 
 def look(wiring: Wiring, name: str, since: datetime) -> BroughtBack:
     """What would come back: of what the catalog knows, what is as it knows it. Changes nothing."""
     if since > wiring.clock():
         raise UsageError("--since lies in the future", hint="say from when on what was done there is not believed")
-    return BroughtBack(name, find(wiring.destination(name), since,
-                                   CatalogRecords(wiring.catalog, wiring.clock)))
+    return BroughtBack(name, find(wiring.destination(name), since, CatalogRecords(wiring.catalog, wiring.clock)))
 
 
 def if_deleted(destination: Destination) -> str:

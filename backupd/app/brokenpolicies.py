@@ -42,13 +42,18 @@ def tell_policies(wiring: Wiring) -> None:
         detail = "\n".join(map(str, server.problems))
         message = f"policy {policy} cannot be used, so nothing of {name} is backed up by the service"
         say(POLICY.broken, f"{message}\n{detail}\nhint: {_HINT}", level=logging.ERROR, server=name)
-        incidents.broken(POLICY, Event(now, POLICY.broken, Severity.ERROR, message, server=name, subject=policy,
-                                       detail=detail, hint=_HINT))
+        incidents.broken(
+            POLICY,
+            Event(now, POLICY.broken, Severity.ERROR, message, server=name, subject=policy, detail=detail, hint=_HINT),
+        )
     events = wiring.catalog.events.list(kind=POLICY.broken, limit=_REMEMBERED)
     for name, policy in sorted({(event.server, event.subject) for event in events} - set(broken)):
         if name not in settings.servers:
             continue  # that is told of all its incidents at once
         follows = settings.server(name).policy_name == policy
-        message = (f"policy {policy} is whole again: {name} is backed up as it says" if follows else
-                   f"{name} does not follow policy {policy} any more")
+        message = (
+            f"policy {policy} is whole again: {name} is backed up as it says"
+            if follows
+            else f"{name} does not follow policy {policy} any more"
+        )
         incidents.mended(POLICY, Event(now, POLICY.mended, Severity.INFO, message, server=name, subject=policy))

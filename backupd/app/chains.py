@@ -54,8 +54,17 @@ class Decision:
         return self.chain[-1] if self.chain else None
 
 
-def decide(wiring: Wiring, server: ServerSettings, kind: BackupKind, info: ServerInfo, *, tool: PhysicalTool,
-           session: Session, destinations: Sequence[Destination], recipients: Collection[str]) -> Decision:
+def decide(
+    wiring: Wiring,
+    server: ServerSettings,
+    kind: BackupKind,
+    info: ServerInfo,
+    *,
+    tool: PhysicalTool,
+    session: Session,
+    destinations: Sequence[Destination],
+    recipients: Collection[str],
+) -> Decision:
     """What to take now. ``info``, ``session``: of the server as it is; ``destinations``: where the backup must go;
     ``recipients``: fingerprints of the keys that it will be sealed for.
 
@@ -69,8 +78,12 @@ def decide(wiring: Wiring, server: ServerSettings, kind: BackupKind, info: Serve
         chain = _newest_chain([b for b in records if not b.apart or b.server_uuid == info.server_uuid])
     except (NotFoundError, DamagedError) as error:
         return Decision(BackupKind.PHYSICAL_FULL, reason=error.line)
-    reason = next(_objections(wiring, server, info, chain, tool=tool, session=session, destinations=destinations,
-                              recipients=recipients), "")
+    reason = next(
+        _objections(
+            wiring, server, info, chain, tool=tool, session=session, destinations=destinations, recipients=recipients
+        ),
+        "",
+    )
     if reason:
         return Decision(BackupKind.PHYSICAL_FULL, reason=reason)
     return Decision(kind, chain)
@@ -84,9 +97,17 @@ def _newest_chain(backups: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
     return chain_of(max(physical, key=lambda b: (b.finished_at, b.id)).id, physical)
 
 
-def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain: tuple[BackupRecord, ...], *,
-                tool: PhysicalTool, session: Session, destinations: Sequence[Destination],
-                recipients: Collection[str]) -> Iterator[str]:
+def _objections(
+    wiring: Wiring,
+    server: ServerSettings,
+    info: ServerInfo,
+    chain: tuple[BackupRecord, ...],
+    *,
+    tool: PhysicalTool,
+    session: Session,
+    destinations: Sequence[Destination],
+    recipients: Collection[str],
+) -> Iterator[str]:
     """Everything that speaks against an increment on ``chain``, cheap questions first; a caller may stop at one."""
     if not tool.takes_increments:
         yield f"{tool.tool.name} takes no increments"
@@ -103,9 +124,15 @@ def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain:
     against = contradiction(session, info, last.position, last.to_lsn)
     if against:
         yield f"{against} (compared with backup {last.id})"
-    landmarks = next((found.header.landmarks for destination in destinations
-                      for found in [read(destination, last.server, last.id)]
-                      if found is not None and isinstance(found.header, Header)), None)
+    landmarks = next(
+        (
+            found.header.landmarks
+            for destination in destinations
+            for found in [read(destination, last.server, last.id)]
+            if found is not None and isinstance(found.header, Header)
+        ),
+        None,
+    )
     if landmarks is None:
         yield f"{last.id} does not tell by what to know that the server goes on from it: an earlier version took it"
         return
@@ -120,8 +147,10 @@ def _of_length(server: ServerSettings, chain: tuple[BackupRecord, ...]) -> Itera
         yield f"{len(increments)} increments build on {chain[0].id}, the policy's max_chain is {most}"
     grown, full = sum(b.stats.bytes_new for b in increments), chain[0].stats.bytes_stored
     if grown >= max(full, _WORTH_IT):
-        yield (f"the {len(increments)} increments on {chain[0].id} have grown to {format_size(grown)}, "
-               f"as large as the full backup ({format_size(full)})")
+        yield (
+            f"the {len(increments)} increments on {chain[0].id} have grown to {format_size(grown)}, "
+            f"as large as the full backup ({format_size(full)})"
+        )
 
 
 def _of_origin(info: ServerInfo, last: BackupRecord, tool: PhysicalTool) -> Iterator[str]:
@@ -150,16 +179,20 @@ def _of_time(wiring: Wiring, server: ServerSettings, chain: tuple[BackupRecord, 
     rates = {**DEFAULT_RATES, **measured_rates(wiring, server.name)}
     increments = chain[1:]
     sizes = [b.stats.bytes_source for b in (*chain, *increments[-1:])]
-    needed, of_full = (sum(rates[name].estimate(bytes_of(name, some)) for name in _PHASES)
-                       for some in (sizes, sizes[:1]))
+    needed, of_full = (
+        sum(rates[name].estimate(bytes_of(name, some)) for name in _PHASES) for some in (sizes, sizes[:1])
+    )
     # Where the full backup alone takes too long, taking more of them would not help.
     if needed > allowed.total_seconds() >= of_full:
-        yield (f"a restore of {chain[0].id} with {len(increments) + 1} increments is predicted to take "
-               f"{format_duration(needed)}, the objective (rto) is {format_duration(allowed.total_seconds())}")
+        yield (
+            f"a restore of {chain[0].id} with {len(increments) + 1} increments is predicted to take "
+            f"{format_duration(needed)}, the objective (rto) is {format_duration(allowed.total_seconds())}"
+        )
 
 
-def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: PhysicalTool,
-               recipients: Collection[str]) -> Iterator[str]:
+def _of_copies(
+    destination: Destination, chain: tuple[BackupRecord, ...], tool: PhysicalTool, recipients: Collection[str]
+) -> Iterator[str]:
     """The destinations are asked, not only the catalog."""
     marked = marks(destination)
     for record in chain:
@@ -177,7 +210,10 @@ def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: 
         elif not isinstance(found.header, Header):
             yield f"{where} is damaged: its manifest cannot be read"
         elif (found.header.kind, found.header.parent, found.header.to_lsn) != (
-                str(record.kind), record.parent, record.to_lsn):
+            str(record.kind),
+            record.parent,
+            record.to_lsn,
+        ):
             yield f"the manifest of {where} is not what the catalog says of it"
         elif found.header.tool != tool.tool.name:
             yield f"{record.id} was taken with {found.header.tool or 'an unknown tool'}, now it is {tool.tool.name}"
@@ -195,13 +231,18 @@ def _of_history(
     if restored == UNKNOWN:
         yield f"it is not known whether the server was restored after backup {last.id}: {MARKER} cannot be read"
     elif restored != landmarks.restore:
-        yield (f"the server was restored after backup {last.id} (restore {restored})" if restored
-               else f"this is not the data directory that backup {last.id} was taken from")
+        yield (
+            f"the server was restored after backup {last.id} (restore {restored})"
+            if restored
+            else f"this is not the data directory that backup {last.id} was taken from"
+        )
     missing = missing_evidence(info, last.position, landmarks.log, key)
     if missing:
         yield f"{missing} (compared with backup {last.id})"
-    for name, reached, before in (("log sequence number", current_lsn(session), landmarks.last_lsn),
-                                  ("checkpoint", last_checkpoint(session), last.to_lsn)):
+    for name, reached, before in (
+        ("log sequence number", current_lsn(session), landmarks.last_lsn),
+        ("checkpoint", last_checkpoint(session), last.to_lsn),
+    ):
         if reached is not None and reached < before:
             yield f"the server's {name} is {reached}, backup {last.id} goes to {before}: it was set back or made anew"
     now = layout_of(info)
@@ -213,8 +254,10 @@ def _of_history(
 def _of_tables(session: Session, last: BackupRecord, landmarks: Landmarks) -> Iterator[str]:
     """Does a table hold pages that no increment would contain?"""
     if landmarks.table is None or newest_table(session) is None:
-        yield (f"which tables were made or imported since {last.id} is not known: a table is or was without its"
-               " tablespace (DISCARD TABLESPACE), or the account lacks PROCESS")
+        yield (
+            f"which tables were made or imported since {last.id} is not known: a table is or was without its"
+            " tablespace (DISCARD TABLESPACE), or the account lacks PROCESS"
+        )
         return
     try:
         imported = imported_tables(session, newer_than=landmarks.table, lsn=last.to_lsn)
@@ -232,8 +275,10 @@ def _of_proofs(wiring: Wiring, chain: tuple[BackupRecord, ...]) -> Iterator[str]
     for record in reversed(chain):
         proofs = wiring.catalog.proofs.list(record.server, backup_id=record.id)
         bad = max((proof.finished_at for proof in proofs if _speaks_against(proof)), default=None)
-        good = max((found for found in (good, *(proof.finished_at for proof in proofs if proof.is_good))
-                    if found is not None), default=None)
+        good = max(
+            (found for found in (good, *(proof.finished_at for proof in proofs if proof.is_good)) if found is not None),
+            default=None,
+        )
         if bad is not None and (good is None or good < bad):
             yield f"the test restore of {record.id} at {format_time(bad)} failed"
 

@@ -57,15 +57,34 @@ def mail_name(settings: Settings) -> tuple[str, ...]:
     return (EMAIL,) if settings.alerts.email is not None else ()
 
 
-def written(settings: Settings, channels: Sequence[str], letter: Letter, kind: MessageKind, now: datetime, *,
-            thread: Sequence[str] = (), begins: bool = False, answers: str = "") -> list[Message]:
+def written(
+    settings: Settings,
+    channels: Sequence[str],
+    letter: Letter,
+    kind: MessageKind,
+    now: datetime,
+    *,
+    thread: Sequence[str] = (),
+    begins: bool = False,
+    answers: str = "",
+) -> list[Message]:
     """The messages that ``letter`` becomes, one for each channel, due at once. ``thread``: ids of the incidents that it
     is about; ``begins``: it is the first one about the first of them; else ``answers``: the incident that the mail is
     named by which was."""
     email, found = settings.alerts.email, []
     for channel in channels:
-        message = Message(new_id(now), channel, kind, MessageState.QUEUED, letter.subject_line, (channel,), "", now,
-                          incident_id=thread[0] if thread else "", next_try=now)
+        message = Message(
+            new_id(now),
+            channel,
+            kind,
+            MessageState.QUEUED,
+            letter.subject_line,
+            (channel,),
+            "",
+            now,
+            incident_id=thread[0] if thread else "",
+            next_try=now,
+        )
         if channel == EMAIL and email is not None:
             envelope = Envelope(message.id, now, tuple(thread), begins, answers)
             content = as_mail(letter, email, envelope, socket.gethostname())
@@ -96,9 +115,13 @@ def findings(wiring: Wiring) -> list[Finding]:
     email, file, heartbeat = alerts.email, alerts.channels_file, alerts.heartbeat
     found: list[Finding] = []
     if email is None and file is None:
-        found.append(warning(
-            "alerts", "nobody is told when something fails: neither alerts.email nor alerts.channels_file is set",
-            "set alerts.email in the configuration; `backupd alerts test` tries it"))
+        found.append(
+            warning(
+                "alerts",
+                "nobody is told when something fails: neither alerts.email nor alerts.channels_file is set",
+                "set alerts.email in the configuration; `backupd alerts test` tries it",
+            )
+        )
     if email is not None:
         found += _tried(lambda: (read_password(email) if email.user else "", trust(email, verified=True)))
         found += _private(email.password_file)
@@ -107,10 +130,18 @@ def findings(wiring: Wiring) -> list[Finding]:
     if heartbeat is not None:
         found += _tried(lambda: read_url(heartbeat.url_file))
         found += _private(heartbeat.url_file)
-    found += [error("alerts", incident.message, incident.hint) for incident in wiring.catalog.incidents.open()
-              if incident.kind == UNDELIVERABLE]
-    return found or [fine("alerts", f"people are told by {', '.join(names(wiring.settings))} (not probed: `backupd "
-                                   "alerts test` sends something to each)")]
+    found += [
+        error("alerts", incident.message, incident.hint)
+        for incident in wiring.catalog.incidents.open()
+        if incident.kind == UNDELIVERABLE
+    ]
+    return found or [
+        fine(
+            "alerts",
+            f"people are told by {', '.join(names(wiring.settings))} (not probed: `backupd "
+            "alerts test` sends something to each)",
+        )
+    ]
 
 
 def _tried(work: Callable[[], object]) -> Iterator[Finding]:
@@ -130,5 +161,6 @@ def _private(file: Path | None) -> Iterator[Finding]:
     """Nothing about a file that cannot be read: that is told already."""
     with suppress(OSError):
         if file is not None and (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
-            yield warning("alerts", f"{file} holds a secret and is open to others (mode {mode:04o})",
-                          f"chmod 600 {file}")
+            yield warning(
+                "alerts", f"{file} holds a secret and is open to others (mode {mode:04o})", f"chmod 600 {file}"
+            )

@@ -37,13 +37,24 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     With several servers each subject begins with the server's name.
     """
     names = [server_name] if server_name is not None else sorted(wiring.settings.servers)
-    found: list[Finding] = [warning("policy", f"{problem} (no server follows it)")
-                            for problem in wiring.settings.unused()]
+    found: list[Finding] = [
+        warning("policy", f"{problem} (no server follows it)") for problem in wiring.settings.unused()
+    ]
     for name in names:
         server = wiring.settings.server(name)
-        findings = _check_server(wiring, server) if server.usable else [
-            error("policy", str(problem), f"nothing that needs policy {server.policy_name} works for {name}; the "
-                                          "service looks after the others") for problem in server.problems]
+        findings = (
+            _check_server(wiring, server)
+            if server.usable
+            else [
+                error(
+                    "policy",
+                    str(problem),
+                    f"nothing that needs policy {server.policy_name} works for {name}; the "
+                    "service looks after the others",
+                )
+                for problem in server.problems
+            ]
+        )
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
@@ -80,17 +91,31 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     settings = wiring.settings
     recent = wiring.catalog.backups.list(server.name, kind=BackupKind.PHYSICAL_FULL, limit=3)
     spec = PreflightSpec(
-        server=server.name, connection=connection, destinations=tuple(destinations),
-        gnupg_home=settings.encryption.gnupg_home, recipients=settings.encryption.recipients, spool=settings.spool,
+        server=server.name,
+        connection=connection,
+        destinations=tuple(destinations),
+        gnupg_home=settings.encryption.gnupg_home,
+        recipients=settings.encryption.recipients,
+        spool=settings.spool,
         new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
         restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
         key_files=settings.restore.key_files if settings.restore else None,
-        secret_files=_secret_files(server), programs=settings.programs, streaming=_streaming(server.policy),
+        secret_files=_secret_files(server),
+        programs=settings.programs,
+        streaming=_streaming(server.policy),
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
-        physical=server.policy.physical is not None, logical=server.policy.logical)
-    return (preflight(spec, now=wiring.clock()) + transport.findings(connection) + stream_findings(wiring, server)
-            + found + replicating.findings(wiring, server) + _identity(wiring, server.name, connection)
-            + _foreign(wiring, server.name))
+        physical=server.policy.physical is not None,
+        logical=server.policy.logical,
+    )
+    return (
+        preflight(spec, now=wiring.clock())
+        + transport.findings(connection)
+        + stream_findings(wiring, server)
+        + found
+        + replicating.findings(wiring, server)
+        + _identity(wiring, server.name, connection)
+        + _foreign(wiring, server.name)
+    )
 
 
 def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Finding]:
@@ -112,20 +137,38 @@ def _catalog(wiring: Wiring) -> list[Finding]:
         return []
     name = catalog_name(settings.catalog)
     if (found := stored_already(settings)) is not None:
-        return [error("catalog", f"destination {found[0]} holds {found[1]} backups of {found[2]}, and the catalog "
-                      f"{name} knows none", absent_hint(settings))]
-    return [] if there else [fine("catalog", f"there is no catalog at {name} yet: the first backup or the service "
-                                             "makes it")]
+        return [
+            error(
+                "catalog",
+                f"destination {found[0]} holds {found[1]} backups of {found[2]}, and the catalog {name} knows none",
+                absent_hint(settings),
+            )
+        ]
+    return (
+        []
+        if there
+        else [fine("catalog", f"there is no catalog at {name} yet: the first backup or the service makes it")]
+    )
 
 
 def _foreign(wiring: Wiring, server: str) -> list[Finding]:
     """Backups of another server under the same name."""
-    return [warning("backups", f"{one.words(server)}, and all of those are older: was the server replaced?",
-                    "no rule deletes them; `backupd backups delete ID` removes what you can do without") if one.former
-            else warning("backups", f"{one.words(server)}: they are kept apart", f"{accept_hint(server)}; else "
-                         "`backupd backups delete ID` removes them") if one.apart
-            else error("backups", one.words(server), STRANGE_HINT)
-            for one in strangers(wiring.catalog.backups.list(server, foreign=True))]
+    return [
+        warning(
+            "backups",
+            f"{one.words(server)}, and all of those are older: was the server replaced?",
+            "no rule deletes them; `backupd backups delete ID` removes what you can do without",
+        )
+        if one.former
+        else warning(
+            "backups",
+            f"{one.words(server)}: they are kept apart",
+            f"{accept_hint(server)}; else `backupd backups delete ID` removes them",
+        )
+        if one.apart
+        else error("backups", one.words(server), STRANGE_HINT)
+        for one in strangers(wiring.catalog.backups.list(server, foreign=True))
+    ]
 
 
 def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
@@ -137,12 +180,25 @@ def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         return [warning(SUBJECT, f"the binary log of {server.name} has never been streamed", _NO_STREAM)]
     row, at = found
     if row["state"] == STOPPED or wiring.clock() - at > SILENT:
-        return [warning(SUBJECT, f"the binary log of {server.name} has not been streamed since {format_time(at)}",
-                        _NO_STREAM)]
-    troubles = [str(row["error"]), str(row["trouble"]),
-                *(f"{name}: {one['error']}" for name, one in sorted(row["destinations"].items()) if one["error"])]
-    return [warning(SUBJECT, f"the stream of {server.name} is {row['state']}: {text}",
-                    "it is tried again all the time, and goes on where it was") for text in troubles if text]
+        return [
+            warning(
+                SUBJECT, f"the binary log of {server.name} has not been streamed since {format_time(at)}", _NO_STREAM
+            )
+        ]
+    troubles = [
+        str(row["error"]),
+        str(row["trouble"]),
+        *(f"{name}: {one['error']}" for name, one in sorted(row["destinations"].items()) if one["error"]),
+    ]
+    return [
+        warning(
+            SUBJECT,
+            f"the stream of {server.name} is {row['state']}: {text}",
+            "it is tried again all the time, and goes on where it was",
+        )
+        for text in troubles
+        if text
+    ]
 
 
 def _streaming(policy: Policy) -> Streaming | None:

@@ -38,8 +38,9 @@ def boottime() -> float:
 class ClockWatch:
     """Look often. ``running`` gives seconds that pass while the machine runs, ``passing`` also those that it sleeps."""
 
-    def __init__(self, clock: Clock, running: Callable[[], float] = time.monotonic,
-                 passing: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self, clock: Clock, running: Callable[[], float] = time.monotonic, passing: Callable[[], float] = boottime
+    ) -> None:
         self._clock, self._running, self._passing = clock, running, passing
         self._seen: tuple[datetime, float, float] = (clock(), running(), passing())
         self._displaced = timedelta(0)
@@ -74,8 +75,9 @@ def note_step(catalog: Catalog, now: datetime, step: timedelta) -> None:
     """The clock was set far ahead, to ``now``: ``careful`` goes by that. Raises CatalogError."""
     if step > DOUBTED:
         before = now - step
-        catalog.cursors.move({_SET_AT: int(now.timestamp()),
-                              _SET_BY: int((step + (before - careful(catalog, before))).total_seconds())})
+        catalog.cursors.move(
+            {_SET_AT: int(now.timestamp()), _SET_BY: int((step + (before - careful(catalog, before))).total_seconds())}
+        )
 
 
 def careful(catalog: Catalog, now: datetime) -> datetime:

@@ -24,8 +24,16 @@ from storage.destination import ArchiveDestination, ColdState, as_archive, thawa
 _SOON = timedelta(hours=1)
 
 
-def with_thaw(wiring: Wiring, chosen: Plan, records: Iterable[BackupRecord], *, tier: str = "", days: int = 0,
-              only: Container[str] | None = None, everywhere: bool = False) -> Plan:
+def with_thaw(
+    wiring: Wiring,
+    chosen: Plan,
+    records: Iterable[BackupRecord],
+    *,
+    tier: str = "",
+    days: int = 0,
+    only: Container[str] | None = None,
+    everywhere: bool = False,
+) -> Plan:
     """``chosen`` with what has to be thawed for it, and its destinations in the order that needs least of that.
     ``only``: the names of the objects that are needed, None for all of each backup. ``everywhere``, or with a ``tier``:
     also where nothing is expected in an archive class, since a rule of the place may have put it there.
@@ -39,11 +47,20 @@ def with_thaw(wiring: Wiring, chosen: Plan, records: Iterable[BackupRecord], *, 
     objects = (*backups, *survey.of_logs())
     warnings = [*chosen.warnings, *dict.fromkeys(survey.warnings)]
     if survey.until is not None and survey.until < wiring.clock() + timedelta(seconds=2 * chosen.seconds) + _SOON:
-        warnings.append(f"thawed copies go away again from {format_time(survey.until)} on; thawing them again keeps "
-                        "them")
-    made = replace(chosen, destinations=order, warnings=tuple(warnings), steps=tuple(
-        replace(step, title=step.title.replace(f"from {chosen.destinations[0]},", f"from {order[0]},", 1))
-        if step.name == "fetched" else step for step in chosen.steps))
+        warnings.append(
+            f"thawed copies go away again from {format_time(survey.until)} on; thawing them again keeps them"
+        )
+    made = replace(
+        chosen,
+        destinations=order,
+        warnings=tuple(warnings),
+        steps=tuple(
+            replace(step, title=step.title.replace(f"from {chosen.destinations[0]},", f"from {order[0]},", 1))
+            if step.name == "fetched"
+            else step
+            for step in chosen.steps
+        ),
+    )
     if not objects:
         return made
     thaw = ThawPlan(objects, days or archive.days, tier or archive.tier, archive.prices.as_prices())
@@ -51,8 +68,10 @@ def with_thaw(wiring: Wiring, chosen: Plan, records: Iterable[BackupRecord], *, 
         thaw = thaw.at_any_tier()
     made = replace(made, thaw=thaw, steps=(thaw_step(thaw), *made.steps))
     if chosen.rto is not None and made.seconds > chosen.rto:
-        late = (f"with the thaw this takes up to {format_duration(made.seconds)}, longer than the "
-                f"{format_duration(chosen.rto)} of objectives.rto")
+        late = (
+            f"with the thaw this takes up to {format_duration(made.seconds)}, longer than the "
+            f"{format_duration(chosen.rto)} of objectives.rto"
+        )
         made = replace(made, warnings=(*made.warnings, late))
     return made
 
@@ -62,13 +81,19 @@ def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
     thaw = chosen.thaw
     if thaw is None:
         return
-    offers = [f"{offer.tier}: at most {offer.hours:g} h" + (
-        "" if offer.cost is None else f", about {offer.cost:.2f} {thaw.prices.currency}") for offer in thaw.offers]
+    offers = [
+        f"{offer.tier}: at most {offer.hours:g} h"
+        + ("" if offer.cost is None else f", about {offer.cost:.2f} {thaw.prices.currency}")
+        for offer in thaw.offers
+    ]
     raise ArchivedError(
         f"{len(thaw.objects)} objects ({format_size(thaw.bytes)}) of this lie in an archive class at destination "
-        f"{thaw.places}: they have to be thawed first", detail="\n".join(offers),
-        hint=hint or f"thaw them: backupd thaw {chosen.server} --to {chosen.target}; or say --thaw TIER here, which "
-                     "begins with what is there first")
+        f"{thaw.places}: they have to be thawed first",
+        detail="\n".join(offers),
+        hint=hint
+        or f"thaw them: backupd thaw {chosen.server} --to {chosen.target}; or say --thaw TIER here, which "
+        "begins with what is there first",
+    )
 
 
 def cold_of_part(wiring: Wiring, chosen: Plan, part: str) -> tuple[ColdObject, ...]:
@@ -95,8 +120,9 @@ class _Cold:
 class _Survey:
     """Asking the destinations of one plan. ``until``: when the first thawed copy that counts goes away again."""
 
-    def __init__(self, wiring: Wiring, chosen: Plan, only: Container[str] | None = None, *,
-                 everywhere: bool = False) -> None:
+    def __init__(
+        self, wiring: Wiring, chosen: Plan, only: Container[str] | None = None, *, everywhere: bool = False
+    ) -> None:
         self._as_archive = thawable if everywhere else as_archive
         self._wiring, self._chosen, self._only = wiring, chosen, only
         self._archives: dict[str, ArchiveDestination | None] = {}
@@ -107,8 +133,13 @@ class _Survey:
     def of_backups(self, records: Iterable[BackupRecord]) -> tuple[tuple[str, ...], tuple[ColdObject, ...]]:
         """The destinations, best first, and what has to be thawed at the first."""
         chosen = self._chosen
-        damaged = {copy.destination for record in records if record.id in chosen.chain for copy in record.copies
-                   if copy.state != "complete"}
+        damaged = {
+            copy.destination
+            for record in records
+            if record.id in chosen.chain
+            for copy in record.copies
+            if copy.state != "complete"
+        }
         colds: dict[str, dict[str, ColdObject]] = {}
         warm = ""
         for name in (name for name in chosen.destinations if name not in damaged and self._answers(name)):
@@ -131,8 +162,9 @@ class _Survey:
         if not best:
             return chosen.destinations, ()
         if warm and colds:
-            self.warnings.append(f"the copy at {', '.join(colds)} would have to be thawed; it is read only for what "
-                                 "others lack")
+            self.warnings.append(
+                f"the copy at {', '.join(colds)} would have to be thawed; it is read only for what others lack"
+            )
         rest = [name for name in chosen.destinations if name != best]
         order = (best, *(name for name in rest if name not in colds), *(name for name in rest if name in colds))
         needed = colds.get(best, {})
@@ -143,8 +175,9 @@ class _Survey:
         """What of a backup is cold at one destination; None, with a warning, where that cannot be told."""
         try:
             wants = wants_of_backup(load_header(archive, self._chosen.server, backup_id))
-            return _look(archive, [want for want in wants
-                                   if self._only is None or layout.name_in(want.key) in self._only])
+            return _look(
+                archive, [want for want in wants if self._only is None or layout.name_in(want.key) in self._only]
+            )
         except BackupdError as error:
             self._say(archive.name, error)
             return None
@@ -181,7 +214,8 @@ class _Survey:
         for branch in sorted({key.branch for key in wanted}):
             numbers = [key.number for key in wanted if key.branch == branch]
             for record in self._wiring.catalog.binlogs.each_segment(
-                    self._chosen.server, branch, from_place=(min(numbers), 0), to_place=(max(numbers) + 1, 0)):
+                self._chosen.server, branch, from_place=(min(numbers), 0), to_place=(max(numbers) + 1, 0)
+            ):
                 if record.key in wanted:
                     found[record.key] = tuple(record.destinations)
         return found
@@ -219,6 +253,9 @@ def _look(archive: ArchiveDestination, wants: Sequence[Want]) -> _Cold:
         if one.state is ColdState.THAWED and one.until is not None:
             cold.until = min(filter(None, (cold.until, one.until)))
         elif one.state in (ColdState.ARCHIVED, ColdState.THAWING):
-            cold.objects.append(ColdObject(archive.name, want.key, want.size, one.storage_class, want.part,
-                                           one.state is ColdState.THAWING))
+            cold.objects.append(
+                ColdObject(
+                    archive.name, want.key, want.size, one.storage_class, want.part, one.state is ColdState.THAWING
+                )
+            )
     return cold

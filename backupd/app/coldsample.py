@@ -30,8 +30,14 @@ def pending(wiring: Wiring, destination: Destination, server: str) -> str | None
     return last.detail if last is not None and last.kind == SAMPLE.broken else None
 
 
-def sample(wiring: Wiring, destination: Destination, server: str, key: str | None, cold: Collection[str],
-           wrong: Collection[str]) -> str:
+def sample(
+    wiring: Wiring,
+    destination: Destination,
+    server: str,
+    key: str | None,
+    cold: Collection[str],
+    wrong: Collection[str],
+) -> str:
     """Go on with the sample ``key`` (see ``pending``) after a run, or ask for one where it is time; what to say of it,
     if anything. ``cold``: keys that this run could not read; ``wrong``: those that it found damaged."""
     archive = as_archive(destination)
@@ -78,15 +84,18 @@ def _ask(wiring: Wiring, archive: ArchiveDestination, server: str, key: str) -> 
         return f"{archive.name}: {key} could not be thawed as a sample: {problem}"
     cost = prices.cost(found.storage_class, tier, 1, found.size, settings.days)
     price = "" if cost is None else f", about {cost:.4f} {prices.currency}"
-    text = (f"{archive.name}: {key} ({format_size(found.size)}) is thawed at the tier {tier}{price}, to be read as a "
-            "sample")
-    wiring.catalog.events.add(Event(wiring.clock(), SAMPLE.broken, Severity.INFO, text, server=server,
-                                    subject=archive.name, detail=key))
+    text = (
+        f"{archive.name}: {key} ({format_size(found.size)}) is thawed at the tier {tier}{price}, to be read as a sample"
+    )
+    wiring.catalog.events.add(
+        Event(wiring.clock(), SAMPLE.broken, Severity.INFO, text, server=server, subject=archive.name, detail=key)
+    )
     return text
 
 
 def _end(wiring: Wiring, archive: ArchiveDestination, server: str, key: str, what: str) -> str:
     text = f"{archive.name}: {key}, thawed as a sample, {what}"
-    wiring.catalog.events.add(Event(wiring.clock(), SAMPLE.mended, Severity.INFO, text, server=server,
-                                    subject=archive.name, detail=key))
+    wiring.catalog.events.add(
+        Event(wiring.clock(), SAMPLE.mended, Severity.INFO, text, server=server, subject=archive.name, detail=key)
+    )
     return text

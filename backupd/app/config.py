@@ -29,8 +29,12 @@ class Contents:
     left_out: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"backup": self.backup_id, "members": [member.as_json() for member in self.members],
-                "written": [str(path) for path in self.written], "left_out": list(self.left_out)}
+        return {
+            "backup": self.backup_id,
+            "members": [member.as_json() for member in self.members],
+            "written": [str(path) for path in self.written],
+            "left_out": list(self.left_out),
+        }
 
 
 def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
@@ -45,8 +49,10 @@ def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
     try:
         written, left_out = extract(found, out)
     except OSError as error:
-        raise RefusedError(f"the configuration cannot be written to {out}: {error.strerror}",
-                           hint="name an empty folder of yours, with room") from error
+        raise RefusedError(
+            f"the configuration cannot be written to {out}: {error.strerror}",
+            hint="name an empty folder of yours, with room",
+        ) from error
     return Contents(backup_id, members, written, left_out)
 
 
@@ -58,8 +64,10 @@ def _opened(wiring: Wiring, backup_id: str) -> bytes:
             destination = wiring.destination(copy.destination)
             header = load_header(destination, record.server, record.id)
             if header.config is None:
-                raise NotFoundError(f"no configuration was kept with backup {backup_id}",
-                                    hint="backups of this version keep it; look at a newer one")
+                raise NotFoundError(
+                    f"no configuration was kept with backup {backup_id}",
+                    hint="backups of this version keep it; look at a newer one",
+                )
             return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
         except KeyUnusableError:
             require_keys(wiring, record.server, [backup_id])

@@ -23,8 +23,7 @@ def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:
     signers = [*([encryption.signing_key] if encryption.signing_key else []), *encryption.trusted_signers]
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, content in (*_files(settings),
-                              (KEYS, public_keys(encryption.gnupg_home, [*recipients, *signers]))):
+        for name, content in (*_files(settings), (KEYS, public_keys(encryption.gnupg_home, [*recipients, *signers]))):
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o600
             tar.addfile(member, io.BytesIO(content))
@@ -50,5 +49,7 @@ def _read(file: Path) -> bytes:
 
 
 def _unreadable(path: Path, error: OSError) -> RefusedError:
-    return RefusedError(f"{path} cannot be copied to the destinations: {error.strerror or error}",
-                        hint="this user must be able to read the configuration and its policies")
+    return RefusedError(
+        f"{path} cannot be copied to the destinations: {error.strerror or error}",
+        hint="this user must be able to read the configuration and its policies",
+    )

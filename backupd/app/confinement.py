@@ -36,25 +36,43 @@ def findings(settings: Settings, *, kernel: Path = Path("/proc/sys")) -> Iterato
     elif user == WORKER:
         yield fine("sandbox", f"programs that work on backups run as {name}, not as root")
     else:
-        yield warning("sandbox", f"there is no user {WORKER}: programs that work on backups run as {name}, and a "
-                                 "running server of that user could read and change what they work on", MAKE_WORKER)
+        yield warning(
+            "sandbox",
+            f"there is no user {WORKER}: programs that work on backups run as {name}, and a "
+            "running server of that user could read and change what they work on",
+            MAKE_WORKER,
+        )
     yield _confinement(name, ways(user), obstacle(Way.USER, user), kernel)
     yield from _key_files(settings)
 
 
 def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> Finding:
     if Way.USER in found:
-        return fine("confinement", f"a user namespace confines programs that work on backups: no power, no network, "
-                                   f"their own folders only, as {name}")
+        return fine(
+            "confinement",
+            f"a user namespace confines programs that work on backups: no power, no network, "
+            f"their own folders only, as {name}",
+        )
     if found:
-        return fine("confinement", f"programs that work on backups are confined by root, who drops every power before "
-                                   f"they begin (no user namespaces for {name}: {why})")
+        return fine(
+            "confinement",
+            f"programs that work on backups are confined by root, who drops every power before "
+            f"they begin (no user namespaces for {name}: {why})",
+        )
     switched = [remedy for path, value, remedy in _SWITCHES if _reads(kernel / path) == value]
-    hint = "apt-get install bubblewrap" if "bwrap" in why and "missing" in why else switched[0] if switched else (
-        "let this container or service make user namespaces, where that is wanted")
-    return warning("confinement", f"nothing confines programs that work on backups: they run as {name} and reach what "
-                                  f"that user reaches, the network included, and each other ({why})",
-                   f"{hint}; {_GUIDE}")
+    hint = (
+        "apt-get install bubblewrap"
+        if "bwrap" in why and "missing" in why
+        else switched[0]
+        if switched
+        else ("let this container or service make user namespaces, where that is wanted")
+    )
+    return warning(
+        "confinement",
+        f"nothing confines programs that work on backups: they run as {name} and reach what "
+        f"that user reaches, the network included, and each other ({why})",
+        f"{hint}; {_GUIDE}",
+    )
 
 
 def _reads(path: Path) -> str:
@@ -69,7 +87,10 @@ def _key_files(settings: Settings) -> Iterator[Finding]:
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as problem:
-            yield error("key files", f"{path} cannot be read: {problem.strerror}: restores and proofs of encrypted "
-                                     f"tables fail", f"put it there, or correct {SETTING}")
+            yield error(
+                "key files",
+                f"{path} cannot be read: {problem.strerror}: restores and proofs of encrypted tables fail",
+                f"put it there, or correct {SETTING}",
+            )
         else:
             yield fine("key files", f"{path} can be read: key plugins of prepared copies get a copy of it")

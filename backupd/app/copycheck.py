@@ -41,6 +41,7 @@ def of_today(now: datetime) -> Turn:
 
 def of_server(server: str | None) -> Turn:
     """Everything; with ``server`` without the proofs of other servers."""
+
     def turn(key: str) -> bool:
         proof = layout.proof_of(key)
         return server is None or proof is None or proof[0] == server
@@ -55,8 +56,11 @@ def rotten(destination: Destination, recorded: Mapping[str, str], turn: Turn) ->
     for key in recorded:
         if layout.copy_of(key) is not None:
             newest[_folder(key)] = max(newest.get(_folder(key), ""), key)  # their names begin with their time
-    found = {key: problem(destination, key, digest) for key, digest in sorted(recorded.items())
-             if turn(key) or key in newest.values()}
+    found = {
+        key: problem(destination, key, digest)
+        for key, digest in sorted(recorded.items())
+        if turn(key) or key in newest.values()
+    }
     return {key: text for key, text in found.items() if text}
 
 
@@ -116,8 +120,13 @@ class Rotten:
         recorded = {**self._note.stored(name), **self._wiring.catalog.deposits.at(name)}
         due = of_server(None) if Incidents(self._wiring.catalog).is_open(DAMAGED, "", name) else turn
         for key, text in rotten(self._destination, recorded, due).items():
-            self._found[key] = Damage(name, key, text, trouble="no other destination has it",
-                                      aged=_only_unsigned(self._destination, key, recorded[key]))
+            self._found[key] = Damage(
+                name,
+                key,
+                text,
+                trouble="no other destination has it",
+                aged=_only_unsigned(self._destination, key, recorded[key]),
+            )
             self._mend(key, bring(key, recorded[key], self._destination, sources, folder))
 
     def settle(self, proofs: Collection[str]) -> None:
@@ -125,8 +134,15 @@ class Rotten:
         stored = self._note.stored(self._destination.name)
         for key in self.keys:
             mine = layout.copy_of(key)
-            others = [other for other in stored if mine is not None and (copy := layout.copy_of(other)) is not None
-                      and copy[1] == mine[1] and other != key and _folder(other) == _folder(key)]
+            others = [
+                other
+                for other in stored
+                if mine is not None
+                and (copy := layout.copy_of(other)) is not None
+                and copy[1] == mine[1]
+                and other != key
+                and _folder(other) == _folder(key)
+            ]
             if key in proofs or (key in stored and self._reads(key, stored[key])):
                 self._mend(key, HERE)
             elif any(self._reads(other, stored[other]) for other in sorted(others, reverse=True)):
@@ -154,26 +170,53 @@ def tell(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
     left = [damage for damage in found if not damage.repaired_from]
     now = wiring.clock()
     if mended:
-        wiring.catalog.events.add(Event(
-            now, REPAIRED, Severity.WARNING, f"{len(mended)} copies of configuration, catalog or proofs at destination "
-            f"{destination} were damaged and have been replaced", subject=destination, detail=_lines(mended),
-            hint=f"bytes that change by themselves come from a medium that fails: look at that of {destination}"))
+        wiring.catalog.events.add(
+            Event(
+                now,
+                REPAIRED,
+                Severity.WARNING,
+                f"{len(mended)} copies of configuration, catalog or proofs at destination "
+                f"{destination} were damaged and have been replaced",
+                subject=destination,
+                detail=_lines(mended),
+                hint=f"bytes that change by themselves come from a medium that fails: look at that of {destination}",
+            )
+        )
     if left:
-        Incidents(wiring.catalog).broken(DAMAGED, Event(
-            now, DAMAGED.broken, Severity.WARNING, f"{len(left)} copies of configuration, catalog or proofs at "
-            f"destination {destination} are damaged and cannot be replaced", subject=destination, detail=_lines(left),
-            hint="no backup depends on them; what nobody needs of it can be deleted there"))
+        Incidents(wiring.catalog).broken(
+            DAMAGED,
+            Event(
+                now,
+                DAMAGED.broken,
+                Severity.WARNING,
+                f"{len(left)} copies of configuration, catalog or proofs at "
+                f"destination {destination} are damaged and cannot be replaced",
+                subject=destination,
+                detail=_lines(left),
+                hint="no backup depends on them; what nobody needs of it can be deleted there",
+            ),
+        )
     else:
-        Incidents(wiring.catalog).mended(DAMAGED, Event(
-            now, DAMAGED.mended, Severity.INFO, "no damaged copy of configuration, catalog or proofs is left at "
-            f"destination {destination}", subject=destination))
+        Incidents(wiring.catalog).mended(
+            DAMAGED,
+            Event(
+                now,
+                DAMAGED.mended,
+                Severity.INFO,
+                f"no damaged copy of configuration, catalog or proofs is left at destination {destination}",
+                subject=destination,
+            ),
+        )
 
 
 def _only_unsigned(destination: Destination, key: str, digest: str) -> bool:
     """Is what lies there what was put there, before anything had to be signed?"""
     with suppress(ObjectMissingError, DamagedError):
-        return (isinstance(destination, SignedDestination) and destination.unsigned(key)
-                and hashlib.sha256(destination.as_it_lies(key)).hexdigest() == digest)
+        return (
+            isinstance(destination, SignedDestination)
+            and destination.unsigned(key)
+            and hashlib.sha256(destination.as_it_lies(key)).hexdigest() == digest
+        )
     return False
 
 
@@ -182,8 +225,9 @@ def _folder(key: str) -> str:
 
 
 def _lines(damages: Iterable[Damage]) -> str:
-    return "\n".join(f"{damage.key}: {damage.problem}" + (f": {damage.trouble}" if damage.trouble else "")
-                     for damage in damages)
+    return "\n".join(
+        f"{damage.key}: {damage.problem}" + (f": {damage.trouble}" if damage.trouble else "") for damage in damages
+    )
 
 
 def _digest(stream: BinaryIO, target: BinaryIO | None = None) -> str:

@@ -30,8 +30,11 @@ class CopyNote:
 
     def stored(self, destination: str) -> dict[str, str]:
         """Of each copy that was put there, by key."""
-        found = {name.removeprefix(f"{destination}/"): digest for name, digest in self._digests.items()
-                 if name.startswith(f"{destination}/")}
+        found = {
+            name.removeprefix(f"{destination}/"): digest
+            for name, digest in self._digests.items()
+            if name.startswith(f"{destination}/")
+        }
         return {key: digest for key, digest in found.items() if layout.copy_of(key) is not None}
 
     def set(self, destination: str, folder: str, digest: str) -> None:

@@ -37,20 +37,46 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
     configured = wiring.settings.destinations.get(place)
     limit = configured.max_upload if configured is not None else None
     if seconds > LONG_SECONDS and rate < needed and limit is not None and rate >= limit * LIMITED:
-        incidents.broken(SLOW, Event(
-            now, SLOW.broken, Severity.WARNING, server=server, subject=place,
-            message=f"max_upload of {place} ({format_size(limit)}/s) is too low for the copies of {server}: the "
-                    f"backups of the last two weeks brought {format_size(needed)}/s",
-            hint=f"it falls behind further with every backup: raise max_upload of {place}, copy fewer of them there "
-                 "(retention of that destination), or take backups less often"))
+        incidents.broken(
+            SLOW,
+            Event(
+                now,
+                SLOW.broken,
+                Severity.WARNING,
+                server=server,
+                subject=place,
+                message=f"max_upload of {place} ({format_size(limit)}/s) is too low for the copies of {server}: the "
+                f"backups of the last two weeks brought {format_size(needed)}/s",
+                hint=f"it falls behind further with every backup: raise max_upload of {place}, copy fewer of them "
+                "there "
+                "(retention of that destination), or take backups less often",
+            ),
+        )
     elif seconds > LONG_SECONDS and rate < needed:
-        incidents.broken(SLOW, Event(
-            now, SLOW.broken, Severity.WARNING, server=server, subject=place,
-            message=f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
-                    f"{format_duration(seconds)} ({format_size(rate)}/s), and the backups of the last two weeks "
-                    f"brought {format_size(needed)}/s",
-            hint="it falls behind further with every backup: look at its line, copy fewer of them there "
-                 "(retention of that destination), or take backups less often"))
+        incidents.broken(
+            SLOW,
+            Event(
+                now,
+                SLOW.broken,
+                Severity.WARNING,
+                server=server,
+                subject=place,
+                message=f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
+                f"{format_duration(seconds)} ({format_size(rate)}/s), and the backups of the last two weeks "
+                f"brought {format_size(needed)}/s",
+                hint="it falls behind further with every backup: look at its line, copy fewer of them there "
+                "(retention of that destination), or take backups less often",
+            ),
+        )
     else:
-        incidents.mended(SLOW, Event(now, SLOW.mended, Severity.INFO, server=server, subject=place,
-                                     message=f"copies of {server} to {place} keep up with its backups again"))
+        incidents.mended(
+            SLOW,
+            Event(
+                now,
+                SLOW.mended,
+                Severity.INFO,
+                server=server,
+                subject=place,
+                message=f"copies of {server} to {place} keep up with its backups again",
+            ),
+        )

@@ -139,8 +139,12 @@ class Daemon:
             worker = stack.enter_context(Worker(self._wiring))
             heads = stack.enter_context(HeadWatch(self._wiring))
             self._parts = (alerts, worker)
-            watches = (stack.enter_context(StreamWatch(self._wiring)), stack.enter_context(ApiWatch(self._wiring)),
-                       alerts, heads)
+            watches = (
+                stack.enter_context(StreamWatch(self._wiring)),
+                stack.enter_context(ApiWatch(self._wiring)),
+                alerts,
+                heads,
+            )
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
             self._begin()
             while not self._wishes.stops:
@@ -165,8 +169,11 @@ class Daemon:
                     raise
                 if told != error.message:
                     waits = isinstance(error, RefusedError)
-                    say("daemon-standby" if waits else "daemon-trouble", str(error),
-                        level=logging.INFO if waits else logging.ERROR)
+                    say(
+                        "daemon-standby" if waits else "daemon-trouble",
+                        str(error),
+                        level=logging.INFO if waits else logging.ERROR,
+                    )
                     self._notifier.ready(f"standing by: {error.message}")
                     told = error.message
             else:
@@ -266,8 +273,11 @@ class Daemon:
         else:
             way = "back" if jump.step < timedelta(0) else "forward"
             message = f"this machine's clock was set {way} by {format_duration(abs(jump.step.total_seconds()))}"
-        hint = ("nothing new starts until the clock has stood for five minutes" if self._clockwatch.doubtful else
-                "runs that were passed over are made up for once, none runs twice")
+        hint = (
+            "nothing new starts until the clock has stood for five minutes"
+            if self._clockwatch.doubtful
+            else "runs that were passed over are made up for once, none runs twice"
+        )
         say("clock-jump", message, level=logging.WARNING)
         self._tell(self._event("clock-jump", Severity.WARNING, message, hint=hint))
 
@@ -288,9 +298,13 @@ class Daemon:
             self._tell_refused(error, str(error))
         except Exception as error:  # noqa: BLE001  no file may end the service; all is told
             first = (str(error).splitlines() or [""])[0]
-            self._tell_refused(BackupdError(f"internal error: {type(error).__name__}: {first}",
-                                            hint="the service's log says where; take the last change back"),
-                               "".join(traceback.format_exception(error)))
+            self._tell_refused(
+                BackupdError(
+                    f"internal error: {type(error).__name__}: {first}",
+                    hint="the service's log says where; take the last change back",
+                ),
+                "".join(traceback.format_exception(error)),
+            )
         else:
             self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
@@ -310,15 +324,22 @@ class Daemon:
             tell_policies(self._wiring)
             tell_transport(self._wiring)
         except CatalogError as error:
-            say("daemon-trouble", f"what is wrong with the settings could not be recorded: {error}",
-                level=logging.ERROR)
+            say(
+                "daemon-trouble", f"what is wrong with the settings could not be recorded: {error}", level=logging.ERROR
+            )
 
     def _tell_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)
         audit(self._wiring, by_itself(), "config-reloaded", outcome="refused", detail=error.message)
-        self._tell(self._event("config-refused", Severity.ERROR, "the configuration was not reloaded: "
-                               f"{error.message}; the one before stays in force", detail=error.detail,
-                               hint=error.hint or "mend it, then reload again"))
+        self._tell(
+            self._event(
+                "config-refused",
+                Severity.ERROR,
+                f"the configuration was not reloaded: {error.message}; the one before stays in force",
+                detail=error.detail,
+                hint=error.hint or "mend it, then reload again",
+            )
+        )
 
     # -- the end
 
@@ -352,8 +373,12 @@ class Daemon:
 
     def _tell_jobs(self, made: Iterable[JobRecord]) -> None:
         for job in made:
-            say(f"job-{job.state}", f"{job.leg}{', ' + job.message if job.message else ''}", server=job.server,
-                job=job.id)
+            say(
+                f"job-{job.state}",
+                f"{job.leg}{', ' + job.message if job.message else ''}",
+                server=job.server,
+                job=job.id,
+            )
 
     def _status(self) -> str:
         coming = min(self._timetable.coming(), default=None)
@@ -390,8 +415,11 @@ def difference(old: Settings, new: Settings) -> str:
     policies = [name for name in names if old.policies.get(name) != new.policies.get(name)]
     if policies:
         parts.append(f"other policies: {', '.join(policies)}")
-    changed = [name for name in type(new.configuration).model_fields
-               if getattr(old.configuration, name) != getattr(new.configuration, name)]
+    changed = [
+        name
+        for name in type(new.configuration).model_fields
+        if getattr(old.configuration, name) != getattr(new.configuration, name)
+    ]
     if changed:
         parts.append(f"other settings: {', '.join(changed)}")
     return "; ".join(parts)

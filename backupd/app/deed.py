@@ -51,13 +51,21 @@ class Deed:
 
         if not self._told:
             self._told = True
-            audit(self._wiring, self._actor, self._action, server=self._server, subject=self.subject, outcome=outcome,
-                  detail=": ".join(filter(None, (self.detail, why))))
+            audit(
+                self._wiring,
+                self._actor,
+                self._action,
+                server=self._server,
+                subject=self.subject,
+                outcome=outcome,
+                detail=": ".join(filter(None, (self.detail, why))),
+            )
 
 
 @contextmanager
-def deed(wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject: str = "", detail: str = ""
-         ) -> Iterator[Deed]:
+def deed(
+    wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject: str = "", detail: str = ""
+) -> Iterator[Deed]:
     """Around what ``actor`` does: recorded as done when the block ends, as refused or failed when it raises."""
     told = Deed(wiring, actor, action, server)
     told.subject, told.detail = subject, detail

@@ -61,11 +61,14 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
             # A backup that the catalog does not know yet may build on it.
             adopt_unknown(wiring, destination, record.server)
         others = [other for other in wiring.catalog.backups.list(record.server, foreign=True) if other.id != backup_id]
-        children = [other for other in dependants(backup_id, [record, *others])
-                    if other.state is not BackupState.DELETED]
+        children = [
+            other for other in dependants(backup_id, [record, *others]) if other.state is not BackupState.DELETED
+        ]
         if children and not with_increments:
-            raise RefusedError(f"backup {backup_id} is needed by {_named(children)}, which build on it",
-                               hint="--with-increments deletes those too, all or none")
+            raise RefusedError(
+                f"backup {backup_id} is needed by {_named(children)}, which build on it",
+                hint="--with-increments deletes those too, all or none",
+            )
         victims = [*reversed(children), record]
         _may_go(wiring, victims, [other for other in others if other not in children])
         held: list[str] = []
@@ -89,8 +92,12 @@ def remove_marked(wiring: Wiring, backup_ids: Sequence[str]) -> tuple[str, ...]:
         records = [record for record in wiring.catalog.backups.list(foreign=True) if record.id in wanted]
         at_once = frozenset((record.server, record.id) for record in records if _is_dead(record))
         names = dict.fromkeys(copy.destination for record in records for copy in record.copies if copy.state == DELETED)
-        return tuple(reason for name in names if name in wiring.settings.destinations
-                     for reason in _remove(wiring, wiring.destination(name), at_once))
+        return tuple(
+            reason
+            for name in names
+            if name in wiring.settings.destinations
+            for reason in _remove(wiring, wiring.destination(name), at_once)
+        )
 
 
 def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
@@ -98,8 +105,11 @@ def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
     gone = [copy.destination for copy in record.copies if copy.destination not in wiring.settings.destinations]
     for name in gone:
         _forget_copy(wiring, name, record.id)
-    return [f"{record.id}: its copy at {name} was forgotten, since {name} is not configured any more; files that are "
-            f"still there stay, and the backup comes back when {name} is configured again" for name in gone]
+    return [
+        f"{record.id}: its copy at {name} was forgotten, since {name} is not configured any more; files that are "
+        f"still there stay, and the backup comes back when {name} is configured again"
+        for name in gone
+    ]
 
 
 def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
@@ -110,16 +120,22 @@ def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
             forget_swept(wiring, destination, [record.id])
 
 
-def mark_copy(wiring: Wiring, destination: Destination, record: BackupRecord, reason: str, *,
-              confirmed: bool = False) -> bool:
+def mark_copy(
+    wiring: Wiring, destination: Destination, record: BackupRecord, reason: str, *, confirmed: bool = False
+) -> bool:
     """Mark one copy deleted, in the catalog and then at its destination. ``confirmed``: a person wants it, so no brake
     holds it. False where its manifest is not there: it may be out of sight, so only a person forgets it."""
     if read(destination, record.server, record.id) is None:
         return False
     wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
     before = mark_of(destination, record.server, record.id)
-    wiring.catalog.marks.take(destination.name, (record.server, record.id), wiring.clock(), confirmed=confirmed,
-                              stored=before.stored if before is not None else None)
+    wiring.catalog.marks.take(
+        destination.name,
+        (record.server, record.id),
+        wiring.clock(),
+        confirmed=confirmed,
+        stored=before.stored if before is not None else None,
+    )
     mark(destination, record.server, record.id, wiring.clock(), reason=reason)
     return True
 
@@ -140,41 +156,62 @@ def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = 
         return sweep_locked(wiring, destination).held
 
 
-def sweep_locked(wiring: Wiring, destination: Destination, *,
-                 at_once: frozenset[tuple[str, str]] = frozenset()) -> Collected:
+def sweep_locked(
+    wiring: Wiring, destination: Destination, *, at_once: frozenset[tuple[str, str]] = frozenset()
+) -> Collected:
     """One sweep by somebody who is ``removing`` already; rows of what is gone go with it. A place that another name
     leads to, too, is left alone: that name may have other rules."""
     try:
         require_single(wiring, destination)
     except RefusedError as error:
         return Collected(held=[f"everything: {error.message}: {error.hint}"], skipped=True)
-    swept = sweep(destination, clock=wiring.clock, grace=GRACE, sightings=sightings_at(wiring, destination),
-                  kept=kept_by_catalog(wiring), at_once=at_once, brake=wiring.settings.brake,
-                  expected=expected_at(wiring, destination))
+    swept = sweep(
+        destination,
+        clock=wiring.clock,
+        grace=GRACE,
+        sightings=sightings_at(wiring, destination),
+        kept=kept_by_catalog(wiring),
+        at_once=at_once,
+        brake=wiring.settings.brake,
+        expected=expected_at(wiring, destination),
+    )
     _record_removed(wiring, destination, swept.backups, at_once)
     forget_swept(wiring, destination, swept.backups)
     tell(wiring, destination, swept)
     return swept
 
 
-def _record_removed(wiring: Wiring, destination: Destination, removed: Sequence[str], at_once: frozenset[Backup],
-                    ) -> None:
+def _record_removed(
+    wiring: Wiring,
+    destination: Destination,
+    removed: Sequence[str],
+    at_once: frozenset[Backup],
+) -> None:
     """What is gone for good stands in the audit, whoever marked it."""
     servers = {record.id: record.server for record in wiring.catalog.backups.list(foreign=True)} if removed else {}
     waived = {name for _server, name in at_once}
     for name in removed:
-        audit(wiring, by_itself(), "backup-removed", server=servers.get(name, ""), subject=name,
-              detail=f"at {destination.name}" + (", without its grace period" if name in waived else ""))
+        audit(
+            wiring,
+            by_itself(),
+            "backup-removed",
+            server=servers.get(name, ""),
+            subject=name,
+            detail=f"at {destination.name}" + (", without its grace period" if name in waived else ""),
+        )
 
 
 def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
     """What the catalog says is there, whole or damaged, and not on its way out. Somebody else's mark that is not due
     does not put it on its way."""
     found, trusted = believed(wiring, destination)
-    return frozenset(owner for record in wiring.catalog.backups.list(foreign=True) for copy in record.copies
-                     if copy.destination == destination.name and (
-                         (owner := (record.server, record.id)) in found - trusted
-                         or DELETED not in (copy.state, str(record.state))))
+    return frozenset(
+        owner
+        for record in wiring.catalog.backups.list(foreign=True)
+        for copy in record.copies
+        if copy.destination == destination.name
+        and ((owner := (record.server, record.id)) in found - trusted or DELETED not in (copy.state, str(record.state)))
+    )
 
 
 def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
@@ -234,12 +271,17 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
         dead = [member for member in chain if (member.server, member.id) in marked or _is_dead(member)]
         if not dead:
             raise RefusedError(f"backup {backup_id} is not marked as deleted: it is {record.state}")
-        places = [destination for destination in holding
-                  if all(read(destination, member.server, member.id) is not None for member in chain)]
+        places = [
+            destination
+            for destination in holding
+            if all(read(destination, member.server, member.id) is not None for member in chain)
+        ]
         if not places:
             gone = "" if len(chain) == 1 else f", with {_named(chain[:-1])}, on which it builds"
-            raise NotFoundError(f"no destination holds backup {backup_id} any more{gone}",
-                                hint="`backupd fsck` says what is left; `backupd backups` lists what can be restored")
+            raise NotFoundError(
+                f"no destination holds backup {backup_id} any more{gone}",
+                hint="`backupd fsck` says what is left; `backupd backups` lists what can be restored",
+            )
         for destination in places:
             for member in chain:
                 # Sweeps of this installation wait for our lock, and those of others are waited for, so the grace period
@@ -261,8 +303,10 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
         if pinned and record.state is BackupState.DELETED:
-            raise RefusedError(f"backup {backup_id} is marked as deleted, so it cannot be kept",
-                               hint=f"first: backupd backups undelete {backup_id}")
+            raise RefusedError(
+                f"backup {backup_id} is marked as deleted, so it cannot be kept",
+                hint=f"first: backupd backups undelete {backup_id}",
+            )
         wiring.catalog.backups.pin(backup_id, pinned=pinned)
 
         def tell(destination: Destination) -> None:
@@ -279,31 +323,42 @@ def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[Ba
     server = victims[0].server
     kept = kept_anywhere(wiring)
     for hold in holds_of(kept, server):
-        raise RefusedError(f"nothing of {server} is deleted: {hold.text}",
-                           hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` "
-                                "allows it again")
+        raise RefusedError(
+            f"nothing of {server} is deleted: {hold.text}",
+            hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` allows it again",
+        )
     for victim in victims:
         if (victim.server, victim.id) in kept.backups:
-            raise RefusedError(f"backup {victim.id} is kept on purpose",
-                               hint=f"`backupd backups keep {victim.id} --release` takes that back")
+            raise RefusedError(
+                f"backup {victim.id} is kept on purpose",
+                hint=f"`backupd backups keep {victim.id} --release` takes that back",
+            )
         if victim.foreign:
-            raise RefusedError(f"backup {victim.id} is foreign: nothing shows that this installation took it",
-                               hint=f"if it is yours: backupd catalog adopt {victim.id}; then it can be deleted")
+            raise RefusedError(
+                f"backup {victim.id} is foreign: nothing shows that this installation took it",
+                hint=f"if it is yours: backupd catalog adopt {victim.id}; then it can be deleted",
+            )
         for destination in _holding(wiring, victim):
             for lease in living_intents(destination, wiring.clock()):
                 if victim.id in lease.parents:
-                    raise RefusedError(f"backup {victim.id} is needed by {lease.id}, which is being written",
-                                       hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id)
+                    raise RefusedError(
+                        f"backup {victim.id} is needed by {lease.id}, which is being written",
+                        hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id,
+                    )
     lineage = lineages((*victims, *others))
     # The catalog alone may be wrong in both directions, so the destinations are asked.
     believed = [other for other in others if not other.foreign]
     if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
-            _is_restorable(wiring, other) for other in believed if all(_stands_in(other, victim) and (
-                lineage[victim.id] or not lineage[other.id]) for victim in victims)):
+        _is_restorable(wiring, other)
+        for other in believed
+        if all(_stands_in(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
+    ):
         what = victims[-1].id if len(victims) == 1 else _named(victims)
         kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
-        raise RefusedError(f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
-                           hint=f"take another one first: backupd backup {server} {_another(victims)}")
+        raise RefusedError(
+            f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
+            hint=f"take another one first: backupd backup {server} {_another(victims)}",
+        )
 
 
 def _another(victims: Sequence[BackupRecord]) -> str:
@@ -343,8 +398,11 @@ def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
 
 def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
     """Where it lies, without destinations that are not configured any more."""
-    return [wiring.destination(copy.destination) for copy in record.copies
-            if copy.destination in wiring.settings.destinations]
+    return [
+        wiring.destination(copy.destination)
+        for copy in record.copies
+        if copy.destination in wiring.settings.destinations
+    ]
 
 
 def _named(records: Sequence[BackupRecord]) -> str:

@@ -42,14 +42,18 @@ def require_keys(wiring: Wiring, server: str, backup_ids: Sequence[str]) -> None
     if not closed:
         return
     missing = {fingerprint for header in closed for fingerprint in header.recipients}
-    needing = sorted(header.backup_id for header in _headers(wiring)
-                     if missing & set(header.recipients) and not here & set(header.recipients))
+    needing = sorted(
+        header.backup_id
+        for header in _headers(wiring)
+        if missing & set(header.recipients) and not here & set(header.recipients)
+    )
     shown = ", ".join(needing[:_NAMED]) + (f" and {len(needing) - _NAMED} more" if len(needing) > _NAMED else "")
     raise KeyUnusableError(
         f"{', '.join(header.backup_id for header in closed)} cannot be opened here: it is sealed for "
         f"{', '.join(sorted(missing))}, and no secret key of these is in {home}",
         detail=f"backups that need one of these keys: {shown}",
-        hint=f"import the old secret key, too: gpg --homedir {home} --import FILE")
+        hint=f"import the old secret key, too: gpg --homedir {home} --import FILE",
+    )
 
 
 def _headers(wiring: Wiring, server: str | None = None, backup_ids: Sequence[str] | None = None) -> Iterator[Header]:

@@ -54,20 +54,28 @@ class Explanation:
     forecasts: tuple[Forecast, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"policy": self.policy, "server": self.server or None, "timezone": self.zone,
-                "at": format_time(self.at), "until": format_time(self.until), "sentences": list(self.sentences),
-                "warnings": list(self.warnings), "runs": [run.as_json() for run in self.runs],
-                "ahead": [decisions.as_json() for decisions in self.ahead],
-                "today": [decisions.as_json() for decisions in self.today],
-                "forecasts": [one.as_json() for one in self.forecasts]}
+        return {
+            "policy": self.policy,
+            "server": self.server or None,
+            "timezone": self.zone,
+            "at": format_time(self.at),
+            "until": format_time(self.until),
+            "sentences": list(self.sentences),
+            "warnings": list(self.warnings),
+            "runs": [run.as_json() for run in self.runs],
+            "ahead": [decisions.as_json() for decisions in self.ahead],
+            "today": [decisions.as_json() for decisions in self.today],
+            "forecasts": [one.as_json() for one in self.forecasts],
+        }
 
 
 def explain_file(path: Path, server: str, *, now: datetime) -> Explanation:
     """The policy file alone, for a server of any name. Raises ConfigurationError with every problem of the file."""
     policy = _policy(path)
     zone = policy.timing.timezone or "UTC"
-    empty = {name: View(server, name, (), runs=streamed((), now) if streams(policy) else ())
-             for name in _places(policy)}
+    empty = {
+        name: View(server, name, (), runs=streamed((), now) if streams(policy) else ()) for name in _places(policy)
+    }
     texts = (*advice(policy), *not_yet_active(policy))
     return _explained(path.stem, policy, server, zone, now, empty, texts, Typical())
 
@@ -83,10 +91,21 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     now = wiring.clock()
     zone = policy.timing.timezone or settings.configuration.timezone
     today = {decisions.destination: decisions for decisions in preview(changed, name, now=now)}
-    start = {place: View(name, place, tuple(one.backup for one in today[place].backups), hold=today[place].hold,
-                         runs=_logs(policy, today[place], now)) for place in _places(policy)}
-    texts = [*advice(policy, settings.configuration), *not_yet_active(policy),
-             *crowds(settings.configuration, changed.settings.policies)]
+    start = {
+        place: View(
+            name,
+            place,
+            tuple(one.backup for one in today[place].backups),
+            hold=today[place].hold,
+            runs=_logs(policy, today[place], now),
+        )
+        for place in _places(policy)
+    }
+    texts = [
+        *advice(policy, settings.configuration),
+        *not_yet_active(policy),
+        *crowds(settings.configuration, changed.settings.policies),
+    ]
     texts += _slow(wiring, name, policy)
     texts += [f"{finding.subject}: {finding.message}" for finding in findings(wiring, [name])]
     forecasts: list[Forecast] = []
@@ -126,16 +145,35 @@ def _follower(wiring: Wiring, name: str) -> str:
         return followers[0]
     raise RefusedError(
         f"{len(followers) or 'no'} servers follow a policy called {name}: which one is meant?",
-        hint=f"name one with --server: {', '.join(followers or wiring.settings.servers)}")
+        hint=f"name one with --server: {', '.join(followers or wiring.settings.servers)}",
+    )
 
 
-def _explained(name: str, policy: Policy, server: str, zone: str, now: datetime, start: Mapping[str, View],
-               texts: tuple[str, ...], typical: Typical) -> Explanation:
+def _explained(
+    name: str,
+    policy: Policy,
+    server: str,
+    zone: str,
+    now: datetime,
+    start: Mapping[str, View],
+    texts: tuple[str, ...],
+    typical: Typical,
+) -> Explanation:
     until = now + SPAN
     runs = planned_runs(legs_of(policy, server, zone), now, until)
     max_chain = policy.physical.max_chain if policy.physical else 0
-    held = tuple(ahead(view, policy.retention.get(place), runs, until=until, zone=ZoneInfo(zone), max_chain=max_chain,
-                       typical=typical) for place, view in start.items())
+    held = tuple(
+        ahead(
+            view,
+            policy.retention.get(place),
+            runs,
+            until=until,
+            zone=ZoneInfo(zone),
+            max_chain=max_chain,
+            typical=typical,
+        )
+        for place, view in start.items()
+    )
     return Explanation(name, server, zone, now, until, tuple(explain(policy)), texts, runs, held)
 
 
@@ -152,7 +190,8 @@ def _typical(records: tuple[BackupRecord, ...]) -> Typical:
         full_bytes=round(median(record.stats.bytes_stored for record in fulls)) if fulls else 0,
         increment_bytes=round(median(record.stats.bytes_stored for record in increments)) if increments else 0,
         dump_bytes={name: round(median(sizes[:RECENT])) for name, sizes in dumps.items()},
-        duration=timedelta(seconds=median(seconds)) if seconds else timedelta(0))
+        duration=timedelta(seconds=median(seconds)) if seconds else timedelta(0),
+    )
 
 
 def _slow(wiring: Wiring, server: str, policy: Policy) -> list[str]:

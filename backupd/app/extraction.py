@@ -31,16 +31,42 @@ class Member:
     target: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "kind": self.kind, "size": self.size, "mode": f"{self.mode:04o}",
-                "owner": self.owner, "target": self.target}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "size": self.size,
+            "mode": f"{self.mode:04o}",
+            "owner": self.owner,
+            "target": self.target,
+        }
 
 
 def member_of(info: tarfile.TarInfo) -> Member:
-    kind = ("link" if info.issym() else "folder" if info.isdir() else "hard link" if info.islnk()
-            else "pipe" if info.isfifo() else "device" if info.isdev() else "sparse file" if info.issparse()
-            else "file" if info.isreg() else "member of unknown type")
-    return Member(info.name, kind, info.size, info.mode, info.uname or str(info.uid),
-                  info.linkname if info.issym() or info.islnk() else "")
+    kind = (
+        "link"
+        if info.issym()
+        else "folder"
+        if info.isdir()
+        else "hard link"
+        if info.islnk()
+        else "pipe"
+        if info.isfifo()
+        else "device"
+        if info.isdev()
+        else "sparse file"
+        if info.issparse()
+        else "file"
+        if info.isreg()
+        else "member of unknown type"
+    )
+    return Member(
+        info.name,
+        kind,
+        info.size,
+        info.mode,
+        info.uname or str(info.uid),
+        info.linkname if info.issym() or info.islnk() else "",
+    )
 
 
 def extract(members: Iterable[tuple[Member, bytes]], out: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -90,8 +116,11 @@ class _Extraction:
         for target, left in links.items():
             out = target.split("/", 1)[0] == ".."
             for link in left:
-                self._leave(link, f"it is a link to {link.target}, which "
-                            + ("is outside of the folder" if out else "was not written"))
+                self._leave(
+                    link,
+                    f"it is a link to {link.target}, which "
+                    + ("is outside of the folder" if out else "was not written"),
+                )
 
     def _create(self, member: Member, create: Callable[[int, str], None]) -> bool:
         inside = PurePosixPath(member.name)

@@ -52,25 +52,38 @@ def tell(wiring: Wiring, found: Forecast, now: datetime) -> None:
     nearly = found.has_less_than(NEARLY)
     if not found.is_soon and not nearly:
         if told and (earliest is None or earliest > SOON + _CALM) and not found.has_less_than(_ROOMY):
-            wiring.catalog.events.add(Event(now, FILLING.mended, Severity.INFO,
-                                            f"destination {found.destination} has room again: {found.text}",
-                                            subject=found.destination))
+            wiring.catalog.events.add(
+                Event(
+                    now,
+                    FILLING.mended,
+                    Severity.INFO,
+                    f"destination {found.destination} has room again: {found.text}",
+                    subject=found.destination,
+                )
+            )
         return
     urgent = nearly or (earliest is not None and earliest <= URGENT)
     severity = Severity.ERROR if urgent else Severity.WARNING
     worse = severity is Severity.ERROR and all(event.severity is not Severity.ERROR for event in told)
     if told and not worse and now - told[0].at < min(PAUSE * 2 ** (len(told) - 1), LONGEST):
         return
-    wiring.catalog.events.add(Event(
-        now, FILLING.broken, severity, _sentence(found) if nearly else
-        f"destination {found.destination} fills up: {found.text}",
-        subject=found.destination,
-        hint="give it more room, or keep less: `backupd policy explain` previews other rules"))
+    wiring.catalog.events.add(
+        Event(
+            now,
+            FILLING.broken,
+            severity,
+            _sentence(found) if nearly else f"destination {found.destination} fills up: {found.text}",
+            subject=found.destination,
+            hint="give it more room, or keep less: `backupd policy explain` previews other rules",
+        )
+    )
 
 
 def _sentence(found: Forecast) -> str:
-    return (f"destination {found.destination} is nearly full: {format_size(found.free or 0)} of "
-            f"{format_size(found.total or 0)} are free")
+    return (
+        f"destination {found.destination} is nearly full: {format_size(found.free or 0)} of "
+        f"{format_size(found.total or 0)} are free"
+    )
 
 
 def _told(wiring: Wiring, destination: str) -> list[Event]:
@@ -78,5 +91,8 @@ def _told(wiring: Wiring, destination: str) -> list[Event]:
     events = wiring.catalog.events
     over = events.last("", [FILLING.mended, FILLING.unwatched], destination)
     since = over.number if over is not None else 0
-    return [event for event in events.list(kind=FILLING.broken, after=since, limit=_REMEMBERED)
-            if event.subject == destination]
+    return [
+        event
+        for event in events.list(kind=FILLING.broken, after=since, limit=_REMEMBERED)
+        if event.subject == destination
+    ]

@@ -39,10 +39,15 @@ class ServerGrowth:
 
     def as_json(self) -> dict[str, Any]:
         growth = self.growth
-        return {"server": self.server, "bytes_stored": self.stored, "bytes_added_per_day": round(self.added),
-                "factor_per_day": growth.factor if growth else None, "samples": growth.samples if growth else 0,
-                "days": growth.days if growth else 0,
-                "bytes_source_after": {str(day): round(growth.size_after(day)) for day in _AHEAD} if growth else {}}
+        return {
+            "server": self.server,
+            "bytes_stored": self.stored,
+            "bytes_added_per_day": round(self.added),
+            "factor_per_day": growth.factor if growth else None,
+            "samples": growth.samples if growth else 0,
+            "days": growth.days if growth else 0,
+            "bytes_source_after": {str(day): round(growth.size_after(day)) for day in _AHEAD} if growth else {},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,12 @@ class Forecast:
     @property
     def text(self) -> str:
         """One sentence."""
-        growing = [f"{one.server} x{one.growth.factor:.3g} a day, seen in {one.growth.samples} full backups over "
-                   f"{one.growth.days:.0f} days" for one in self.servers if one.growth is not None]
+        growing = [
+            f"{one.server} x{one.growth.factor:.3g} a day, seen in {one.growth.samples} full backups over "
+            f"{one.growth.days:.0f} days"
+            for one in self.servers
+            if one.growth is not None
+        ]
         basis = f" ({'; '.join(growing)})" if growing else ""
         if self.free is None:
             told = [f"{format_size(self.stored + more)} after {days} days" for days, more in self.ahead]
@@ -90,11 +99,16 @@ class Forecast:
         return f"day {number} ({self.at + timedelta(days=number or 0):%Y-%m-%d})"
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, "bytes_free": self.free, "full_on_day": self.filling.day,
-                "earliest_day": self.filling.earliest, "bytes_stored": self.stored,
-                "bytes_stored_after": {str(days): self.stored + more for days, more in self.ahead},
-                "servers": [one.as_json() for one in self.servers],
-                "text": self.text}
+        return {
+            "destination": self.destination,
+            "bytes_free": self.free,
+            "full_on_day": self.filling.day,
+            "earliest_day": self.filling.earliest,
+            "bytes_stored": self.stored,
+            "bytes_stored_after": {str(days): self.stored + more for days, more in self.ahead},
+            "servers": [one.as_json() for one in self.servers],
+            "text": self.text,
+        }
 
 
 def forecast(wiring: Wiring, destination: str) -> Forecast | None:
@@ -104,19 +118,28 @@ def forecast(wiring: Wiring, destination: str) -> Forecast | None:
     for record in wiring.catalog.backups.list():
         if any(copy.destination == destination for copy in record.copies):
             here.setdefault(record.server, []).append(record)
-    logged = [server for server in wiring.catalog.binlogs.servers()
-              if wiring.catalog.binlogs.runs(server, destination)]
+    logged = [server for server in wiring.catalog.binlogs.servers() if wiring.catalog.binlogs.runs(server, destination)]
     if not here and not logged:
         return None
-    parts = [_part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
-             for server in sorted({*here, *logged})]
-    tenants = [Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth)
-               for part in parts]
+    parts = [
+        _part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
+        for server in sorted({*here, *logged})
+    ]
+    tenants = [
+        Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth) for part in parts
+    ]
     space = wiring.destination(destination).space() or _granted(wiring, destination, sum(one.stored for one in parts))
     filling = Filling(None, None) if space is None else days_until_full(tenants, space.free)
     ahead = tuple((days, round(sum(tenant.more_after(days) for tenant in tenants))) for days in _AHEAD)
-    return Forecast(destination, now, None if space is None else space.free, tuple(parts), filling, ahead,
-                    None if space is None else space.total)
+    return Forecast(
+        destination,
+        now,
+        None if space is None else space.free,
+        tuple(parts),
+        filling,
+        ahead,
+        None if space is None else space.total,
+    )
 
 
 def _granted(wiring: Wiring, destination: str, stored: int) -> Space | None:
@@ -135,19 +158,36 @@ def room(wiring: Wiring, destination: str) -> list[Finding]:
         return [from_error(f"destination {destination}", error)]
     if found is None or not found.is_soon:
         return []
-    return [warning(f"destination {destination}", f"by its growth {found.text}",
-                    "give it more room, or keep less: `backupd policy explain` previews other rules")]
+    return [
+        warning(
+            f"destination {destination}",
+            f"by its growth {found.text}",
+            "give it more room, or keep less: `backupd policy explain` previews other rules",
+        )
+    ]
 
 
-def _part(server: str, records: Sequence[BackupRecord], runs: Sequence[Run], destination: str, now: datetime,
-          ) -> ServerGrowth:
+def _part(
+    server: str,
+    records: Sequence[BackupRecord],
+    runs: Sequence[Run],
+    destination: str,
+    now: datetime,
+) -> ServerGrowth:
     """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
     are left tells the least that must be there."""
     physical = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL]
-    fulls = [(record.started_at, record.stats.bytes_source) for record in physical or records
-             if record.started_at > now - HISTORY]
-    alive = [record.stats for record in records if record.state is not BackupState.DELETED
-             and any(copy.destination == destination and copy.state != "deleted" for copy in record.copies)]
+    fulls = [
+        (record.started_at, record.stats.bytes_source)
+        for record in physical or records
+        if record.started_at > now - HISTORY
+    ]
+    alive = [
+        record.stats
+        for record in records
+        if record.state is not BackupState.DELETED
+        and any(copy.destination == destination and copy.state != "deleted" for copy in record.copies)
+    ]
     stored = max(sum(stats.bytes_new for stats in alive), max((stats.bytes_stored for stats in alive), default=0))
     recent = [record for record in records if record.started_at > now - RECENT]
     # The first backup of all stores everything; that says nothing about a day.

@@ -74,8 +74,11 @@ def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "")
     keeps nobody from the others, and is told; one that was turned back is an incident. Raises CatalogError, BusyError,
     RefusedError for the spool."""
     now = wiring.clock()
-    due = [name for name in sorted(wanting(wiring.settings))
-           if (last := noted(wiring).get(name)) is None or not timedelta() <= now - last.at < every]
+    due = [
+        name
+        for name in sorted(wanting(wiring.settings))
+        if (last := noted(wiring).get(name)) is None or not timedelta() <= now - last.at < every
+    ]
     if not due:
         return 0
     with wiring.locked("heads", "another process is just renewing the heads"):
@@ -92,8 +95,13 @@ def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
     renew(wiring, every=timedelta(), former=former)
     found = {}
     for server in sorted(wanting(wiring.settings)):
-        told = [one for place in wiring.usable_destinations() if (head := _there(place, server)[0]) is not None
-                for one in head.retired if one.key == former]
+        told = [
+            one
+            for place in wiring.usable_destinations()
+            if (head := _there(place, server)[0]) is not None
+            for one in head.retired
+            if one.key == former
+        ]
         if told:
             found[server] = max(told, key=lambda one: one.counter)
     return found
@@ -131,21 +139,37 @@ def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime
     retired = max(there, key=lambda head: head.counter).retired if there else ()
     if former and former not in {one.key for one in retired}:
         retired = (*retired, Retired(former, counter - 1, now))
-    made = Head(server, counter, now, before.digest if before else "",
-                max((record.id for record in records), default=""), len(records),
-                audit.number if audit else 0, audit.digest if audit else "", retired,
-                {place.name: Reached(runs[-1].branch, *last_of(runs[-1])) for place in places
-                 if (runs := wiring.catalog.binlogs.runs(server, place.name))})
+    made = Head(
+        server,
+        counter,
+        now,
+        before.digest if before else "",
+        max((record.id for record in records), default=""),
+        len(records),
+        audit.number if audit else 0,
+        audit.digest if audit else "",
+        retired,
+        {
+            place.name: Reached(runs[-1].branch, *last_of(runs[-1]))
+            for place in places
+            if (runs := wiring.catalog.binlogs.runs(server, place.name))
+        },
+    )
     took = dict(before.places) if before else {}
     for place in places:
         try:
             heads.put(place, made)
             took[place.name] = counter
         except BackupdError as error:
-            say("head-not-renewed", f"the head of {server} cannot be put to {place.name}: {error.message}",
-                level=logging.WARNING, server=server)
-    runbook = before.runbook if before and made.newest and before.runbook.startswith(made.newest) else _runbook(
-        wiring, made)
+            say(
+                "head-not-renewed",
+                f"the head of {server} cannot be put to {place.name}: {error.message}",
+                level=logging.WARNING,
+                server=server,
+            )
+    runbook = (
+        before.runbook if before and made.newest and before.runbook.startswith(made.newest) else _runbook(wiring, made)
+    )
     _note(wiring, server, Noted(counter, now, heads.digest(made), took, runbook))
 
 
@@ -175,44 +199,80 @@ def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | N
     try:
         found, why = _there(place, server)
     except DestinationError as error:
-        say("head-unread", f"the head of {server} at {place.name} cannot be read: {error.message}",
-            level=logging.WARNING, server=server)
+        say(
+            "head-unread",
+            f"the head of {server} at {place.name} cannot be read: {error.message}",
+            level=logging.WARNING,
+            server=server,
+        )
         return None, False
     if why:
-        say("head-unread", f"the head of {server} at {place.name} is not believed: {why}", level=logging.WARNING,
-            server=server)
+        say(
+            "head-unread",
+            f"the head of {server} at {place.name} is not believed: {why}",
+            level=logging.WARNING,
+            server=server,
+        )
     took = before.places.get(place.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
     now = wiring.clock()
-    told = (f"it holds the one with counter {found.counter}, of {format_time(found.at)}, with {found.newest or 'none'} "
-            "as the newest backup" if found is not None else why or "it holds none")
-    Incidents(wiring.catalog).broken(ROLLED_BACK, Event(
-        now, ROLLED_BACK.broken, Severity.ERROR, server=server, subject=place.name,
-        message=f"{place.name} was possibly rolled back: of {server} it took the head with counter {took}, and {told}",
-        detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
-        hint=f"find out who writes there. `backupd verify {server}` names what is missing, and `backupd replicate "
-             f"{server} --to {place.name}` copies it again where another destination has it. This ends when a "
-             "verification finds all of it"))
+    told = (
+        f"it holds the one with counter {found.counter}, of {format_time(found.at)}, with {found.newest or 'none'} "
+        "as the newest backup"
+        if found is not None
+        else why or "it holds none"
+    )
+    Incidents(wiring.catalog).broken(
+        ROLLED_BACK,
+        Event(
+            now,
+            ROLLED_BACK.broken,
+            Severity.ERROR,
+            server=server,
+            subject=place.name,
+            message=(
+                f"{place.name} was possibly rolled back: of {server} it took the head with counter {took}, and {told}"
+            ),
+            detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
+            hint=f"find out who writes there. `backupd verify {server}` names what is missing, and `backupd replicate "
+            f"{server} --to {place.name}` copies it again where another destination has it. This ends when a "
+            "verification finds all of it",
+        ),
+    )
     return found, True
 
 
 def settle(wiring: Wiring, place: Destination, server: str) -> None:
     """Everything of ``server`` that the catalog expects there is there."""
     if not is_turned_back(wiring, place, server):
-        Incidents(wiring.catalog).mended(ROLLED_BACK, Event(
-            wiring.clock(), ROLLED_BACK.mended, Severity.INFO, f"{place.name} holds all that it should of {server}, "
-            "and its newest head", server=server, subject=place.name))
+        Incidents(wiring.catalog).mended(
+            ROLLED_BACK,
+            Event(
+                wiring.clock(),
+                ROLLED_BACK.mended,
+                Severity.INFO,
+                f"{place.name} holds all that it should of {server}, and its newest head",
+                server=server,
+                subject=place.name,
+            ),
+        )
 
 
 def noted(wiring: Wiring) -> Mapping[str, Noted]:
     """The last head of each server, by the spool. What cannot be read there is made anew from the destinations."""
     try:
         found = json.loads(_file(wiring).read_text(encoding="utf-8"))
-        return {name: Noted(int(one["counter"]), parse_time(one["at"]), str(one["digest"]),
-                            {place: int(counter) for place, counter in one.get("places", {}).items()},
-                            str(one.get("runbook", "")))
-                for name, one in found.items()}
+        return {
+            name: Noted(
+                int(one["counter"]),
+                parse_time(one["at"]),
+                str(one["digest"]),
+                {place: int(counter) for place, counter in one.get("places", {}).items()},
+                str(one.get("runbook", "")),
+            )
+            for name, one in found.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -220,13 +280,27 @@ def noted(wiring: Wiring) -> Mapping[str, Noted]:
 def _note(wiring: Wiring, server: str, last: Noted) -> None:
     every = {**noted(wiring), server: last}
     try:
-        write_whole(_file(wiring), json.dumps({
-            name: {"counter": one.counter, "at": format_time(one.at), "digest": one.digest,
-                   "places": dict(one.places), "runbook": one.runbook}
-            for name, one in every.items()}, sort_keys=True).encode())
+        write_whole(
+            _file(wiring),
+            json.dumps(
+                {
+                    name: {
+                        "counter": one.counter,
+                        "at": format_time(one.at),
+                        "digest": one.digest,
+                        "places": dict(one.places),
+                        "runbook": one.runbook,
+                    }
+                    for name, one in every.items()
+                },
+                sort_keys=True,
+            ).encode(),
+        )
     except OSError as error:
-        raise RefusedError(f"the note {_file(wiring)} of the heads cannot be written: {error.strerror}",
-                           hint="make room in the spool, and let this user write there") from error
+        raise RefusedError(
+            f"the note {_file(wiring)} of the heads cannot be written: {error.strerror}",
+            hint="make room in the spool, and let this user write there",
+        ) from error
 
 
 def _file(wiring: Wiring) -> Path:
@@ -244,8 +318,12 @@ class Comparison:
         return {"heads": list(self.lines), "suspicions": list(self.suspicions)}
 
 
-def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapping[str, int] | None = None,
-            ) -> Comparison:
+def compare(
+    wiring: Wiring,
+    *,
+    failed_at: datetime | None = None,
+    counters: Mapping[str, int] | None = None,
+) -> Comparison:
     """Of every server whose manifests are signed, at every destination that answers. ``failed_at``: when the operator
     says that the last good moment was; ``counters``: of each server, what the last report said."""
     lines: list[str] = []
@@ -258,22 +336,29 @@ def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapp
                 head = heads.read(place, server)
                 lacking = _lacking(place, server, head) if head is not None else []
             except BackupdError as error:
-                suspicions.append(f"the head of {server} at {place.name} is not believed: "
-                                  f"{' '.join((error.detail or error.message).split())}"
-                                  f"{_outdated(wiring, place, server)}")
+                suspicions.append(
+                    f"the head of {server} at {place.name} is not believed: "
+                    f"{' '.join((error.detail or error.message).split())}"
+                    f"{_outdated(wiring, place, server)}"
+                )
                 continue
             if head is None:
                 lines.append(f"{place.name} holds no head of {server}")
                 if _had_heads(place, server):
-                    suspicions.append(f"{place.name} was possibly rolled back: it holds backups of {server}, and "
-                                      "somebody took away the head that was put with them")
+                    suspicions.append(
+                        f"{place.name} was possibly rolled back: it holds backups of {server}, and "
+                        "somebody took away the head that was put with them"
+                    )
                 continue
             found[place.name] = head
-            lines.append(f"head of {server} at {place.name}: counter {head.counter}, of {format_time(head.at)}, "
-                         f"{format_duration(max((now - head.at).total_seconds(), 0.0))} ago; {head.backups} backups, "
-                         f"the newest {head.newest or 'none'}"
-                         + "".join(f"; {one.key} signed until counter {one.counter}, {format_time(one.at)}"
-                                   for one in head.retired))
+            lines.append(
+                f"head of {server} at {place.name}: counter {head.counter}, of {format_time(head.at)}, "
+                f"{format_duration(max((now - head.at).total_seconds(), 0.0))} ago; {head.backups} backups, "
+                f"the newest {head.newest or 'none'}"
+                + "".join(
+                    f"; {one.key} signed until counter {one.counter}, {format_time(one.at)}" for one in head.retired
+                )
+            )
             suspicions += lacking
         if found:
             suspicions += _suspicions(server, found, failed_at, (counters or {}).get(server))
@@ -290,27 +375,37 @@ def _outdated(wiring: Wiring, place: Destination, server: str) -> str:
     except (DamagedError, ObjectMissingError):
         return ""
     trusted = signing(wiring.settings).trusted
-    return "".join(f". It says that {one.key}, which is trusted here, was replaced at {format_time(one.at)}: if so, "
-                   "this configuration is older than that, and what that key signed since may be a thief's. Compare it "
-                   "with the newest recovery page" for one in retired if one.key in trusted)
+    return "".join(
+        f". It says that {one.key}, which is trusted here, was replaced at {format_time(one.at)}: if so, "
+        "this configuration is older than that, and what that key signed since may be a thief's. Compare it "
+        "with the newest recovery page"
+        for one in retired
+        if one.key in trusted
+    )
 
 
 def _lacking(place: Destination, server: str, head: Head) -> list[str]:
     """What its own head tells of, and is not there: somebody may take away the newest, and leave the head."""
     said, told = [], f"its head of {format_time(head.at)}"
     if head.newest and not _is_there(place, server, head.newest):
-        said.append(f"{place.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
-                    "marked deleted there: where no other destination has it, somebody took it away")
+        said.append(
+            f"{place.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
+            "marked deleted there: where no other destination has it, somebody took it away"
+        )
     reached = head.logs.get(place.name)
     if reached is not None:
-        ends = [(owner[1].number, owner[1].end)
-                for info in place.list(layout.branch_folder(server, reached.branch))
-                if (owner := layout.segment_of(info.key)) is not None and owner[2] == layout.SEGMENT]
+        ends = [
+            (owner[1].number, owner[1].end)
+            for info in place.list(layout.branch_folder(server, reached.branch))
+            if (owner := layout.segment_of(info.key)) is not None and owner[2] == layout.SEGMENT
+        ]
         number, end = max(ends, default=(0, 0))
         if (number, end) < (reached.number, reached.end):
-            said.append(f"binary logs of {server} at {place.name} end at byte {end} of file {number} of branch "
-                        f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
-                        "where no other destination has more, somebody took them away")
+            said.append(
+                f"binary logs of {server} at {place.name} end at byte {end} of file {number} of branch "
+                f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
+                "where no other destination has more, somebody took them away"
+            )
     return said
 
 
@@ -332,15 +427,23 @@ def _had_heads(place: Destination, server: str) -> bool:
 def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | None, told: int | None) -> list[str]:
     best = max(found.values(), key=lambda head: head.counter)
     ahead = next(name for name, head in found.items() if head == best)
-    said = [f"{name} was possibly rolled back to {format_time(head.at)}: its head of {server} has counter "
-            f"{head.counter}, that of {ahead} {best.counter} with {best.newest or 'no backup'} as the newest: rebuild "
-            f"from {ahead}" for name, head in sorted(found.items()) if head.counter < best.counter]
+    said = [
+        f"{name} was possibly rolled back to {format_time(head.at)}: its head of {server} has counter "
+        f"{head.counter}, that of {ahead} {best.counter} with {best.newest or 'no backup'} as the newest: rebuild "
+        f"from {ahead}"
+        for name, head in sorted(found.items())
+        if head.counter < best.counter
+    ]
     if told is not None and best.counter < told:
-        said.append(f"the store was possibly rolled back to {format_time(best.at)}: the last report told counter "
-                    f"{told} of {server}, and the newest head has {best.counter}")
+        said.append(
+            f"the store was possibly rolled back to {format_time(best.at)}: the last report told counter "
+            f"{told} of {server}, and the newest head has {best.counter}"
+        )
     if failed_at is not None and best.at < failed_at - EVERY - GRACE:
-        said.append(f"the store was possibly rolled back to {format_time(best.at)}: the newest head of {server} is of "
-                    f"then, and until {format_time(failed_at)} one was due every {EVERY.seconds // 60} minutes")
+        said.append(
+            f"the store was possibly rolled back to {format_time(best.at)}: the newest head of {server} is of "
+            f"then, and until {format_time(failed_at)} one was due every {EVERY.seconds // 60} minutes"
+        )
     return said
 
 
@@ -351,8 +454,12 @@ def lists_compared(wiring: Wiring) -> tuple[str, ...]:
     return tuple(
         f"{one} holds {len(more)} backup{'s' if len(more) > 1 else ''} of {server} that {other} does not: "
         f"{', '.join(sorted(more, reverse=True)[:_NAMED])}{', ...' if len(more) > _NAMED else ''}"
-        for one, found in sorted(there.items()) for other in sorted(there) if other != one
-        for server in sorted(found) if (more := found[server] - there[other].get(server, set())))
+        for one, found in sorted(there.items())
+        for other in sorted(there)
+        if other != one
+        for server in sorted(found)
+        if (more := found[server] - there[other].get(server, set()))
+    )
 
 
 def _listed(place: Destination) -> dict[str, set[str]]:

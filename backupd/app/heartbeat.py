@@ -64,8 +64,16 @@ class Heartbeat:
             self._failed(error)
             return
         self._failures, self._trouble = 0, ""
-        self._incidents.mended(HEARTBEAT, Event(self._wiring.clock(), HEARTBEAT.mended, Severity.INFO,
-                                                "the heartbeat's watcher answers again", subject="heartbeat"))
+        self._incidents.mended(
+            HEARTBEAT,
+            Event(
+                self._wiring.clock(),
+                HEARTBEAT.mended,
+                Severity.INFO,
+                "the heartbeat's watcher answers again",
+                subject="heartbeat",
+            ),
+        )
 
     def _failed(self, error: DeliveryError) -> None:
         self._failures += 1
@@ -73,7 +81,15 @@ class Heartbeat:
             say(HEARTBEAT.broken, str(error), level=logging.WARNING)
         self._trouble = error.message
         if self._failures >= FAILURES:
-            self._incidents.broken(HEARTBEAT, Event(
-                self._wiring.clock(), HEARTBEAT.broken, Severity.WARNING, subject="heartbeat",
-                message=f"{error.message}, {self._failures} times in a row", detail=error.detail,
-                hint=error.hint))
+            self._incidents.broken(
+                HEARTBEAT,
+                Event(
+                    self._wiring.clock(),
+                    HEARTBEAT.broken,
+                    Severity.WARNING,
+                    subject="heartbeat",
+                    message=f"{error.message}, {self._failures} times in a row",
+                    detail=error.detail,
+                    hint=error.hint,
+                ),
+            )

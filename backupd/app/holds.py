@@ -95,8 +95,9 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
     if not any(found):
         if server != EVERY_SERVER:
             require_known(wiring, server)
-        others = (holds_of(kept_anywhere(wiring), server) if kind is HoldKind.HOLD
-                  else wiring.catalog.holds.of(server, kind))
+        others = (
+            holds_of(kept_anywhere(wiring), server) if kind is HoldKind.HOLD else wiring.catalog.holds.of(server, kind)
+        )
         word = _WORDS[kind][0]
         command = "hold --all --release" if kind is HoldKind.HOLD else "resume --all"
         hint = f"every server is: backupd {command}" if others else "`backupd hold` lists what there is"
@@ -107,8 +108,11 @@ def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, 
 
 def findings(wiring: Wiring, servers: Collection[str]) -> list[Finding]:
     """What `backupd check` says about holds and pauses of these servers and of all."""
-    return [warning(str(one.kind), _lasting(one, wiring.clock()), _end(one))
-            for one in wiring.catalog.holds.all() if one.server in (EVERY_SERVER, *servers)]
+    return [
+        warning(str(one.kind), _lasting(one, wiring.clock()), _end(one))
+        for one in wiring.catalog.holds.all()
+        if one.server in (EVERY_SERVER, *servers)
+    ]
 
 
 def remind(wiring: Wiring) -> None:
@@ -116,10 +120,17 @@ def remind(wiring: Wiring) -> None:
     for one in wiring.catalog.holds.all():
         now = wiring.clock()
         if now - one.since >= _REMINDED:
-            wiring.catalog.events.add(Event(
-                at=now, kind=_WORDS[one.kind][0], severity=Severity.WARNING,
-                server="" if one.server == EVERY_SERVER else one.server, subject=str(one.kind),
-                message=_lasting(one, now), hint=_end(one)))
+            wiring.catalog.events.add(
+                Event(
+                    at=now,
+                    kind=_WORDS[one.kind][0],
+                    severity=Severity.WARNING,
+                    server="" if one.server == EVERY_SERVER else one.server,
+                    subject=str(one.kind),
+                    message=_lasting(one, now),
+                    hint=_end(one),
+                )
+            )
 
 
 def _lasting(one: Hold, now: datetime) -> str:
@@ -146,8 +157,11 @@ def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> H
 def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
     """Every configured destination, and where else the catalog knows backups of ``server``."""
     records = wiring.catalog.backups.list(None if server == EVERY_SERVER else server)
-    return tuple(dict.fromkeys([*wiring.settings.destinations,
-                                *sorted({copy.destination for record in records for copy in record.copies})]))
+    return tuple(
+        dict.fromkeys(
+            [*wiring.settings.destinations, *sorted({copy.destination for record in records for copy in record.copies})]
+        )
+    )
 
 
 def _open_jobs(wiring: Wiring, server: str) -> list[JobRecord]:
@@ -157,9 +171,17 @@ def _open_jobs(wiring: Wiring, server: str) -> list[JobRecord]:
 
 
 def _tell(wiring: Wiring, kind: HoldKind, server: str, word: str, detail: str) -> None:
-    wiring.catalog.events.add(Event(
-        at=wiring.clock(), kind=word, severity=Severity.WARNING, server="" if server == EVERY_SERVER else server,
-        subject=str(kind), message=f"{_named(server)} was {word}", detail=detail))
+    wiring.catalog.events.add(
+        Event(
+            at=wiring.clock(),
+            kind=word,
+            severity=Severity.WARNING,
+            server="" if server == EVERY_SERVER else server,
+            subject=str(kind),
+            message=f"{_named(server)} was {word}",
+            detail=detail,
+        )
+    )
 
 
 def _named(server: str) -> str:

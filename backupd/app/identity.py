@@ -50,8 +50,10 @@ _STALL = 20.0
 
 def accept_hint(server: str) -> str:
     """What to do about a stranger."""
-    return (f"look at the host, port or socket of {server} in the configuration; if this server is the right one from "
-            f"now on: backupd server accept {server}")
+    return (
+        f"look at the host, port or socket of {server} in the configuration; if this server is the right one from "
+        f"now on: backupd server accept {server}"
+    )
 
 
 def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, adopt: bool = True) -> Identity | None:
@@ -66,8 +68,14 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
     if info.flavour is not Flavour.MARIADB and _has_moved(known, info.server_uuid, address):
         archived, executed = _archived(wiring, server, known).gtids, _executed(session, info, mariadb=False)
         if archived and executed and not covers(executed, archived, mariadb=False):
-            copied = _copied(wiring, server, known, f"{info.server_uuid} at {address}", address,
-                             f"lacks the last archived transactions ({archived[:200]})")
+            copied = _copied(
+                wiring,
+                server,
+                known,
+                f"{info.server_uuid} at {address}",
+                address,
+                f"lacks the last archived transactions ({archived[:200]})",
+            )
             raise stranger_refused(copied, "nothing is done with it")
     if (found := _same(wiring, server, info.server_uuid, known, address)) is not None:
         return found
@@ -75,9 +83,15 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
         return None
     mariadb = info.flavour is Flavour.MARIADB
     same_log, kin = _by_spool(wiring, server, session, known) if known else (False, False)
-    met = Met(info.server_uuid, info.server_id, mariadb, _executed(session, info, mariadb=mariadb), kin=kin,
-              restored_from=_restored_from(wiring, restored_by(Path(info.datadir))),
-              same_log=same_log or (_is_at_home(known, address) and _has_same_log(wiring, server, info)))
+    met = Met(
+        info.server_uuid,
+        info.server_id,
+        mariadb,
+        _executed(session, info, mariadb=mariadb),
+        kin=kin,
+        restored_from=_restored_from(wiring, restored_by(Path(info.datadir))),
+        same_log=same_log or (_is_at_home(known, address) and _has_same_log(wiring, server, info)),
+    )
     return _keep(wiring, server, known, met, address)
 
 
@@ -86,17 +100,34 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
     streamed before. MariaDB makes its uuid from a network address and the port: a restart may change it. Raises
     CatalogError."""
     known = known_of(wiring, server)
-    if (not state.mariadb and branch.reason in (BranchReason.LOST_TAIL, BranchReason.UNKNOWN)
-            and _has_moved(known, state.server_uuid, address)):
-        return _copied(wiring, server, known, branch.id, address,
-                       "its binary log lacks the end of what is archived; here it stands by the id of its branch")
+    if (
+        not state.mariadb
+        and branch.reason in (BranchReason.LOST_TAIL, BranchReason.UNKNOWN)
+        and _has_moved(known, state.server_uuid, address)
+    ):
+        return _copied(
+            wiring,
+            server,
+            known,
+            branch.id,
+            address,
+            "its binary log lacks the end of what is archived; here it stands by the id of its branch",
+        )
     if (found := _same(wiring, server, state.server_uuid, known, address)) is not None or not state.server_uuid:
         return found
     forked = took_over(branch, state.server_uuid, is_at_home=_is_at_home(known, address))
     goes_on = branch.server_uuid != state.server_uuid and any(
-        one.uuid == branch.server_uuid and not one.is_stranger for one in known)
-    met = Met(state.server_uuid, state.server_id, state.mariadb, state.history, forked=forked, same_log=goes_on,
-              restored_from=_restored_from(wiring, state.marker))
+        one.uuid == branch.server_uuid and not one.is_stranger for one in known
+    )
+    met = Met(
+        state.server_uuid,
+        state.server_id,
+        state.mariadb,
+        state.history,
+        forked=forked,
+        same_log=goes_on,
+        restored_from=_restored_from(wiring, state.marker),
+    )
     return _keep(wiring, server, known, met, address)
 
 
@@ -125,12 +156,21 @@ def recall(wiring: Wiring, server: str) -> None:
     records = wiring.catalog.backups.list(server)
     made = [record for record in records if record.manifest] or records
     uuids = {record.server_uuid for record in made} | {
-        branch.server_uuid for branch in wiring.catalog.binlogs.branches(server)}
+        branch.server_uuid for branch in wiring.catalog.binlogs.branches(server)
+    }
     strange, now = strangers_by_backups(records), wiring.clock()
     for uuid in sorted(uuids - {""} - {one.uuid for one in wiring.catalog.identities.of(server)}):
         verdict = Verdict.STRANGER if uuid in strange else Verdict.OWN
-        wiring.catalog.identities.put(Identity(server, uuid, verdict, now, now, evidence=strange.get(
-            uuid, f"there are backups or binary logs of it under the name {server}")))
+        wiring.catalog.identities.put(
+            Identity(
+                server,
+                uuid,
+                verdict,
+                now,
+                now,
+                evidence=strange.get(uuid, f"there are backups or binary logs of it under the name {server}"),
+            )
+        )
 
 
 def _is_at_home(known: Sequence[Identity], address: str) -> bool:
@@ -143,26 +183,44 @@ def _has_moved(known: Sequence[Identity], uuid: str, address: str) -> bool:
     """Does a server that tells the known ``uuid`` answer where none of ours did? MySQL keeps it in its data directory,
     so that a copy of that tells it, too. One that an operator accepted there counts as ours."""
     ours = [one for one in known if not one.is_stranger]
-    return (any(one.uuid == uuid and one.address for one in ours)
-            and not any(address == one.address for one in ours))
+    return any(one.uuid == uuid and one.address for one in ours) and not any(address == one.address for one in ours)
 
 
 def _copied(wiring: Wiring, server: str, known: Sequence[Identity], name: str, address: str, why: str) -> Identity:
     """Keep that a copy of our data directory answers, as ``name``, and say so."""
     now = wiring.clock()
     before = next((one for one in known if one.uuid == name), None)
-    found = Identity(server, name, Verdict.STRANGER, before.since if before else now, now, address=address, evidence=(
-        f"it has the server_uuid of the known server, which answered at another address, and {why}: a copy of its data "
-        "directory, or the server itself with older data"))
+    found = Identity(
+        server,
+        name,
+        Verdict.STRANGER,
+        before.since if before else now,
+        now,
+        address=address,
+        evidence=(
+            f"it has the server_uuid of the known server, which answered at another address, and {why}: a copy of "
+            "its data "
+            "directory, or the server itself with older data"
+        ),
+    )
     wiring.catalog.identities.put(found)
     _told_stranger(wiring, found, [one.uuid for one in known if not one.is_stranger])
     return found
 
 
 def _told_stranger(wiring: Wiring, found: Identity, ours: Sequence[str]) -> None:
-    Incidents(wiring.catalog).broken(CHANGED, Event(
-        wiring.clock(), CHANGED.broken, Severity.ERROR, server=found.server, message=_words(found, ours),
-        detail=f"known under this name: {', '.join(ours)}", hint=accept_hint(found.server)))
+    Incidents(wiring.catalog).broken(
+        CHANGED,
+        Event(
+            wiring.clock(),
+            CHANGED.broken,
+            Severity.ERROR,
+            server=found.server,
+            message=_words(found, ours),
+            detail=f"known under this name: {', '.join(ours)}",
+            hint=accept_hint(found.server),
+        ),
+    )
 
 
 def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], address: str) -> Identity | None:
@@ -171,13 +229,23 @@ def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], add
     if found is None:
         return None
     now = wiring.clock()
-    if (abs(now - found.seen_at) > _NOTED or found.address != address
-            or any(one.seen_at > found.seen_at for one in known)):
+    if (
+        abs(now - found.seen_at) > _NOTED
+        or found.address != address
+        or any(one.seen_at > found.seen_at for one in known)
+    ):
         found = replace(found, seen_at=now, address=address)
         wiring.catalog.identities.put(found)
-    Incidents(wiring.catalog).mended(CHANGED, Event(
-        now, CHANGED.mended, Severity.INFO, f"the server that is known as {server} answers again: {uuid}",
-        server=server))
+    Incidents(wiring.catalog).mended(
+        CHANGED,
+        Event(
+            now,
+            CHANGED.mended,
+            Severity.INFO,
+            f"the server that is known as {server} answers again: {uuid}",
+            server=server,
+        ),
+    )
     return found
 
 
@@ -191,20 +259,32 @@ def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, addr
     if found.is_stranger:
         _told_stranger(wiring, found, ours)
         return found
-    Incidents(wiring.catalog).mended(CHANGED, Event(
-        now, CHANGED.mended, Severity.INFO, f"{met.uuid} is {server}: {why}", server=server))
+    Incidents(wiring.catalog).mended(
+        CHANGED, Event(now, CHANGED.mended, Severity.INFO, f"{met.uuid} is {server}: {why}", server=server)
+    )
     if verdict is Verdict.FAILOVER:
-        wiring.catalog.events.add(Event(
-            now, FAILOVER, Severity.WARNING, server=server, subject=met.uuid,
-            message=f"another server answers under the name {server} at {address}: {met.uuid}; {why}",
-            detail=f"before it was {', '.join(ours)}",
-            hint="nothing has to be acknowledged: it goes on as a branch of the same history; take a full backup now"))
+        wiring.catalog.events.add(
+            Event(
+                now,
+                FAILOVER,
+                Severity.WARNING,
+                server=server,
+                subject=met.uuid,
+                message=f"another server answers under the name {server} at {address}: {met.uuid}; {why}",
+                detail=f"before it was {', '.join(ours)}",
+                hint=(
+                    "nothing has to be acknowledged: it goes on as a branch of the same history; take a full backup now"
+                ),
+            )
+        )
     return found
 
 
 def _words(found: Identity, ours: Sequence[str]) -> str:
-    return (f"{STRANGER}: {found.server} at {found.address} is server {found.uuid}, the known one is "
-            f"{', '.join(ours)}; {found.evidence}")
+    return (
+        f"{STRANGER}: {found.server} at {found.address} is server {found.uuid}, the known one is "
+        f"{', '.join(ours)}; {found.evidence}"
+    )
 
 
 def reason_of(found: Identity | None) -> str:
@@ -220,7 +300,10 @@ def problem_of(found: Identity | None, record: BackupRecord) -> BackupdError | N
         return None
     return RefusedError(
         f"backup {record.id} was taken of another server than {record.server}, so it is kept apart: no target but its "
-        "own id means it, and no rule counts it", detail=_detail(found), hint=accept_hint(record.server))
+        "own id means it, and no rule counts it",
+        detail=_detail(found),
+        hint=accept_hint(record.server),
+    )
 
 
 def stranger_refused(found: Identity, what: str) -> RefusedError:
@@ -242,8 +325,9 @@ def finding_of(found: Identity | None, server: str) -> list[Finding]:
     if found is None:
         return []
     if found.is_stranger:
-        return [error("identity", f"{STRANGER}: {found.uuid} at {found.address}; {found.evidence}",
-                      accept_hint(server))]
+        return [
+            error("identity", f"{STRANGER}: {found.uuid} at {found.address}; {found.evidence}", accept_hint(server))
+        ]
     return [fine("identity", f"{found.uuid} is {server}: {found.evidence}")]
 
 
@@ -258,17 +342,28 @@ def accept(wiring: Wiring, server: str, by: str) -> Identity:
     known = known_of(wiring, server)
     strangers = sorted((one for one in known if one.is_stranger), key=lambda one: one.seen_at)
     if not strangers:
-        raise RefusedError(f"no other server answered under the name {server}, so there is nothing to accept",
-                           detail="\n".join(f"{one.uuid}: {one.evidence}" for one in known),
-                           hint=f"`backupd check {server}` compares the server that answers now")
+        raise RefusedError(
+            f"no other server answered under the name {server}, so there is nothing to accept",
+            detail="\n".join(f"{one.uuid}: {one.evidence}" for one in known),
+            hint=f"`backupd check {server}` compares the server that answers now",
+        )
     for one in strangers[:-1]:  # a copy of the data directory stands by its address, and by its branch
         if one.address and one.address == strangers[-1].address:
             wiring.catalog.identities.accept(one, by)
     found = wiring.catalog.identities.accept(
-        replace(strangers[-1], evidence=f"accepted by {by} at {format_time(wiring.clock())}: "
-                                        f"{strangers[-1].evidence}"), by)
-    Incidents(wiring.catalog).mended(CHANGED, Event(
-        wiring.clock(), CHANGED.mended, Severity.INFO, f"{found.uuid} was accepted as {server} by {by}", server=server))
+        replace(strangers[-1], evidence=f"accepted by {by} at {format_time(wiring.clock())}: {strangers[-1].evidence}"),
+        by,
+    )
+    Incidents(wiring.catalog).mended(
+        CHANGED,
+        Event(
+            wiring.clock(),
+            CHANGED.mended,
+            Severity.INFO,
+            f"{found.uuid} was accepted as {server} by {by}",
+            server=server,
+        ),
+    )
     return found
 
 
@@ -298,10 +393,13 @@ def kept_apart(wiring: Wiring, server: str) -> tuple[str, ...]:
         return ()
     backups = Counter(record.server_uuid for record in wiring.catalog.backups.list(server))
     streamed = {branch.server_uuid for branch in wiring.catalog.binlogs.branches(server)}
-    return tuple(f"another server, {one.uuid}, answered under this name between {format_time(one.since)} and "
-                 f"{format_time(one.seen_at)}: {backups[one.uuid]} backups"
-                 f"{' and the binary logs' if one.uuid in streamed else ''} of it are kept apart and not shown here"
-                 for one in found if backups[one.uuid] or one.uuid in streamed)
+    return tuple(
+        f"another server, {one.uuid}, answered under this name between {format_time(one.since)} and "
+        f"{format_time(one.seen_at)}: {backups[one.uuid]} backups"
+        f"{' and the binary logs' if one.uuid in streamed else ''} of it are kept apart and not shown here"
+        for one in found
+        if backups[one.uuid] or one.uuid in streamed
+    )
 
 
 # --- evidence
@@ -328,8 +426,11 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
     """The last place of the server's own history, in its binary logs or its backups, whichever is newer."""
     ours = sorted((one for one in known if not one.is_stranger), key=lambda one: one.seen_at)
     uuids = {one.uuid for one in ours}
-    places = [(record.finished_at, record.position.gtid) for record in wiring.catalog.backups.list(server)
-              if record.server_uuid in uuids and record.position.gtid]
+    places = [
+        (record.finished_at, record.position.gtid)
+        for record in wiring.catalog.backups.list(server)
+        if record.server_uuid in uuids and record.position.gtid
+    ]
     branches = [branch for branch in own_branches(wiring, server) if branch.server_uuid in uuids]
     if branches:
         runs = [run for run in wiring.catalog.binlogs.runs(server) if run.branch == branches[-1].id]
@@ -354,13 +455,22 @@ def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Ide
         tool = binlog_tool(state.flavour, paths=wiring.settings.programs)
         number = first_shared(newest.path, state, source.previous_gtids) if state.mariadb else None
         with tempfile.TemporaryDirectory(prefix="compared-", dir=wiring.settings.spool) as folder:
+
             def copy(name: str) -> Path:
                 taken = connection_id(server, wiring.identity_key().hex(), source.connected_ids())
-                return fetch(tool, session.connection, Spool(Path(folder)), name, connection_id=taken, stall=_STALL,
-                             cancel=threading.Event())
+                return fetch(
+                    tool,
+                    session.connection,
+                    Spool(Path(folder)),
+                    name,
+                    connection_id=taken,
+                    stall=_STALL,
+                    cancel=threading.Event(),
+                )
 
             if _is_at_home(ours, source.address) and any(
-                    log.name == newest.name and log.size >= newest.size for log in state.logs):
+                log.name == newest.name and log.size >= newest.size for log in state.logs
+            ):
                 with newest.path.open("rb") as kept, copy(newest.name).open("rb") as fresh:
                     if Comparison(kept, fresh).go_on() >= newest.size:
                         return True, False
@@ -373,14 +483,21 @@ def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:
     """Does the server's binary log hold the bytes that it held right before the place of our newest physical backup?"""
     if not info.log_bin:
         return False
-    newest = next((record for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE)
-                   if record.kind is not BackupKind.LOGICAL and not record.apart and record.position.file), None)
+    newest = next(
+        (
+            record
+            for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE)
+            if record.kind is not BackupKind.LOGICAL and not record.apart and record.position.file
+        ),
+        None,
+    )
     for name in [copy.destination for copy in newest.copies] if newest is not None else []:
         try:
             found = read(wiring.destination(name), server, newest.id) if newest is not None else None
         except BackupdError:
             continue  # another copy may tell; without any, there is no such evidence
         if found is not None and isinstance(found.header, Header) and found.header.landmarks is not None:
-            return newest is not None and not missing_evidence(info, newest.position, found.header.landmarks.log,
-                                                               wiring.identity_key())
+            return newest is not None and not missing_evidence(
+                info, newest.position, found.header.landmarks.log, wiring.identity_key()
+            )
     return False

@@ -55,8 +55,16 @@ class Indexes:
     def places(self, record: SegmentRecord) -> tuple[str, ...]:
         """The configured destinations that have a copy, best first."""
         known = [name for name in record.destinations if name in self._wiring.settings.destinations]
-        return tuple(sorted(known, key=lambda name: (not record.destinations[name].is_complete,
-                                                     self._rank.get(name, len(self._rank)), name)))
+        return tuple(
+            sorted(
+                known,
+                key=lambda name: (
+                    not record.destinations[name].is_complete,
+                    self._rank.get(name, len(self._rank)),
+                    name,
+                ),
+            )
+        )
 
     def _read(self, record: SegmentRecord) -> Iterator[Transaction]:
         if self._unsealer is None:
@@ -77,8 +85,9 @@ class Indexes:
                 return
         yield from self._read_larger(record, self._unsealer, given, failures)
 
-    def _read_larger(self, record: SegmentRecord, unsealer: Unsealer, given: int, failures: list[BackupdError]
-                     ) -> Iterator[Transaction]:
+    def _read_larger(
+        self, record: SegmentRecord, unsealer: Unsealer, given: int, failures: list[BackupdError]
+    ) -> Iterator[Transaction]:
         """Out of the segment that has replaced this one since the catalog was asked; ``given``: how many not to give
         again. Raises for what was to be read where there is none."""
         server, key = record.segment.server, record.key
@@ -87,8 +96,11 @@ class Indexes:
                 destination = self._wiring.destination(name)
                 for larger in holding(destination, server, key):
                     header = segments.load_header(destination, server, larger)
-                    within = (one for one in segments.read_index(destination, header, unsealer)
-                              if key.start <= one.start and one.end <= key.end)
+                    within = (
+                        one
+                        for one in segments.read_index(destination, header, unsealer)
+                        if key.start <= one.start and one.end <= key.end
+                    )
                     for number, transaction in enumerate(within):
                         if number >= given:
                             given += 1
@@ -101,10 +113,16 @@ class Indexes:
 
 def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> BackupdError:
     segment = record.segment
-    message = (f"what binary log {segment.file} holds from byte {segment.start} to {segment.end} cannot be read from "
-               "any destination")
+    message = (
+        f"what binary log {segment.file} holds from byte {segment.start} to {segment.end} cannot be read from "
+        "any destination"
+    )
     lines = [error.line for error in failures] or ["no destination has it"]
     if failures and all(isinstance(error, DestinationError) for error in failures):
         return DestinationError(message, detail="\n".join(lines), hint="see that the destinations can be reached")
-    return DamagedError(message, lines, hint="`backupd verify` looks at every copy; `backupd timeline "
-                                             f"{segment.server}` shows what is recoverable without it")
+    return DamagedError(
+        message,
+        lines,
+        hint="`backupd verify` looks at every copy; `backupd timeline "
+        f"{segment.server}` shows what is recoverable without it",
+    )

@@ -70,9 +70,17 @@ def _nothing(_done: object) -> Result:
     return Result()
 
 
-def run_here(wiring: Wiring, kind: JobKind, server: str, work: Callable[[JobRun], T], *, report: Report,
-             arguments: dict[str, Any] | None = None, result: Callable[[T], Result] = _nothing,
-             asked: Asked | None = None) -> T:
+def run_here(
+    wiring: Wiring,
+    kind: JobKind,
+    server: str,
+    work: Callable[[JobRun], T],
+    *,
+    report: Report,
+    arguments: dict[str, Any] | None = None,
+    result: Callable[[T], Result] = _nothing,
+    asked: Asked | None = None,
+) -> T:
     """Record a job, do ``work`` as that job in this process, and record how it ended. ``result`` tells what the row
     should say of what ``work`` gave.
 
@@ -81,17 +89,34 @@ def run_here(wiring: Wiring, kind: JobKind, server: str, work: Callable[[JobRun]
     policy_of(wiring, server, kind)  # a broken one is told before there is a row
     abandon_dead(wiring)
     now = wiring.clock()
-    job = JobRecord(id=new_id(now), kind=str(kind), server=server, state=JobState.RUNNING, queued_at=now,
-                    started_at=now, heartbeat_at=now, owner=owner(), requested_by=asked.by if asked else user(),
-                    arguments=arguments or {}, token=1)
+    job = JobRecord(
+        id=new_id(now),
+        kind=str(kind),
+        server=server,
+        state=JobState.RUNNING,
+        queued_at=now,
+        started_at=now,
+        heartbeat_at=now,
+        owner=owner(),
+        requested_by=asked.by if asked else user(),
+        arguments=arguments or {},
+        token=1,
+    )
     wiring.catalog.jobs.add(job)
     if asked is not None:
         asked.begun(job.id)
     return live(wiring, job, work, result, report, watched=True)
 
 
-def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Callable[[T], Result],
-         report: Report, *, watched: bool = False) -> T:
+def live(
+    wiring: Wiring,
+    job: JobRecord,
+    work: Callable[[JobRun], T],
+    result: Callable[[T], Result],
+    report: Report,
+    *,
+    watched: bool = False,
+) -> T:
     """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``. ``watched``:
     whoever asked for it sees how it ends."""
     policy = policy_of(wiring, job.server, job.kind)
@@ -149,7 +174,8 @@ def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseExcept
         name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
         ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
     elif isinstance(error, (ElsewhereError, DumpsOnlyError, UnknownTableError)) or (
-            watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS)):
+        watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS)
+    ):
         # Somebody forgot --confirm, mistyped a table, or asked for what no policy plans, and was told: nothing was
         # done, and nothing is broken.
         ending = partial(close, wiring, job, JobState.CANCELLED, error=error)
@@ -183,15 +209,25 @@ def _patiently(ending: Callable[[], JobRecord]) -> None:
             return
 
 
-def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdError | None = None,
-          result: Result | None = None, again: bool = False) -> JobRecord:
+def close(
+    wiring: Wiring,
+    job: JobRecord,
+    state: JobState,
+    *,
+    error: BackupdError | None = None,
+    result: Result | None = None,
+    again: bool = False,
+) -> JobRecord:
     """Record the end of ``job``, the event that tells of it, and the jobs that follow from it, all at once.
 
     ``again``: trying once more may help. Raises RefusedError when the job is over or somebody else's.
     """
     came_to, now = result or Result(), wiring.clock()
-    shown = None if error is None else BackupdError(
-        redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
+    shown = (
+        None
+        if error is None
+        else BackupdError(redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
+    )
     then: list[JobRecord] = []
     trouble = ""
     try:
@@ -204,30 +240,69 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
     if state is JobState.PARTIAL and came_to.accepted:
         severity = Severity.WARNING
     quiet = job.kind in _TELL_THEMSELVES and state is JobState.FAILED
-    events = [] if shown is None or quiet else [Event(
-        at=now, kind=f"job-{state}", severity=severity,
-        server=job.server, subject=job.leg or job.kind, message=shown.message, detail=shown.detail, hint=shown.hint,
-        job_id=job.id)]
+    events = (
+        []
+        if shown is None or quiet
+        else [
+            Event(
+                at=now,
+                kind=f"job-{state}",
+                severity=severity,
+                server=job.server,
+                subject=job.leg or job.kind,
+                message=shown.message,
+                detail=shown.detail,
+                hint=shown.hint,
+                job_id=job.id,
+            )
+        ]
+    )
     if state is JobState.SUCCEEDED:
         events += recovered(wiring, job, now)
     if trouble:
         say("job-not-followed", trouble, level=logging.ERROR, server=job.server, job=job.id)
-        events.append(Event(at=now, kind="job-not-followed", severity=Severity.ERROR, server=job.server,
-                            subject=job.leg or job.kind, message=trouble, job_id=job.id,
-                            hint="neither a repetition nor retention was queued: run it again by hand, and look at "
-                                 "the policy"))
+        events.append(
+            Event(
+                at=now,
+                kind="job-not-followed",
+                severity=Severity.ERROR,
+                server=job.server,
+                subject=job.leg or job.kind,
+                message=trouble,
+                job_id=job.id,
+                hint="neither a repetition nor retention was queued: run it again by hand, and look at the policy",
+            )
+        )
     ended = wiring.catalog.jobs.finish(
-        job.id, state, now, token=job.token, error=shown, result=came_to.id, bytes=came_to.bytes,
-        phases=came_to.phases, then=then, events=events)
+        job.id,
+        state,
+        now,
+        token=job.token,
+        error=shown,
+        result=came_to.id,
+        bytes=came_to.bytes,
+        phases=came_to.phases,
+        then=then,
+        events=events,
+    )
     if job.kind == JobKind.RESTORE:
         wiring.catalog.restores.settle(now)
         for follower in then:
             wiring.catalog.restores.requeue(str(follower.arguments["restore"]), follower.id)
-    say(f"job-{state}", str(shown) if shown else f"{came_to.bytes} bytes", server=job.server, job=job.id,
-        level=logging.ERROR if state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED) else logging.INFO)
+    say(
+        f"job-{state}",
+        str(shown) if shown else f"{came_to.bytes} bytes",
+        server=job.server,
+        job=job.id,
+        level=logging.ERROR if state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED) else logging.INFO,
+    )
     for follower in then:
-        say("job-queued", f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}", server=job.server,
-            job=follower.id)
+        say(
+            "job-queued",
+            f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}",
+            server=job.server,
+            job=follower.id,
+        )
     return ended
 
 
@@ -243,10 +318,22 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
     if policy is None:
         return []
     then: list[JobRecord] = []
-    if state in (JobState.SUCCEEDED, JobState.PARTIAL) and job.kind in BACKUPS and policy.retention \
-            and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1):
-        then.append(JobRecord(id=new_id(now), kind=JobKind.RETENTION, server=job.server, state=JobState.QUEUED,
-                              queued_at=now, leg=RETENTION_LEG))
+    if (
+        state in (JobState.SUCCEEDED, JobState.PARTIAL)
+        and job.kind in BACKUPS
+        and policy.retention
+        and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1)
+    ):
+        then.append(
+            JobRecord(
+                id=new_id(now),
+                kind=JobKind.RETENTION,
+                server=job.server,
+                state=JobState.QUEUED,
+                queued_at=now,
+                leg=RETENTION_LEG,
+            )
+        )
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
         then.append(repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
@@ -255,9 +342,20 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
 
 def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
     """The same job again, as its successor."""
-    return JobRecord(id=new_id(now), kind=job.kind, server=job.server, state=JobState.QUEUED, queued_at=now,
-                     due_at=job.due_at, not_before=now + wait, attempt=attempt, previous=job.id, leg=job.leg,
-                     requested_by=job.requested_by, arguments=job.arguments)
+    return JobRecord(
+        id=new_id(now),
+        kind=job.kind,
+        server=job.server,
+        state=JobState.QUEUED,
+        queued_at=now,
+        due_at=job.due_at,
+        not_before=now + wait,
+        attempt=attempt,
+        previous=job.id,
+        leg=job.leg,
+        requested_by=job.requested_by,
+        arguments=job.arguments,
+    )
 
 
 def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
@@ -266,8 +364,10 @@ def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
     Each by itself: one that cannot be ended is told, and the next one is looked at.
     """
     wiring.catalog.restores.settle(wiring.clock())
-    gone = BackupdError("the process that ran this job is gone",
-                        hint="run it again; whatever it left at a destination is removed by the next run")
+    gone = BackupdError(
+        "the process that ran this job is gone",
+        hint="run it again; whatever it left at a destination is removed by the next run",
+    )
     stopped = CancelledError("the process that ran this job was killed because the service had to stop")
     ended = []
     for job in wiring.catalog.jobs.dead(owner_state, wiring.clock()):
@@ -283,8 +383,13 @@ def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
         except CatalogError:
             raise
         except (BackupdError, OSError) as error:
-            say("job-not-ended", f"it has no process and cannot be ended: {error}", level=logging.ERROR,
-                server=job.server, job=job.id)
+            say(
+                "job-not-ended",
+                f"it has no process and cannot be ended: {error}",
+                level=logging.ERROR,
+                server=job.server,
+                job=job.id,
+            )
     return tuple(ended)
 
 
@@ -296,8 +401,13 @@ def mark_stopped(wiring: Wiring, job: JobRecord) -> None:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.touch(mode=0o600)
     except OSError as error:
-        say("job-not-ended", f"the note {mark} cannot be written: {error.strerror}", level=logging.ERROR,
-            server=job.server, job=job.id)
+        say(
+            "job-not-ended",
+            f"the note {mark} cannot be written: {error.strerror}",
+            level=logging.ERROR,
+            server=job.server,
+            job=job.id,
+        )
 
 
 def _stop_mark(wiring: Wiring, job: JobRecord) -> Path:

@@ -14,8 +14,11 @@ from storage.destination import Destination
 def kept_by_catalog(wiring: Wiring) -> Kept:
     holds = {hold.server: hold for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.HOLD}
     everything = wiring.catalog.backups.list(foreign=True)
-    return Kept(holds, frozenset((record.server, record.id) for record in everything if record.pinned),
-                frozenset((record.server, record.id) for record in everything if record.foreign))
+    return Kept(
+        holds,
+        frozenset((record.server, record.id) for record in everything if record.pinned),
+        frozenset((record.server, record.id) for record in everything if record.foreign),
+    )
 
 
 def kept_anywhere(wiring: Wiring) -> Kept:

@@ -63,12 +63,21 @@ class KeyState:
     def as_json(self) -> dict[str, Any]:
         info = self.info
         return {
-            "name": self.name, "fingerprint": self.fingerprint, "configured": info is not None,
-            "user_ids": list(info.user_ids) if info else [], "expires_at": _time(info.expires_at if info else None),
-            "problem": info.problem if info else None, "warning": info.warning if info else None,
-            "proved_at": _time(self.proved_at), "proved_by": self.proved_by, "due_at": _time(self.due_at),
-            "overdue": self.overdue, "open_challenge": self.waiting[0].id if self.waiting else None,
-            "secret_here": self.here, "backups": self.backups.total, "only_this_key": self.backups.alone,
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "configured": info is not None,
+            "user_ids": list(info.user_ids) if info else [],
+            "expires_at": _time(info.expires_at if info else None),
+            "problem": info.problem if info else None,
+            "warning": info.warning if info else None,
+            "proved_at": _time(self.proved_at),
+            "proved_by": self.proved_by,
+            "due_at": _time(self.due_at),
+            "overdue": self.overdue,
+            "open_challenge": self.waiting[0].id if self.waiting else None,
+            "secret_here": self.here,
+            "backups": self.backups.total,
+            "only_this_key": self.backups.alone,
         }
 
 
@@ -85,9 +94,14 @@ class Issued:
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "fingerprint": self.fingerprint,
-                "challenge": self.challenge.as_json() if self.challenge else None,
-                "file": str(self.file) if self.file else None, "message": self.armored, "problem": self.problem}
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "challenge": self.challenge.as_json() if self.challenge else None,
+            "file": str(self.file) if self.file else None,
+            "message": self.armored,
+            "problem": self.problem,
+        }
 
 
 def keys(wiring: Wiring, *, with_backups: bool = True) -> list[KeyState]:
@@ -100,11 +114,14 @@ def keys(wiring: Wiring, *, with_backups: bool = True) -> list[KeyState]:
     asked: dict[str, list[Challenge]] = {}
     for challenge in wiring.catalog.challenges.list():
         asked.setdefault(challenge.fingerprint, []).append(challenge)
-    states = [_state(info.fingerprint, info, asked.get(info.fingerprint, ()), wiring, now, here, sealed)
-              for info in infos]
+    states = [
+        _state(info.fingerprint, info, asked.get(info.fingerprint, ()), wiring, now, here, sealed) for info in infos
+    ]
     configured = {info.fingerprint for info in infos}
-    states += [_state(fingerprint, None, asked.get(fingerprint, ()), wiring, now, here, sealed)
-               for fingerprint in sorted(set(sealed) - configured)]
+    states += [
+        _state(fingerprint, None, asked.get(fingerprint, ()), wiring, now, here, sealed)
+        for fingerprint in sorted(set(sealed) - configured)
+    ]
     return states
 
 
@@ -118,8 +135,10 @@ def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:
         infos = [info for info in infos if recipient in (info.name, info.fingerprint)]
         if not infos:
             names = [info.name for info in _infos(wiring)]
-            raise UnknownNameError(f"{recipient} is no recipient of this configuration{suggestion(recipient, names)}",
-                                   hint="`backupd keys` lists them")
+            raise UnknownNameError(
+                f"{recipient} is no recipient of this configuration{suggestion(recipient, names)}",
+                hint="`backupd keys` lists them",
+            )
     here = _secrets(wiring)
     return [_issue(wiring, info, here) for info in infos]
 
@@ -129,8 +148,10 @@ def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge
     and for a challenge that has lapsed; then a new one waits."""
     asked = wiring.catalog.challenges.get(challenge_id)
     if not matches(phrase, asked.digest):
-        raise RefusedError(f"that is not the phrase of challenge {challenge_id}",
-                           hint=f"it is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}")
+        raise RefusedError(
+            f"that is not the phrase of challenge {challenge_id}",
+            hint=f"it is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}",
+        )
     if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
         raise _lapsed(wiring, asked)
     wiring.catalog.challenges.answer(challenge_id, wiring.clock(), by)
@@ -153,18 +174,40 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
         if info is None:
             continue
         if info.problem or info.warning:
-            _tell(wiring, Event(
-                at=wiring.clock(), kind=EXPIRING.broken, severity=Severity.ERROR if info.problem else Severity.WARNING,
-                subject=info.fingerprint or info.name, message=info.problem or info.warning or "",
-                hint="backups fail when nothing can be sealed for one of their keys"))
+            _tell(
+                wiring,
+                Event(
+                    at=wiring.clock(),
+                    kind=EXPIRING.broken,
+                    severity=Severity.ERROR if info.problem else Severity.WARNING,
+                    subject=info.fingerprint or info.name,
+                    message=info.problem or info.warning or "",
+                    hint="backups fail when nothing can be sealed for one of their keys",
+                ),
+            )
         else:
-            incidents.mended(EXPIRING, Event(wiring.clock(), EXPIRING.mended, Severity.INFO,
-                                             f"the key of {info.name} does not expire soon any more",
-                                             subject=info.fingerprint))
+            incidents.mended(
+                EXPIRING,
+                Event(
+                    wiring.clock(),
+                    EXPIRING.mended,
+                    Severity.INFO,
+                    f"the key of {info.name} does not expire soon any more",
+                    subject=info.fingerprint,
+                ),
+            )
         if state.overdue:
-            _tell(wiring, Event(
-                at=wiring.clock(), kind=OVERDUE.broken, severity=Severity.ERROR, subject=state.fingerprint,
-                message=_overdue(state), hint=_how(wiring, state)))
+            _tell(
+                wiring,
+                Event(
+                    at=wiring.clock(),
+                    kind=OVERDUE.broken,
+                    severity=Severity.ERROR,
+                    subject=state.fingerprint,
+                    message=_overdue(state),
+                    hint=_how(wiring, state),
+                ),
+            )
         else:
             _tell_proved(wiring, state.fingerprint, f"the key of {info.name} was proved")
         wanted = state.due_at is None or state.due_at <= wiring.clock()
@@ -176,8 +219,9 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
 
 def _tell_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
     """Unless nobody missed it."""
-    Incidents(wiring.catalog).mended(OVERDUE, Event(wiring.clock(), OVERDUE.mended, Severity.INFO, message,
-                                                    subject=fingerprint))
+    Incidents(wiring.catalog).mended(
+        OVERDUE, Event(wiring.clock(), OVERDUE.mended, Severity.INFO, message, subject=fingerprint)
+    )
 
 
 def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
@@ -197,8 +241,9 @@ def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
             hint = "this machine has answered a new one, for its own copy of the key"
         else:
             hint = f"a new one was issued: {_open_with(wiring, new.challenge.id)}"
-    return RefusedError(f"challenge {asked.id} is of {asked.issued_at:%Y-%m-%d}: an answer counts for "
-                        f"{VALID_FOR.days} days", hint=hint)
+    return RefusedError(
+        f"challenge {asked.id} is of {asked.issued_at:%Y-%m-%d}: an answer counts for {VALID_FOR.days} days", hint=hint
+    )
 
 
 def findings(wiring: Wiring) -> list[Finding]:
@@ -220,16 +265,29 @@ def _home(home: Path) -> Iterator[Finding]:
         told = home.stat()
         mode = stat.S_IMODE(told.st_mode)
         if told.st_uid not in (0, os.geteuid()):
-            yield warning("keys", f"{home} belongs to another user (uid {told.st_uid}), who can exchange its keys",
-                          f"chown -R {os.geteuid()} {home} && chmod 700 {home}; then compare the fingerprints: gpg "
-                          f"--homedir {home} --list-keys")
+            yield warning(
+                "keys",
+                f"{home} belongs to another user (uid {told.st_uid}), who can exchange its keys",
+                f"chown -R {os.geteuid()} {home} && chmod 700 {home}; then compare the fingerprints: gpg "
+                f"--homedir {home} --list-keys",
+            )
         elif mode & (stat.S_IWGRP | stat.S_IWOTH):
-            yield warning("keys", f"{home} can be written by others (mode {mode:04o}), who can exchange its keys",
-                          f"chmod 700 {home}; then compare the fingerprints: gpg --homedir {home} --list-keys")
+            yield warning(
+                "keys",
+                f"{home} can be written by others (mode {mode:04o}), who can exchange its keys",
+                f"chmod 700 {home}; then compare the fingerprints: gpg --homedir {home} --list-keys",
+            )
 
 
-def _state(fingerprint: str, info: KeyInfo | None, asked: Sequence[Challenge], wiring: Wiring, now: datetime,
-           here: frozenset[str], sealed: Mapping[str, Dependence]) -> KeyState:
+def _state(
+    fingerprint: str,
+    info: KeyInfo | None,
+    asked: Sequence[Challenge],
+    wiring: Wiring,
+    now: datetime,
+    here: frozenset[str],
+    sealed: Mapping[str, Dependence],
+) -> KeyState:
     answered = max((one for one in asked if one.answered_at), key=lambda one: one.answered_at or now, default=None)
     proved_at = answered.answered_at if answered else None
     since = [one for one in asked if one.answered_at is None and (not proved_at or one.issued_at > proved_at)]
@@ -238,10 +296,16 @@ def _state(fingerprint: str, info: KeyInfo | None, asked: Sequence[Challenge], w
     late = bool(since) and since[-1].issued_at + ANSWER_WITHIN < now
     late = late or (proved_at is not None and proved_at + every + ANSWER_WITHIN < now)
     return KeyState(
-        fingerprint, info, proved_at, answered.answered_by if answered else "", due_at,
+        fingerprint,
+        info,
+        proved_at,
+        answered.answered_by if answered else "",
+        due_at,
         overdue=late and info is not None,
-        waiting=tuple(one for one in since if not one.has_lapsed(now)), here=fingerprint in here,
-        backups=sealed.get(fingerprint, Dependence(0, 0)))
+        waiting=tuple(one for one in since if not one.has_lapsed(now)),
+        here=fingerprint in here,
+        backups=sealed.get(fingerprint, Dependence(0, 0)),
+    )
 
 
 def _issue(wiring: Wiring, info: KeyInfo, here: Iterable[str]) -> Issued:
@@ -263,8 +327,9 @@ def _issue(wiring: Wiring, info: KeyInfo, here: Iterable[str]) -> Issued:
             if one.has_lapsed(now):
                 _file(wiring, one.id).unlink(missing_ok=True)
     except OSError as error:
-        raise RefusedError(f"the challenge cannot be written to {file}: {error.strerror}",
-                           hint="see spool: in the configuration") from error
+        raise RefusedError(
+            f"the challenge cannot be written to {file}: {error.strerror}", hint="see spool: in the configuration"
+        ) from error
     wiring.catalog.challenges.add(asked)
     problem = ""
     if info.fingerprint in here:

@@ -14,10 +14,24 @@ def as_if_there(records: Sequence[BackupRecord], candidates: Iterable[BackupReco
     """``candidates``, of all the ``records`` of a server, as a destination would have them that does not yet."""
     lineage = lineages(tuple(records))
     strange = {name for one in strangers(records) for name in one.backups}
-    return [Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
-                   pinned=record.pinned, bytes=record.stats.bytes_stored, place=logs.places.get(record.id),
-                   table_set=record.table_set, missing=record.not_dumped, lineage=lineage[record.id],
-                   strange=record.id in strange, doubtful=bool(record.doubtful)) for record in candidates]
+    return [
+        Stored(
+            record.id,
+            record.kind,
+            record.parent,
+            record.started_at,
+            record.finished_at,
+            pinned=record.pinned,
+            bytes=record.stats.bytes_stored,
+            place=logs.places.get(record.id),
+            table_set=record.table_set,
+            missing=record.not_dumped,
+            lineage=lineage[record.id],
+            strange=record.id in strange,
+            doubtful=bool(record.doubtful),
+        )
+        for record in candidates
+    ]
 
 
 def is_complete(record: BackupRecord, place: str) -> bool:

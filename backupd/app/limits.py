@@ -37,9 +37,18 @@ class Brake:
     """The throttle of one run. ``pressure`` gives the reason to wait, or nothing; ``tell`` gets the reason of each
     pause. ``warnings``: what the backup's record should say about limits. For one thread."""
 
-    def __init__(self, limits: Limits, run: JobRun, *, pressure: Callable[[], str], tell: Callable[[str], None],
-                 warnings: tuple[str, ...] = (), bucket: Throttle | None = None,
-                 clock: Callable[[], float] = time.monotonic, wait: Callable[[float], bool] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        run: JobRun,
+        *,
+        pressure: Callable[[], str],
+        tell: Callable[[str], None],
+        warnings: tuple[str, ...] = (),
+        bucket: Throttle | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
         self._run, self._limits = run, limits
         self._max_pause = limits.max_pause.total_seconds()
         self._pressure, self._tell, self._clock = pressure, tell, clock
@@ -90,9 +99,15 @@ class Brake:
                     f"gave up after {format_duration(self.paused)} of pauses: {reason}",
                     detail=f"limits.max_pause is {format_duration(self._max_pause)}; {self.taken:,} bytes were read",
                     hint="see why the server is pressed; then run the backup at a quieter time, or raise the limit or "
-                         "limits.max_pause in the policy")
-            self._run.report(Progress(PAUSED, self.taken, note=f"{reason}; {format_duration(self.paused)} of at most "
-                                                               f"{format_duration(self._max_pause)}"))
+                    "limits.max_pause in the policy",
+                )
+            self._run.report(
+                Progress(
+                    PAUSED,
+                    self.taken,
+                    note=f"{reason}; {format_duration(self.paused)} of at most {format_duration(self._max_pause)}",
+                )
+            )
             self._wait(_TICK_SECONDS)
             self._run.check()
             reason = self._pressure()
@@ -121,10 +136,18 @@ def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, ru
     bound = format_duration(limits.max_pause.total_seconds())
 
     def tell(reason: str) -> None:
-        wiring.catalog.events.add(Event(
-            wiring.clock(), "limits-paused", Severity.WARNING, f"the backup of {server.name} pauses: {reason}",
-            server=server.name, subject=run.job.leg, job_id=run.job.id,
-            hint=f"it goes on by itself, and gives up after {bound} of pauses"))
+        wiring.catalog.events.add(
+            Event(
+                wiring.clock(),
+                "limits-paused",
+                Severity.WARNING,
+                f"the backup of {server.name} pauses: {reason}",
+                server=server.name,
+                subject=run.job.leg,
+                job_id=run.job.id,
+                hint=f"it goes on by itself, and gives up after {bound} of pauses",
+            )
+        )
 
     with PressureWatch(watched) as watch:
         yield Brake(limits, run, pressure=lambda: watch.pressure, tell=tell, warnings=tuple(warnings))
@@ -133,8 +156,11 @@ def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, ru
 def _followers(wiring: Wiring, server: ServerSettings) -> dict[tuple[str, int], Callable[[], Connection]]:
     """By address, how every other configured server is reached that has one."""
     settings = wiring.settings
-    return {(config.host, config.port or DEFAULT_PORT): partial(_connection, wiring, name)
-            for name, config in settings.servers.items() if config.host and name != server.name}
+    return {
+        (config.host, config.port or DEFAULT_PORT): partial(_connection, wiring, name)
+        for name, config in settings.servers.items()
+        if config.host and name != server.name
+    }
 
 
 def _connection(wiring: Wiring, name: str) -> Connection:

@@ -37,22 +37,30 @@ def findings(settings: Settings, now: datetime) -> list[Finding]:
 
 def _open_metrics(api: Api) -> Iterator[Finding]:
     if api.metrics == "auto" and api.is_private:
-        yield fine(_SUBJECT, f"every local user can read at {address(api)}/metrics, without a token: names of servers, "
-                             "destinations and policies, sizes, times and states (`api.metrics: token` asks for one)")
+        yield fine(
+            _SUBJECT,
+            f"every local user can read at {address(api)}/metrics, without a token: names of servers, "
+            "destinations and policies, sizes, times and states (`api.metrics: token` asks for one)",
+        )
 
 
 def _in_the_clear(api: Api) -> Iterator[Finding]:
     if not is_loopback(api.host) and api.tls is None and not (api.url or "").lower().startswith("https://"):
-        yield warning(_SUBJECT, f"tokens travel in the clear: other hosts can connect to {api.listen}, without TLS",
-                      "set api.tls, or listen on 127.0.0.1 behind a proxy with a certificate and name its address as "
-                      "api.url")
+        yield warning(
+            _SUBJECT,
+            f"tokens travel in the clear: other hosts can connect to {api.listen}, without TLS",
+            "set api.tls, or listen on 127.0.0.1 behind a proxy with a certificate and name its address as api.url",
+        )
 
 
 def _guessed(api: Api, settings: Settings) -> Iterator[Finding]:
     told = settings.alerts.email is not None or settings.alerts.channels_file is not None
     if told and api.url is None and is_everywhere(api.host):
-        yield warning(_SUBJECT, f"the links in mails lead to {address(api)}, by what this host calls itself",
-                      "name the address that people use as api.url")
+        yield warning(
+            _SUBJECT,
+            f"the links in mails lead to {address(api)}, by what this host calls itself",
+            "name the address that people use as api.url",
+        )
 
 
 def _certificate(api: Api, now: datetime) -> Iterator[Finding]:
@@ -62,8 +70,9 @@ def _certificate(api: Api, now: datetime) -> Iterator[Finding]:
     try:
         end = expiry(file)
     except (OSError, ValueError) as problem:
-        yield error(_SUBJECT, f"the certificate {file} cannot be read: {problem}",
-                    "it has to be PEM, that of this host first")
+        yield error(
+            _SUBJECT, f"the certificate {file} cannot be read: {problem}", "it has to be PEM, that of this host first"
+        )
         return
     renew = f"put the new one in place of {file}, then `systemctl reload backupd`"
     if end <= now:
@@ -102,9 +111,9 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
         tag, size, at = der[at], der[at + 1], at + 2
         if size & 0x80:
             count = size & 0x7F
-            size, at = int.from_bytes(der[at:at + count], "big"), at + count
+            size, at = int.from_bytes(der[at : at + count], "big"), at + count
         if at + size > len(der):
             raise ValueError("an element is longer than what it is in")
-        found.append((tag, der[at:at + size]))
+        found.append((tag, der[at : at + size]))
         at += size
     return found

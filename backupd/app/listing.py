@@ -45,14 +45,22 @@ class Listings:
         """Those of the configuration, by name."""
         return tuple(sorted(self._wiring.settings.servers))
 
-    def backups(self, server: str | None = None, *, kind: BackupKind | None = None,
-                state: BackupState | None = None, span: Span = EVER, limit: int = PAGE, after: str | None = None
-                ) -> Listed[BackupRecord]:
+    def backups(
+        self,
+        server: str | None = None,
+        *,
+        kind: BackupKind | None = None,
+        state: BackupState | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[BackupRecord]:
         """Deleted ones (within their grace period) too."""
         from backupd.app.protection import with_protection
 
-        found = self._wiring.catalog.backups.page(self._seen(server), kind=kind, state=state, span=span, limit=limit,
-                                                  after=after)
+        found = self._wiring.catalog.backups.page(
+            self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
+        )
         return Listed(tuple(with_protection(self._wiring, list(found.items))), found.next)
 
     def backup(self, backup_id: str) -> BackupRecord:
@@ -63,22 +71,45 @@ class Listings:
         see(self._actor, found.server, f"backup {backup_id}")
         return with_protection(self._wiring, [found])[0]
 
-    def jobs(self, server: str | None = None, *, kind: str | None = None, state: JobState | None = None,
-             span: Span = EVER, limit: int = PAGE, after: str | None = None) -> Listed[JobRecord]:
-        return self._wiring.catalog.jobs.page(self._seen(server), kind=kind, state=state, span=span, limit=limit,
-                                              after=after)
+    def jobs(
+        self,
+        server: str | None = None,
+        *,
+        kind: str | None = None,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[JobRecord]:
+        return self._wiring.catalog.jobs.page(
+            self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
+        )
 
-    def thaws(self, server: str | None = None, *, limit: int = PAGE, after: str | None = None,
-              ) -> Listed[tuple[JobRecord, Thawing]]:
+    def thaws(
+        self,
+        server: str | None = None,
+        *,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[tuple[JobRecord, Thawing]]:
         """As they were when the service looked last: nobody is asked."""
         found = self.jobs(server, kind=JobKind.THAW, limit=limit, after=after)
         count = self._wiring.catalog.thaws.count
         return Listed(tuple((job, count(job.id)) for job in found.items), found.next)
 
-    def proofs(self, server: str | None = None, *, backup: str | None = None, outcome: str | None = None,
-               span: Span = EVER, limit: int = PAGE, after: str | None = None) -> Listed[Proof]:
-        return self._wiring.catalog.proofs.page(self._seen(server), backup_id=backup, outcome=outcome, span=span,
-                                                limit=limit, after=after)
+    def proofs(
+        self,
+        server: str | None = None,
+        *,
+        backup: str | None = None,
+        outcome: str | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[Proof]:
+        return self._wiring.catalog.proofs.page(
+            self._seen(server), backup_id=backup, outcome=outcome, span=span, limit=limit, after=after
+        )
 
     def proof(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
@@ -86,18 +117,34 @@ class Listings:
         see(self._actor, found.server, f"proof {proof_id}")
         return found
 
-    def restores(self, server: str | None = None, *, state: JobState | None = None, span: Span = EVER,
-                 limit: int = PAGE, after: str | None = None) -> Listed[RestoreView]:
+    def restores(
+        self,
+        server: str | None = None,
+        *,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[RestoreView]:
         from backupd.app.restoring import view
 
         found = self._wiring.catalog.restores.page(self._seen(server), state=state, span=span, limit=limit, after=after)
         return Listed(tuple(view(self._wiring, record) for record in found.items), found.next)
 
-    def events(self, server: str | None = None, *, kind: str | None = None, job: str | None = None,
-               severity: Severity | None = None, span: Span = EVER, limit: int = PAGE, after: str | None = None,
-               ) -> Listed[Event]:
-        return self._wiring.catalog.events.page(self._seen(server), kind=kind, job_id=job, severity=severity, span=span,
-                                                limit=limit, after=after)
+    def events(
+        self,
+        server: str | None = None,
+        *,
+        kind: str | None = None,
+        job: str | None = None,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[Event]:
+        return self._wiring.catalog.events.page(
+            self._seen(server), kind=kind, job_id=job, severity=severity, span=span, limit=limit, after=after
+        )
 
     def server_is_present(self, name: str) -> tuple[bool, str]:
         """Is the server in rotation, as far as backups are concerned? Else why not. Raises NotFoundError."""
@@ -132,7 +179,9 @@ class Listings:
             "backup": lambda: catalog.backups.list(limit=_LOOKED_AT),
             "job": lambda: catalog.jobs.list(limit=_LOOKED_AT),
             "incident": lambda: catalog.incidents.list(limit=_LOOKED_AT),
-            "token": catalog.tokens.list, "challenge": catalog.challenges.list}
+            "token": catalog.tokens.list,
+            "challenge": catalog.challenges.list,
+        }
         close = get_close_matches(name, [one.id for one in newest[kind]()], n=1, cutoff=_NEARLY)
         return f"; did you mean `{close[0]}`?" if close else ""
 

@@ -20,7 +20,6 @@ from backupd.recovery.runs import Place
 _END: Place = (2**62, 0)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Met:
     """A transaction where it lies. ``before``: the one right before it in the same segment, None for the first."""
@@ -79,7 +78,8 @@ class Logbook:
                     f"{gtid} is not the id of one transaction: {len(found)} have it",
                     detail="\n".join(met.text for met in found),
                     hint=f"name the place: --to {found[0].record.segment.file}:{found[0].transaction.start} is before "
-                         "the first of them")
+                    "the first of them",
+                )
             if found:
                 return found[0]
         return None
@@ -89,11 +89,14 @@ class Logbook:
         has let numbers go back."""
         yield from self.holding(branch, gtid)
         if not mariadb or all(
-                in_order(run.gtids_before, run.gtids_after, run.transactions) for run in self.runs(branch)):
+            in_order(run.gtids_before, run.gtids_after, run.transactions) for run in self.runs(branch)
+        ):
             return
         server = int(gtid.split("-")[1])
-        if any(not in_order(segment.gtids_before, segment.gtids_after, segment.transactions)
-               for segment in (record.segment for record in self.records(branch, (0, 0), _END))):
+        if any(
+            not in_order(segment.gtids_before, segment.gtids_after, segment.transactions)
+            for segment in (record.segment for record in self.records(branch, (0, 0), _END))
+        ):
             for record in self.records(branch, (0, 0), _END):
                 if record.segment.transactions and server in record.segment.server_ids:
                     yield record
@@ -103,8 +106,9 @@ class Logbook:
         for held in self._binlogs.holding_gtid(self._server, gtids):
             if held.key.branch == branch:
                 place = held.key.number, held.key.end
-                yield from [record for record in self.records(branch, (place[0], 0), place)
-                            if record.key.end > held.key.start] or [held]
+                yield from [
+                    record for record in self.records(branch, (place[0], 0), place) if record.key.end > held.key.start
+                ] or [held]
 
     def runs(self, branch: str) -> list[Run]:
         """Of all destinations."""

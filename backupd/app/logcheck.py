@@ -30,14 +30,18 @@ _FRESH = timedelta(minutes=10)
 """A stream writes the catalog's row right after the segment; a younger one may be on its way."""
 _FORGET = "`backupd fsck --repair` forgets it and records the gap"
 _REPLACED = "a larger piece that is there has replaced it; `backupd fsck --repair` forgets it"
-_YOUNG = (f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stream is at work, so it is left as it is: "
-          "run `backupd fsck --repair` again after that time, which finishes it")
+_YOUNG = (
+    f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stream is at work, so it is left as it is: "
+    "run `backupd fsck --repair` again after that time, which finishes it"
+)
 
 
 # Verify
 
-def verify_logs(wiring: Wiring, destination: Destination, server: str, *, report: Report, workers: int,
-                due: Due) -> tuple[Scrubbed, int]:
+
+def verify_logs(
+    wiring: Wiring, destination: Destination, server: str, *, report: Report, workers: int, due: Due
+) -> tuple[Scrubbed, int]:
     """Re-read the segments whose turn it is; the catalog learns which copies are good and which are not, and forgets
     pieces that a larger one has replaced. Gives what was read and found, and how many segments that was."""
     read = size = count = 0
@@ -49,16 +53,25 @@ def verify_logs(wiring: Wiring, destination: Destination, server: str, *, report
         headers = [one for one in batch if isinstance(one, SegmentHeader) and due(one.folder)]
         broken = [one for one in batch if isinstance(one, segments.DamagedSegment)]
         scrubbed = scrub_segments(destination, headers, report=report, workers=workers)
-        here = [damage for damage in scrubbed.damages if damage.segment is not None
-                and _is_there(destination, damage.segment.server, damage.segment.key)]
-        damages += [*here, *(Damage(destination.name, layout.segment_key(one.server, one.key), one.error.detail)
-                             for one in broken)]
+        here = [
+            damage
+            for damage in scrubbed.damages
+            if damage.segment is not None and _is_there(destination, damage.segment.server, damage.segment.key)
+        ]
+        damages += [
+            *here,
+            *(Damage(destination.name, layout.segment_key(one.server, one.key), one.error.detail) for one in broken),
+        ]
         bad = {(damage.segment.server, damage.segment.key) for damage in here if damage.segment is not None}
         bad |= {(one.server, one.key) for one in broken}
         unseen |= set(scrubbed.unseen)
         cold += scrubbed.cold
-        _record(wiring, destination.name, [one.segment for one in headers if not any(
-            one.folder + item.name in unseen for item in one.sealed)], bad)
+        _record(
+            wiring,
+            destination.name,
+            [one.segment for one in headers if not any(one.folder + item.name in unseen for item in one.sealed)],
+            bad,
+        )
         read, size, count = read + scrubbed.objects, size + scrubbed.bytes, count + len(headers) + len(broken)
     one = Reconciliation(wiring.catalog, destination, server, wiring.clock)
     missing = [record.key for record in one.missing()]
@@ -91,26 +104,45 @@ def _mark_damaged(wiring: Wiring, server: str, key: SegmentKey, destination: str
 
 # Fsck
 
+
 def examine_logs(wiring: Wiring, destination: Destination) -> list[Finding]:
     """Do catalog and destination know the same segments?"""
     found: list[Finding] = []
     for server in _servers(wiring, destination):
         one = Reconciliation(wiring.catalog, destination, server, wiring.clock)
         at_work = is_at_work(wiring, server)
-        found += [Finding(Invariant.CATALOG_HAS_SEGMENT, layout.branch_key(server, branch.id), "the catalog does not "
-                          f"know this branch of {server}; `backupd fsck --repair` takes it in", repairable=True)
-                  for branch in one.unknown_branches()]
-        found += [Finding(Invariant.CATALOG_HAS_SEGMENT, layout.segment_key(server, key), "the catalog does not know "
-                          f"this binary log of {server}; `backupd fsck --repair` takes it in", repairable=True)
-                  for key in one.unknown()
-                  if not (at_work and _is_fresh(wiring, destination, server, key)) and one.header(key) is not None]
+        found += [
+            Finding(
+                Invariant.CATALOG_HAS_SEGMENT,
+                layout.branch_key(server, branch.id),
+                f"the catalog does not know this branch of {server}; `backupd fsck --repair` takes it in",
+                repairable=True,
+            )
+            for branch in one.unknown_branches()
+        ]
+        found += [
+            Finding(
+                Invariant.CATALOG_HAS_SEGMENT,
+                layout.segment_key(server, key),
+                f"the catalog does not know this binary log of {server}; `backupd fsck --repair` takes it in",
+                repairable=True,
+            )
+            for key in one.unknown()
+            if not (at_work and _is_fresh(wiring, destination, server, key)) and one.header(key) is not None
+        ]
         for record in one.missing():
             replaced = one.is_replaced(record.key)
             young = at_work and not replaced and one.is_young(record, wiring.clock())
-            found.append(Finding(
-                Invariant.SEGMENT_IS_STORED, layout.segment_key(server, record.key), "the catalog expects this binary "
-                f"log of {server} at destination {destination.name}, but it is not there; "
-                + (_REPLACED if replaced else _YOUNG if young else _FORGET), repairable=True))
+            found.append(
+                Finding(
+                    Invariant.SEGMENT_IS_STORED,
+                    layout.segment_key(server, record.key),
+                    "the catalog expects this binary "
+                    f"log of {server} at destination {destination.name}, but it is not there; "
+                    + (_REPLACED if replaced else _YOUNG if young else _FORGET),
+                    repairable=True,
+                )
+            )
     return found
 
 
@@ -137,6 +169,7 @@ def _tell_gaps(wiring: Wiring, server: str) -> None:
 
 
 # What both sides know
+
 
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     found = set(wiring.catalog.binlogs.servers())

@@ -59,8 +59,13 @@ class LogCopies:
 
         Raises CatalogError, and what ``check`` raises.
         """
-        relay = Relay(sources, self.target, check=self.check, moved=self.moved,
-                      **({} if self.pauses is None else {"pauses": self.pauses}))
+        relay = Relay(
+            sources,
+            self.target,
+            check=self.check,
+            moved=self.moved,
+            **({} if self.pauses is None else {"pauses": self.pauses}),
+        )
         names = {source.name for source in sources}
         # Before anything is looked for: what these confirm is in what is found below.
         told = [run for run in self.catalog.binlogs.runs(self.server) if run.destination in names]
@@ -72,8 +77,15 @@ class LogCopies:
         except DestinationError as error:
             failure = error
         self._confirm(told)
-        return LogsCopied(tally.segments, tally.bytes, tally.dropped, len(tally.lacking),
-                          min(tally.lacking, default=None), tuple(dict.fromkeys(tally.troubles)), failure)
+        return LogsCopied(
+            tally.segments,
+            tally.bytes,
+            tally.dropped,
+            len(tally.lacking),
+            min(tally.lacking, default=None),
+            tuple(dict.fromkeys(tally.troubles)),
+            failure,
+        )
 
     def forget(self) -> None:
         """Look at everything again: somebody else may have removed something."""
@@ -87,7 +99,8 @@ class LogCopies:
         unbroken = True
         covered: tuple[int, int] = (-1, 0)
         for record in self.catalog.binlogs.each_segment(
-                self.server, branch.id, from_place=(max(first, self._reached.get(branch.id, 0)), 0)):
+            self.server, branch.id, from_place=(max(first, self._reached.get(branch.id, 0)), 0)
+        ):
             self.check()
             key = record.key
             within = key.number == covered[0] and key.end <= covered[1]
@@ -128,9 +141,13 @@ class LogCopies:
 
     def _clear(self, key: SegmentKey, tally: _Tally) -> None:
         """Pieces that the whole file has made superfluous."""
-        known = [record.key for record in self.catalog.binlogs.segments(
-            self.server, key.branch, from_place=(key.number, 0), to_place=(key.number, key.end))
-            if record.key != key and self.target.name in record.destinations]
+        known = [
+            record.key
+            for record in self.catalog.binlogs.segments(
+                self.server, key.branch, from_place=(key.number, 0), to_place=(key.number, key.end)
+            )
+            if record.key != key and self.target.name in record.destinations
+        ]
         if not known:
             return
         pieces = sorted({*known, *replaced_pieces(self.target, self.server, key)})
@@ -151,8 +168,10 @@ class LogCopies:
                 if best is None or best[1] < run.confirmed_at:
                     newest[run.branch] = (run, run.confirmed_at)
         for branch, (run, at) in newest.items():
-            before = max((mine.confirmed_at for mine in own if mine.branch == branch
-                          and mine.confirmed_at is not None), default=None)
+            before = max(
+                (mine.confirmed_at for mine in own if mine.branch == branch and mine.confirmed_at is not None),
+                default=None,
+            )
             if before is not None and before >= at:
                 continue
             if before is not None:
@@ -173,11 +192,19 @@ class _Tally:
         self.troubles.append(why)
 
 
-def copies_of(wiring: Wiring, server: str, target: Destination, *, check: Check,
-              moved: Callable[[int], None] = lambda _size: None) -> LogCopies:
+def copies_of(
+    wiring: Wiring, server: str, target: Destination, *, check: Check, moved: Callable[[int], None] = lambda _size: None
+) -> LogCopies:
     """As the configuration of the target says."""
-    return LogCopies(wiring.catalog, wiring.clock, server, target,
-                     wiring.settings.destination(target.name).takes_pieces, check, moved)
+    return LogCopies(
+        wiring.catalog,
+        wiring.clock,
+        server,
+        target,
+        wiring.settings.destination(target.name).takes_pieces,
+        check,
+        moved,
+    )
 
 
 def is_whole(record: SegmentRecord) -> bool:
@@ -192,7 +219,8 @@ def _is_older(record: SegmentRecord, name: str, names: Collection[str]) -> bool:
     """Was it stored elsewhere once more since it was copied? A piece that turned out to be all of its file was."""
     return is_whole(record) and record.destinations[name].stored_at < max(
         (copy.stored_at for other, copy in record.destinations.items() if other in names and copy.is_complete),
-        default=record.destinations[name].stored_at)
+        default=record.destinations[name].stored_at,
+    )
 
 
 def _covers(mine: Run, run: Run) -> bool:

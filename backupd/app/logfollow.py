@@ -112,11 +112,20 @@ class LogFollower(threading.Thread):
             since = self._since
         if now - since >= behind_limit(self._server.policy):
             name, late = self._server.name, format_duration((now - since).total_seconds())
-            incidents.broken(DESTINATION, Event(
-                now, DESTINATION.broken, Severity.ERROR, server=name, subject=self.place,
-                message=f"{self.place} lacks binary logs of {name} since {late}: they are at "
-                        f"{', '.join(self._server.required)} only", detail=told,
-                hint="they are copied when it takes them; it is tried again with growing pauses"))
+            incidents.broken(
+                DESTINATION,
+                Event(
+                    now,
+                    DESTINATION.broken,
+                    Severity.ERROR,
+                    server=name,
+                    subject=self.place,
+                    message=f"{self.place} lacks binary logs of {name} since {late}: they are at "
+                    f"{', '.join(self._server.required)} only",
+                    detail=told,
+                    hint="they are copied when it takes them; it is tried again with growing pauses",
+                ),
+            )
         self._asked = None
         return min(LONGEST * self._failures, pause_after(self._failures).total_seconds(), 600.0)
 
@@ -134,6 +143,14 @@ class LogFollower(threading.Thread):
         self._failures = 0
         with self._lock:
             self._trouble, self._since = "", None
-        incidents.mended(DESTINATION, Event(
-            now, DESTINATION.mended, Severity.INFO, server=self._server.name, subject=self.place,
-            message=f"{self.place} has all binary logs of {self._server.name} again"))
+        incidents.mended(
+            DESTINATION,
+            Event(
+                now,
+                DESTINATION.mended,
+                Severity.INFO,
+                server=self._server.name,
+                subject=self.place,
+                message=f"{self.place} has all binary logs of {self._server.name} again",
+            ),
+        )

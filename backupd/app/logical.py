@@ -45,8 +45,12 @@ _DEFAULTS = Logical.model_validate({"schedule": "every 24h"})
 _TOLD = 50
 
 
-def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...],
-                ) -> tuple[BackupRecord, BackupdError | None]:
+def dump_tables(
+    wiring: Wiring,
+    server: ServerSettings,
+    run: JobRun,
+    destinations: tuple[Destination, ...],
+) -> tuple[BackupRecord, BackupdError | None]:
     """Take one logical backup now, as ``run``; whose arguments may name a ``set`` of the policy, or patterns of
     ``tables``. Gives its record, and what is missing in it, if anything is.
 
@@ -56,18 +60,33 @@ def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destination
     with _folder(wiring, server) as folder:
         spec, met = resolve(wiring, server, run, destinations, folder)
         with throttled(wiring, server, spec.connection, run) as brake:
-            outcome = execute(replace(spec, throttle=brake, send=brake.send, pressure=brake.pressure),
-                              clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
-    record = record_of(spec, outcome.header, outcome.facts,
-                       (*outcome.facts.warnings, *brake.warnings, *_missing_lines(outcome.dump.failed),
-                        *_skipped_lines(outcome.dump.skipped)))
+            outcome = execute(
+                replace(spec, throttle=brake, send=brake.send, pressure=brake.pressure),
+                clock=wiring.clock,
+                report=run.report,
+                cancel=run.cancel,
+                fence=run.fence,
+                log=run.log,
+            )
+    record = record_of(
+        spec,
+        outcome.header,
+        outcome.facts,
+        (
+            *outcome.facts.warnings,
+            *brake.warnings,
+            *_missing_lines(outcome.dump.failed),
+            *_skipped_lines(outcome.dump.skipped),
+        ),
+    )
     add_row(wiring, spec, record)
     record = replace(record, apart=met is not None and met.is_stranger)
     return record, problem_of(met, record) or _problem(record, outcome.dump.failed)
 
 
-def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...],
-            folder: Path) -> tuple[LogicalSpec, Identity | None]:
+def resolve(
+    wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...], folder: Path
+) -> tuple[LogicalSpec, Identity | None]:
     """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
     nothing."""
     policy = server.policy
@@ -82,36 +101,71 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
         probed = examine(session)
         if why := no_roll_forward(probed.info.flavour, probed.info.version):
             raise RefusedError(
-                f"logical backups of {probed.info.flavour} {probed.info.version} are not supported", detail=why,
-                hint="take physical backups of such a server; leave out `logical` in its policy")
+                f"logical backups of {probed.info.flavour} {probed.info.version} are not supported",
+                detail=why,
+                hint="take physical backups of such a server; leave out `logical` in its policy",
+            )
         met = meet(wiring, server.name, session, probed.info)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)
     late = behind(wiring, server.name)
 
     def documents(body: Body, header: Header) -> Documents:
-        runbook = render_logical_runbook(header, body, destinations=[d.name for d in destinations],
-                                         places={**server.required, **server.others},
-                                         signed=server.name in signed_servers(wiring.settings))
+        runbook = render_logical_runbook(
+            header,
+            body,
+            destinations=[d.name for d in destinations],
+            places={**server.required, **server.others},
+            signed=server.name in signed_servers(wiring.settings),
+        )
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
 
     spec = LogicalSpec(
-        backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, destinations=destinations,
-        recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home, identity_key=wiring.identity_key(),
-        started_at=wiring.clock() + late, documents=documents, behind=late,
-        level=wiring.settings.encryption.compression_level, workers=worker_count(),
-        warnings=(*shortcomings, *artefact.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning),
-                  *clock_warning(late), *filter(None, [reason_of(met)])),
-        reason=reason_of(met), announce=partial(wiring.catalog.backups.announce, run.job.id),
+        backup_id=run.job.id,
+        server=server.name,
+        connection=connection,
+        info=probed.info,
+        destinations=destinations,
+        recipients=fingerprints,
+        gnupg_home=wiring.settings.encryption.gnupg_home,
+        identity_key=wiring.identity_key(),
+        started_at=wiring.clock() + late,
+        documents=documents,
+        behind=late,
+        level=wiring.settings.encryption.compression_level,
+        workers=worker_count(),
+        warnings=(
+            *shortcomings,
+            *artefact.warnings,
+            *(f"{key.name}: {key.warning}" for key in keys if key.warning),
+            *clock_warning(late),
+            *filter(None, [reason_of(met)]),
+        ),
+        reason=reason_of(met),
+        announce=partial(wiring.catalog.backups.announce, run.job.id),
         config=lambda: artefact.content,
-        select=partial(select, include=include, exclude=exclude, max_size=tables.max_size,
-                       always=_only_here(wiring, server, probed.info), unasked=not table_set),
-        whole=_whole(include, exclude), include=include, tools=tools, folder=folder, table_set=table_set,
-        threads=logical.threads, by_hand=table_set == BY_HAND,
-        chunk_bytes=logical.chunk, max_lock=logical.max_lock.total_seconds(),
+        select=partial(
+            select,
+            include=include,
+            exclude=exclude,
+            max_size=tables.max_size,
+            always=_only_here(wiring, server, probed.info),
+            unasked=not table_set,
+        ),
+        whole=_whole(include, exclude),
+        include=include,
+        tools=tools,
+        folder=folder,
+        table_set=table_set,
+        threads=logical.threads,
+        by_hand=table_set == BY_HAND,
+        chunk_bytes=logical.chunk,
+        max_lock=logical.max_lock.total_seconds(),
         long_queries=logical.long_queries.total_seconds(),
         patience=policy.limits.max_pause.total_seconds() if logical.on_long_queries == "wait" else 0.0,
-        repair=logical.repair, count_rows=logical.count_rows)
+        repair=logical.repair,
+        count_rows=logical.count_rows,
+    )
     return spec, met
 
 
@@ -127,8 +181,9 @@ def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple
     named = str(arguments.get("set") or "")
     patterns = [str(pattern) for pattern in arguments.get("tables") or ()]
     if named and patterns:
-        raise UsageError("--set and --tables cannot be given together",
-                         hint="a set of the policy says by itself which tables it is")
+        raise UsageError(
+            "--set and --tables cannot be given together", hint="a set of the policy says by itself which tables it is"
+        )
     if patterns:
         _patterns(patterns)
         return BY_HAND, Tables.model_construct(include=tuple(patterns), exclude=(), max_size=None)
@@ -137,7 +192,8 @@ def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple
     if named not in logical.sets:
         raise UnknownNameError(
             f"the policy {server.policy_name} has no set {named!r} of tables{suggestion(named, logical.sets)}",
-            hint=f"it has: {', '.join(logical.sets) or 'none'} (logical.sets)")
+            hint=f"it has: {', '.join(logical.sets) or 'none'} (logical.sets)",
+        )
     return named, logical.sets[named].tables
 
 
@@ -162,6 +218,7 @@ def _only_here(wiring: Wiring, server: ServerSettings, info: ServerInfo) -> froz
 
 def _whole(include: Sequence[TablePattern], exclude: Sequence[TablePattern]) -> Callable[[str], bool]:
     """Are all tables of a schema wanted, so that its views, routines and events are, too?"""
+
     def wanted(schema: str, patterns: Sequence[TablePattern]) -> bool:
         return any(pattern.takes_all_of(schema) for pattern in patterns)
 
@@ -177,9 +234,10 @@ def _folder(wiring: Wiring, server: ServerSettings) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise RefusedError(f"the spool {wiring.settings.spool} cannot be used: {error.strerror or error}",
-                           hint="make it a writable folder of this user, with room; see spool: in the configuration",
-                           ) from error
+        raise RefusedError(
+            f"the spool {wiring.settings.spool} cannot be used: {error.strerror or error}",
+            hint="make it a writable folder of this user, with room; see spool: in the configuration",
+        ) from error
     try:
         yield path
     finally:
@@ -207,4 +265,5 @@ def _problem(record: BackupRecord, failed: Sequence[DumpedTable]) -> BackupdErro
         f"{count} missing in the logical backup {record.id}; the others can be restored",
         detail="\n".join(_missing_lines(failed)),
         hint="mend what is named (CHECK TABLE, REPAIR TABLE, a restore of that table from an older backup), then take "
-             "the backup again")
+        "the backup again",
+    )

@@ -51,8 +51,11 @@ class Archive:
             if (place := self.places.get(record.id)) is not None:
                 ended.setdefault(place.branch, []).append((place.number, record))
         by_id = {branch.id: branch for branch in self.branches}
-        return tuple(_seen(run, by_id[run.branch], ended.get(run.branch, ()), len(self.branches) > 1)
-                     for run in self.runs if run.destination == destination)
+        return tuple(
+            _seen(run, by_id[run.branch], ended.get(run.branch, ()), len(self.branches) > 1)
+            for run in self.runs
+            if run.destination == destination
+        )
 
 
 def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Archive:
@@ -77,8 +80,15 @@ def _seen(run: Run, branch: Branch, backups: Iterable[tuple[int, BackupRecord]],
     inside = [record.started_at for number, record in backups if run.first_number <= number <= run.last_number]
     moments = [at for at in (run.first_at, run.last_at, run.confirmed_at, *inside) if at is not None]
     name = _name(branch, run.first_number, run.last_number, told)
-    return BinlogRun(name, min(moments, default=branch.noticed_at), max(moments, default=branch.noticed_at), run.stored,
-                     branch.id, run.first_number, run.last_number)
+    return BinlogRun(
+        name,
+        min(moments, default=branch.noticed_at),
+        max(moments, default=branch.noticed_at),
+        run.stored,
+        branch.id,
+        run.first_number,
+        run.last_number,
+    )
 
 
 def _name(branch: Branch, first: int, last: int, told: bool) -> str:
@@ -95,11 +105,15 @@ def settled(wiring: Wiring, decisions: Decisions, branches: Sequence[Branch]) ->
     for one in decisions.runs:
         run = one.run
         if run.branch:
-            size = wiring.catalog.binlogs.stored_bytes(decisions.server, run.branch, decisions.destination,
-                                                       run.first, run.last)
+            size = wiring.catalog.binlogs.stored_bytes(
+                decisions.server, run.branch, decisions.destination, run.first, run.last
+            )
             waits = None if one.keep else _waits(run, decisions, branches)
-            reason = one.reason if waits is None else (
-                f"{one.reason}; what {waits.id} needs goes only after that one, which can still be undeleted")
+            reason = (
+                one.reason
+                if waits is None
+                else (f"{one.reason}; what {waits.id} needs goes only after that one, which can still be undeleted")
+            )
             name = _name(by_id[run.branch], run.first, run.last, len(branches) > 1)
             one = replace(one, run=replace(run, name=name, bytes=size), reason=reason)  # noqa: PLW2901  the same decision, told better
         found.append(one)
@@ -113,8 +127,9 @@ def stranded(decisions: Decisions) -> tuple[str, ...]:
     total = sum(one.run.bytes for one in decisions.runs)
     if 2 * sum(run.bytes for run in going) <= total:
         return ()
-    return tuple(decision.backup.id for decision in decisions.kept if any(
-        _lies_in(decision.backup, run) for run in going))
+    return tuple(
+        decision.backup.id for decision in decisions.kept if any(_lies_in(decision.backup, run) for run in going)
+    )
 
 
 def _lies_in(backup: Stored, run: BinlogRun) -> bool:
@@ -142,25 +157,33 @@ def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: J
     """Remove what ``decisions`` let go, oldest first, but what backups need that are still there (marked or not), and
     what a restore reads that began meanwhile. The caller holds the lock of removals. Raises DestinationError."""
     server, name = decisions.server, destination.name
-    present = {record.id for record in wiring.catalog.backups.list(server)
-               if any(copy.destination == name for copy in record.copies)}
+    present = {
+        record.id
+        for record in wiring.catalog.backups.list(server)
+        if any(copy.destination == name for copy in record.copies)
+    }
     branches = wiring.catalog.binlogs.branches(server)
     left = replace(decisions, backups=tuple(one for one in decisions.backups if one.backup.id in present))
     done = Cleared()
     for branch in branches:
-        limit, held = _limit([one.run for one in decisions.runs if not one.keep and one.run.branch == branch.id], left,
-                             branches)
+        limit, held = _limit(
+            [one.run for one in decisions.runs if not one.keep and one.run.branch == branch.id], left, branches
+        )
         done = replace(done, held=(*done.held, *held))
         if limit is not None:
             done = _clear_branch(wiring, destination, left, branch, branches, limit, done, run)
     if done.segments:
-        audit(wiring, by_itself(), "binlogs-removed", server=server, subject=run.job.id,
-              detail=f"at {name}: {done.text}")
+        audit(
+            wiring, by_itself(), "binlogs-removed", server=server, subject=run.job.id, detail=f"at {name}: {done.text}"
+        )
     return done
 
 
-def _limit(going: Sequence[BinlogRun], decisions: Decisions, branches: Sequence[Branch],
-           ) -> tuple[int | None, list[str]]:
+def _limit(
+    going: Sequence[BinlogRun],
+    decisions: Decisions,
+    branches: Sequence[Branch],
+) -> tuple[int | None, list[str]]:
     """The first file of a branch that stays, None when all of it does."""
     limit: int | None = None
     for one in sorted(going, key=lambda run: run.first):
@@ -177,8 +200,11 @@ def _waits(run: BinlogRun, decisions: Decisions, branches: Sequence[Branch]) -> 
     """A backup that goes, is not gone, and needs something of ``run``: of several the one that needs most."""
     physical = any(one.backup.kind is not BackupKind.LOGICAL for one in decisions.backups)
     # Beside physical backups no dump holds logs.
-    doomed = [one.backup for one in decisions.backups if (one.backup.marked or not one.keep)
-              and not (physical and one.backup.kind is BackupKind.LOGICAL)]
+    doomed = [
+        one.backup
+        for one in decisions.backups
+        if (one.backup.marked or not one.keep) and not (physical and one.backup.kind is BackupKind.LOGICAL)
+    ]
     found = [backup for backup in doomed if _first_of(run, backup, branches) <= run.last]
     return min(found, key=lambda backup: _first_of(run, backup, branches), default=None)
 
@@ -191,8 +217,16 @@ def _first_of(run: BinlogRun, backup: Stored, branches: Sequence[Branch]) -> int
     return run.last + 1 if number is None else max(number, run.first)
 
 
-def _clear_branch(wiring: Wiring, destination: Destination, decisions: Decisions, branch: Branch,
-                  branches: Sequence[Branch], limit: int, done: Cleared, run: JobRun) -> Cleared:
+def _clear_branch(
+    wiring: Wiring,
+    destination: Destination,
+    decisions: Decisions,
+    branch: Branch,
+    branches: Sequence[Branch],
+    limit: int,
+    done: Cleared,
+    run: JobRun,
+) -> Cleared:
     places = {one.backup.id: one.backup for one in decisions.backups}
     for batch in _batches(wiring, destination.name, branch, limit):
         run.check()
@@ -202,17 +236,25 @@ def _clear_branch(wiring: Wiring, destination: Destination, decisions: Decisions
             return replace(done, held=(*done.held, f"binary logs of branch {branch.id}: restore {reader} reads here"))
         gone, lock = _remove_rows(destination, branch.server, batch)
         wiring.catalog.binlogs.drop_segments(branch.server, [record.key for record in gone], destination.name)
-        done = replace(done, segments=done.segments + len(gone), bytes=done.bytes + sum(
-            record.destinations[destination.name].stored for record in gone))
+        done = replace(
+            done,
+            segments=done.segments + len(gone),
+            bytes=done.bytes + sum(record.destinations[destination.name].stored for record in gone),
+        )
         if lock is not None:
-            return replace(done, held=(
-                *done.held, f"binary logs of branch {branch.id} may not be removed yet: {lock.line}"))
+            return replace(
+                done, held=(*done.held, f"binary logs of branch {branch.id} may not be removed yet: {lock.line}")
+            )
     return done
 
 
-def _remove_rows(destination: Destination, server: str, batch: Sequence[SegmentRecord],
-                 ) -> tuple[list[SegmentRecord], LockedError | None]:
+def _remove_rows(
+    destination: Destination,
+    server: str,
+    batch: Sequence[SegmentRecord],
+) -> tuple[list[SegmentRecord], LockedError | None]:
     """Those that are gone, the oldest first; and what kept the next ones."""
+
     def remove(record: SegmentRecord) -> LockedError | None:
         try:
             segments.remove(destination, server, record.key)
@@ -222,7 +264,7 @@ def _remove_rows(destination: Destination, server: str, batch: Sequence[SegmentR
 
     gone: list[SegmentRecord] = []
     for start in range(0, len(batch), _ROW):
-        row = batch[start:start + _ROW]
+        row = batch[start : start + _ROW]
         locks = each(remove, row, workers=_ROW)
         gone += [record for record, lock in zip(row, locks, strict=True) if lock is None]
         if (kept := next((lock for lock in locks if lock is not None), None)) is not None:
@@ -231,14 +273,23 @@ def _remove_rows(destination: Destination, server: str, batch: Sequence[SegmentR
 
 
 def _batches(wiring: Wiring, destination: str, branch: Branch, limit: int) -> Iterator[list[SegmentRecord]]:
-    found = (record for record in wiring.catalog.binlogs.each_segment(branch.server, branch.id, to_place=(limit, 0))
-             if destination in record.destinations)
+    found = (
+        record
+        for record in wiring.catalog.binlogs.each_segment(branch.server, branch.id, to_place=(limit, 0))
+        if destination in record.destinations
+    )
     while batch := list(islice(found, _BATCH)):
         yield batch
 
 
-def _reader(wiring: Wiring, destination: Destination, branch: Branch, branches: Sequence[Branch],
-            known: Mapping[str, Stored], limit: int) -> str:
+def _reader(
+    wiring: Wiring,
+    destination: Destination,
+    branch: Branch,
+    branches: Sequence[Branch],
+    known: Mapping[str, Stored],
+    limit: int,
+) -> str:
     """The restore that began since the decision was made and may need what is about to go; empty when none does."""
     for lease in living_pins(destination, wiring.clock()):
         for owner, backup_id in lease.backups:
@@ -252,4 +303,3 @@ def _may_need(backup: Stored | None, branch: Branch, branches: Sequence[Branch],
         return True
     number = needed(backup.place, branch.id, branches)
     return number is not None and number < limit
-

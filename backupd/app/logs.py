@@ -54,8 +54,10 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = format_time(datetime.fromtimestamp(record.created, UTC))
-        return json.dumps({"time": moment, "level": record.levelname.lower(), **_fields(record),
-                           "message": record.getMessage()}, ensure_ascii=False)
+        return json.dumps(
+            {"time": moment, "level": record.levelname.lower(), **_fields(record), "message": record.getMessage()},
+            ensure_ascii=False,
+        )
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:
@@ -128,11 +130,13 @@ def read_log(settings: Settings, job_id: str) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        raise NotFoundError(f"job {job_id} has no log here",
-                            hint=f"logs are in {path.parent} on the host that ran the job") from None
+        raise NotFoundError(
+            f"job {job_id} has no log here", hint=f"logs are in {path.parent} on the host that ran the job"
+        ) from None
     except OSError as error:
-        raise BackupdError(f"the log {path} cannot be read: {error.strerror}",
-                           hint="run as the user that the service runs as") from error
+        raise BackupdError(
+            f"the log {path} cannot be read: {error.strerror}", hint="run as the user that the service runs as"
+        ) from error
 
 
 def remove_logs(settings: Settings, jobs: Iterable[str]) -> None:

@@ -46,11 +46,20 @@ class Held:
     error: str
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.destination, "runs": self.runs, "segments": self.segments, "bytes": self.bytes,
-                "bytes_stored": self.stored, "from": self.since or None, "latest": self.latest or None,
-                "confirmed_at": format_time(self.confirmed_at) if self.confirmed_at else None,
-                "rpo_seconds": _rounded(self.behind), "worst_rpo_seconds_of_a_day": _rounded(self.worst),
-                "bytes_behind": self.waiting, "error": self.error}
+        return {
+            "name": self.destination,
+            "runs": self.runs,
+            "segments": self.segments,
+            "bytes": self.bytes,
+            "bytes_stored": self.stored,
+            "from": self.since or None,
+            "latest": self.latest or None,
+            "confirmed_at": format_time(self.confirmed_at) if self.confirmed_at else None,
+            "rpo_seconds": _rounded(self.behind),
+            "worst_rpo_seconds_of_a_day": _rounded(self.worst),
+            "bytes_behind": self.waiting,
+            "error": self.error,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +77,16 @@ class LogStatus:
     destinations: tuple[Held, ...]
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.server, "state": self.state, "branch": self.branch.id if self.branch else None,
-                "branches": self.branches, "gaps": self.gaps,
-                "destinations": [held.as_json() for held in self.destinations],
-                "updated_at": format_time(self.told_at) if self.told_at else None,
-                "stream": dict(self.stream) if self.stream is not None else None}
+        return {
+            "server": self.server,
+            "state": self.state,
+            "branch": self.branch.id if self.branch else None,
+            "branches": self.branches,
+            "gaps": self.gaps,
+            "destinations": [held.as_json() for held in self.destinations],
+            "updated_at": format_time(self.told_at) if self.told_at else None,
+            "stream": dict(self.stream) if self.stream is not None else None,
+        }
 
 
 def status(wiring: Wiring, server: str | None = None) -> tuple[LogStatus, ...]:
@@ -98,13 +112,25 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
     worst = wiring.catalog.lags.worst(server, now - DAY)
     names = dict.fromkeys([*_places(wiring, server), *sorted(runs), *sorted(told)])
     return LogStatus(
-        server, state_of(wiring, server, stream), stream, told_at, branches[-1] if branches else None, len(branches),
+        server,
+        state_of(wiring, server, stream),
+        stream,
+        told_at,
+        branches[-1] if branches else None,
+        len(branches),
         len(binlogs.gaps(server)),
-        tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names))
+        tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names),
+    )
 
 
-def _held(name: str, runs: list[Run], branches: tuple[Branch, ...], told: Mapping[str, Any], worst: float | None,
-          now: datetime) -> Held:
+def _held(
+    name: str,
+    runs: list[Run],
+    branches: tuple[Branch, ...],
+    told: Mapping[str, Any],
+    worst: float | None,
+    now: datetime,
+) -> Held:
     current = branches[-1] if branches else None
     newest = next((run for run in reversed(runs) if current is not None and run.branch == current.id), None)
     confirmed = newest.confirmed_at if newest is not None else None
@@ -113,10 +139,19 @@ def _held(name: str, runs: list[Run], branches: tuple[Branch, ...], told: Mappin
         since = f"{current.file(newest.first_number)}:{newest.first_pos}"
         latest = f"{current.file(newest.last_number)}:{newest.last_pos}"
     return Held(
-        name, len(runs), sum(run.segments for run in runs), sum(run.size for run in runs),
-        sum(run.stored for run in runs), since, latest, confirmed,
-        max(0.0, (now - confirmed).total_seconds()) if confirmed is not None else None, worst,
-        told.get("bytes_behind"), str(told.get("error") or ""))
+        name,
+        len(runs),
+        sum(run.segments for run in runs),
+        sum(run.size for run in runs),
+        sum(run.stored for run in runs),
+        since,
+        latest,
+        confirmed,
+        max(0.0, (now - confirmed).total_seconds()) if confirmed is not None else None,
+        worst,
+        told.get("bytes_behind"),
+        str(told.get("error") or ""),
+    )
 
 
 def state_of(wiring: Wiring, server: str, stream: Mapping[str, Any] | None) -> str:
@@ -158,9 +193,11 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
     known = wiring.catalog.identities.of(server.name)
     newest = max(known, key=lambda one: one.seen_at, default=None)
     if newest is not None and newest.is_stranger:
-        stranger = (f"another server, {newest.uuid}, answers under this name since {format_time(newest.since)}, and "
-                    f"its binary log is kept apart ({newest.evidence}): backupd server accept {server.name}, if it is "
-                    "the right one from now on")
+        stranger = (
+            f"another server, {newest.uuid}, answers under this name since {format_time(newest.since)}, and "
+            f"its binary log is kept apart ({newest.evidence}): backupd server accept {server.name}, if it is "
+            "the right one from now on"
+        )
         troubles = "; ".join(filter(None, (stranger, troubles)))
     row, _at = said
     rpo = server.policy.objectives.rpo
@@ -171,10 +208,14 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
     failed = state == StreamState.FAILED or stuck
     if failed and not runs:
         troubles += f"; it had failed: {one_line(row.get('error') or '')}"
-    return Stream(troubles, failed=failed or (newest is not None and newest.is_stranger),
-                  unseen_since=parse_time(str(row["since"])) if runs and away else None,
-                  limit=rpo if rpo is not None else LIMIT, promised=rpo is not None,
-                  missed=_missed(wiring, server) if rpo is None and not runs else "")
+    return Stream(
+        troubles,
+        failed=failed or (newest is not None and newest.is_stranger),
+        unseen_since=parse_time(str(row["since"])) if runs and away else None,
+        limit=rpo if rpo is not None else LIMIT,
+        promised=rpo is not None,
+        missed=_missed(wiring, server) if rpo is None and not runs else "",
+    )
 
 
 def _missed(wiring: Wiring, server: ServerSettings) -> str:
@@ -189,11 +230,17 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
     except BackupdError:
         return ""
     last, place = max(runs, key=last_of), place_of(state.position)
-    if state.server_uuid != branches[-1].server_uuid or place is None or place <= last_of(last) or (
-            state.history and same_state(branches[-1].executed(last.gtids_after), state.history)):
+    if (
+        state.server_uuid != branches[-1].server_uuid
+        or place is None
+        or place <= last_of(last)
+        or (state.history and same_state(branches[-1].executed(last.gtids_after), state.history))
+    ):
         return ""
-    return (f"the server has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
-            f"archived up to {branches[-1].file(last.last_number)}:{last.last_pos}")
+    return (
+        f"the server has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
+        f"archived up to {branches[-1].file(last.last_number)}:{last.last_pos}"
+    )
 
 
 def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:
@@ -204,8 +251,10 @@ def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None
         return
     row, at = said
     if row.get("state") == STOPPED or now - at > SILENT or not owner_is_alive(str(row.get("owner", ""))):
-        yield (f"{_gone(server)} (last heard of at {format_time(at)}), so nothing that "
-               f"is committed becomes recoverable: {again}")
+        yield (
+            f"{_gone(server)} (last heard of at {format_time(at)}), so nothing that "
+            f"is committed becomes recoverable: {again}"
+        )
         return
     error, trouble = one_line(row.get("error") or ""), one_line(row.get("trouble") or "")
     if row.get("state") != StreamState.STREAMING:
@@ -218,8 +267,9 @@ def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None
 
 def one_line(text: str) -> str:
     """What happened and why, without what to do, in one line."""
-    return ": ".join(line.removeprefix("detail:").strip() for line in text.splitlines()
-                     if not line.strip().startswith("hint:"))
+    return ": ".join(
+        line.removeprefix("detail:").strip() for line in text.splitlines() if not line.strip().startswith("hint:")
+    )
 
 
 def _gone(server: str) -> str:

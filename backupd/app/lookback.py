@@ -68,11 +68,17 @@ def look_back(wiring: Wiring, server: str | None = None) -> tuple[Lacking, ...]:
     for name in [server] if server is not None else wiring.catalog.backups.servers():
         records = wiring.catalog.backups.list(name)
         for record in records:
-            if record.missing is None and record.kind is not BackupKind.LOGICAL and (
-                    record.state is not BackupState.DELETED):
+            if (
+                record.missing is None
+                and record.kind is not BackupKind.LOGICAL
+                and (record.state is not BackupState.DELETED)
+            ):
                 _examine(wiring, record, records)
-        known = [Lacking(name, one.id, one.missing or (), one.doubtful) for one in wiring.catalog.backups.list(name)
-                 if one.state is not BackupState.DELETED and (one.missing or one.doubtful)]
+        known = [
+            Lacking(name, one.id, one.missing or (), one.doubtful)
+            for one in wiring.catalog.backups.list(name)
+            if one.state is not BackupState.DELETED and (one.missing or one.doubtful)
+        ]
         _tell(wiring, name, known)
         found += known
     return tuple(found)
@@ -84,7 +90,8 @@ def doubt(wiring: Wiring, backup_id: str, error: BackupdError) -> None:
     if isinstance(error, UnrestorableError):
         record = wiring.catalog.backups.get(backup_id)
         wiring.catalog.backups.set_missing(
-            record.id, record.missing or (), f"a restore of it failed: {', '.join(error.damages[:_TOLD])}")
+            record.id, record.missing or (), f"a restore of it failed: {', '.join(error.damages[:_TOLD])}"
+        )
 
 
 def settle_doubts(wiring: Wiring, chain: Iterable[str]) -> None:
@@ -143,14 +150,19 @@ def _examine(wiring: Wiring, record: BackupRecord, records: Sequence[BackupRecor
     if any(table.engine == _INNODB for table in lacking or ()):
         doubtful = "tables of InnoDB are not in it, so that it cannot be expected to be prepared"
     elif record.kind is BackupKind.PHYSICAL_INCREMENTAL and body.facts.inventory is None and (pairs := exchanged(body)):
-        doubtful = (f"{', '.join(pairs[:_TOLD])} were renamed while it was taken and may have exchanged their names, "
-                    "which the tool may not be able to prepare")
+        doubtful = (
+            f"{', '.join(pairs[:_TOLD])} were renamed while it was taken and may have exchanged their names, "
+            "which the tool may not be able to prepare"
+        )
     if doubtful and _worked(wiring, record, records):
         doubtful = ""
     wiring.catalog.backups.set_missing(record.id, names, doubtful)
     if names:
-        _withdraw(wiring, record, f"{len(names)} tables of the server are not in backup {record.id}: "
-                                  f"{', '.join(names[:_TOLD])}")
+        _withdraw(
+            wiring,
+            record,
+            f"{len(names)} tables of the server are not in backup {record.id}: {', '.join(names[:_TOLD])}",
+        )
 
 
 def _body(wiring: Wiring, record: BackupRecord) -> Body | None:
@@ -163,8 +175,11 @@ def _body(wiring: Wiring, record: BackupRecord) -> Body | None:
             destination = wiring.destination(copy.destination)
             return load_body(destination, load_header(destination, record.server, record.id), wiring.unsealer())
         except BackupdError as error:
-            say("look-back", f"the manifest of {record.id} at {copy.destination} cannot be looked at: {error.message}",
-                level=logging.WARNING)
+            say(
+                "look-back",
+                f"the manifest of {record.id} at {copy.destination} cannot be looked at: {error.message}",
+                level=logging.WARNING,
+            )
     return None
 
 
@@ -185,15 +200,31 @@ def _withdraw(wiring: Wiring, record: BackupRecord, why: str) -> None:
 def _tell(wiring: Wiring, server: str, known: Sequence[Lacking]) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not known:
-        incidents.mended(PARTIAL, Event(now, PARTIAL.mended, Severity.INFO, f"every backup of {server} that is left "
-                                        "holds all its tables", server=server))
+        incidents.mended(
+            PARTIAL,
+            Event(
+                now,
+                PARTIAL.mended,
+                Severity.INFO,
+                f"every backup of {server} that is left holds all its tables",
+                server=server,
+            ),
+        )
         return
     tables = sorted({name for one in known for name in one.tables})
     what = f": {', '.join(tables[:5])}{' ...' if len(tables) > 5 else ''}" if tables else ""
-    incidents.broken(PARTIAL, Event(
-        now, PARTIAL.broken, Severity.ERROR, server=server,
-        message=f"{len(known)} stored backups of {server} lack tables that the server had, or may not be restorable"
-                f"{what}",
-        detail="\n".join(map(str, known)),
-        hint=f"backupd backup {server} --kind full, then backupd test-restore {server}; `backupd backups delete ID` "
-             "removes one that is not wanted any more"))
+    incidents.broken(
+        PARTIAL,
+        Event(
+            now,
+            PARTIAL.broken,
+            Severity.ERROR,
+            server=server,
+            message=f"{len(known)} stored backups of {server} lack tables that the server had, or may not be restorable"
+            f"{what}",
+            detail="\n".join(map(str, known)),
+            hint=f"backupd backup {server} --kind full, then backupd test-restore {server}; `backupd backups delete "
+            "ID` "
+            "removes one that is not wanted any more",
+        ),
+    )

@@ -42,14 +42,20 @@ _FOLDER = "lost-"
 REBUILT = "catalog-rebuilt"
 
 
-def lost_catalogs(wiring: Wiring, destination: Destination, tell: Callable[[str], None],
-                  ) -> Iterator[tuple[datetime, Catalog]]:
+def lost_catalogs(
+    wiring: Wiring,
+    destination: Destination,
+    tell: Callable[[str], None],
+) -> Iterator[tuple[datetime, Catalog]]:
     """Of each catalog that kept copies there the newest that can be used, opened, with its time; newest first. It is
     gone when the next one is asked for. Those that cannot be used are told in words, and older ones taken instead.
 
     Raises RefusedError for the spool, DestinationError."""
-    found = [(*copy, info.key) for info in own_copies(destination, layout.CATALOGS)
-             if (copy := layout.copy_of(info.key)) is not None]
+    found = [
+        (*copy, info.key)
+        for info in own_copies(destination, layout.CATALOGS)
+        if (copy := layout.copy_of(info.key)) is not None
+    ]
     done: set[str] = set()
     closed: set[str] = set()
     spool = wiring.settings.spool
@@ -69,8 +75,10 @@ def lost_catalogs(wiring: Wiring, destination: Destination, tell: Callable[[str]
                     if isinstance(error, KeyUnusableError):
                         closed.add(maker)  # of many copies for the same key, one is told
     except OSError as error:
-        raise RefusedError(f"the spool {spool} cannot be used: {error.strerror or error}",
-                           hint="make room there; the copy of the lost catalog is opened in it") from error
+        raise RefusedError(
+            f"the spool {spool} cannot be used: {error.strerror or error}",
+            hint="make room there; the copy of the lost catalog is opened in it",
+        ) from error
 
 
 def _unusable(destination: Destination, key: str, error: BackupdError) -> str:
@@ -119,13 +127,13 @@ class Succession:
                 if not self._complete and record.id not in self._there and _was_whole(record, self._name):
                     self.missing[record.id] = (
                         f"{self._name}: backup {record.id} of {record.server} is missing: the copy of the catalog of "
-                        f"{format_time(moment)} knows it as complete there, and has heard of no deletion")
+                        f"{format_time(moment)} knows it as complete there, and has heard of no deletion"
+                    )
         # What it lacked when it was rebuilt itself was told then, and what it lacks since was deleted.
         self._complete |= any(event.subject == self._name for event in older.events.list(kind=REBUILT))
         for server in older.binlogs.servers():
             _logs(self._wiring, older, server, self._name)
         return self._wiring.catalog.take_history(older)
-
 
     def _compare(self, moment: datetime, older: BackupRecord) -> None:
         """The manifest's digest that its run wrote down with what was found. Where the copy is signed, it is what
@@ -141,18 +149,23 @@ class Succession:
             backups.add(replace(record, manifest=older.manifest), replace=True)
         if older.manifest != record.found:
             key = layout.manifest_key(record.server, record.id)
-            why = (f"its SHA-256 is {record.found}, and the copy of the catalog of {format_time(moment)} knows it as "
-                   f"{older.manifest}")
+            why = (
+                f"its SHA-256 is {record.found}, and the copy of the catalog of {format_time(moment)} knows it as "
+                f"{older.manifest}"
+            )
             error = TamperedError(
-                f"{self._name}: {key} is not what was stored", [f"{self._name}: {key}: {why}"],
-                hint="another destination may have the true one: backupd catalog rebuild --into-existing --from NAME")
+                f"{self._name}: {key} is not what was stored",
+                [f"{self._name}: {key}: {why}"],
+                hint="another destination may have the true one: backupd catalog rebuild --into-existing --from NAME",
+            )
             told_tampered(self._wiring.catalog, self._wiring.clock, self._name, record.server, record.id, error)
             self.altered[record.id] = error.detail
 
 
 def _was_whole(record: BackupRecord, name: str) -> bool:
     return record.state is not BackupState.DELETED and any(
-        copy.destination == name and copy.state == BackupState.COMPLETE for copy in record.copies)
+        copy.destination == name and copy.state == BackupState.COMPLETE for copy in record.copies
+    )
 
 
 def _amend(wiring: Wiring, older: BackupRecord, destination: str) -> None:
@@ -166,8 +179,10 @@ def _amend(wiring: Wiring, older: BackupRecord, destination: str) -> None:
     verified = {copy.destination: copy.verified_at for copy in older.copies}
     copies = tuple(
         replace(copy, verified_at=verified[destination])
-        if copy.destination == destination and copy.verified_at is None and verified.get(destination) else copy
-        for copy in record.copies)
+        if copy.destination == destination and copy.verified_at is None and verified.get(destination)
+        else copy
+        for copy in record.copies
+    )
     if (said, copies) != (record.warnings, record.copies):
         backups.add(replace(record, warnings=said, copies=copies), replace=True)
 
@@ -180,14 +195,20 @@ def _logs(wiring: Wiring, older: Catalog, server: str, destination: str) -> None
     for run in older.binlogs.runs(server, destination):
         place = last_of(run)
         # Logs that are gone since would make it a false promise.
-        whole = any(one.branch == run.branch and first_of(one) <= first_of(run) and place <= last_of(one)
-                    for one in runs)
+        whole = any(
+            one.branch == run.branch and first_of(one) <= first_of(run) and place <= last_of(one) for one in runs
+        )
         beyond = [one for one in runs if one.branch == run.branch and last_of(one) >= place]
         # Logs that came since tell more by their own stamps, which count for nothing beside what was confirmed.
-        later = [*(one.confirmed_at for one in beyond),
-                 *(one.last_at for one in beyond if last_of(one) > place and one.last_at and one.last_at <= now)]
-        if run.confirmed_at is not None and whole and all(
-                moment is None or moment < run.confirmed_at for moment in later):
+        later = [
+            *(one.confirmed_at for one in beyond),
+            *(one.last_at for one in beyond if last_of(one) > place and one.last_at and one.last_at <= now),
+        ]
+        if (
+            run.confirmed_at is not None
+            and whole
+            and all(moment is None or moment < run.confirmed_at for moment in later)
+        ):
             binlogs.confirm(server, destination, run.branch, place, run.confirmed_at)
     for gap in older.binlogs.gaps(server):
         if gap.branch in branches and gap.destination in ("", destination):

@@ -22,8 +22,13 @@ def find_lost(wiring: Wiring, target: Destination, server: str) -> tuple[BackupR
     One listing. Raises DestinationError, CatalogError."""
     known = wiring.catalog.backups.list(server)  # before the listing: a row comes after its manifest
     there = {name for _server, name in backup_ids(target, server)}
-    gone = [record for record in sorted(known, key=lambda one: (one.finished_at, one.id)) if record.id not in there
-            and _state(record, target.name) in (_COMPLETE, _DAMAGED) and not is_marked(target, server, record.id)]
+    gone = [
+        record
+        for record in sorted(known, key=lambda one: (one.finished_at, one.id))
+        if record.id not in there
+        and _state(record, target.name) in (_COMPLETE, _DAMAGED)
+        and not is_marked(target, server, record.id)
+    ]
     news = [record.id for record in gone if _state(record, target.name) == _COMPLETE]
     for name in news:
         wiring.catalog.backups.set_copy_state(name, target.name, _DAMAGED)
@@ -38,8 +43,13 @@ def _state(record: BackupRecord, place: str) -> str:
 
 def _event(wiring: Wiring, server: str, place: str, names: Sequence[str]) -> Event:
     return Event(
-        wiring.clock(), LOST.broken, Severity.ERROR, server=server, subject=place,
+        wiring.clock(),
+        LOST.broken,
+        Severity.ERROR,
+        server=server,
+        subject=place,
         message=f"{len(names)} backups of {server} are not at {place} any more, and nobody marked them deleted",
         detail="\n".join(names),
         hint=f"they are copied there again from another destination, by itself; at once: backupd replicate {server} "
-             f"--to {place}. Look who else deletes there: a rule of the bucket, or somebody with its credentials")
+        f"--to {place}. Look who else deletes there: a rule of the bucket, or somebody with its credentials",
+    )

@@ -42,13 +42,18 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
     if not told:
         return
     server = told[0][0].server
-    hint = (f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
-            "lets them go")
+    hint = (
+        f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
+        "lets them go"
+    )
     for decisions, text in told:
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
         _refuse(wiring, decisions, run, text, ", ".join(names), hint)
-    raise RefusedError("retention was not applied: more than half of what there is, or more than may go in a day, "
-                       "would go at once", detail="\n".join(text for _decisions, text in told), hint=hint)
+    raise RefusedError(
+        "retention was not applied: more than half of what there is, or more than may go in a day, would go at once",
+        detail="\n".join(text for _decisions, text in told),
+        hint=hint,
+    )
 
 
 def _braked(wiring: Wiring, destination: Destination, decisions: Decisions) -> str:
@@ -60,9 +65,11 @@ def _braked(wiring: Wiring, destination: Destination, decisions: Decisions) -> s
     rules |= {(decisions.server, one.backup.id): wiring.clock() for one in decisions.expired}
     if not brake.holds(rules, present):
         return ""
-    return (f"{len(decisions.expired)} backups of {decisions.server} at destination {decisions.destination} would "
-            f"expire, and with what other rules marked there within a day that is {brake.most(rules, present)} of "
-            f"{len(present)} backups, where {brake.limit(len(present))} may go (retention.brake in the configuration)")
+    return (
+        f"{len(decisions.expired)} backups of {decisions.server} at destination {decisions.destination} would "
+        f"expire, and with what other rules marked there within a day that is {brake.most(rules, present)} of "
+        f"{len(present)} backups, where {brake.limit(len(present))} may go (retention.brake in the configuration)"
+    )
 
 
 def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
@@ -75,16 +82,35 @@ def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
     else:
         why = f"the newest proved chain keeps {count} backups"
         hint = f"prove a newer backup: backupd test-restore {server}"
-    _refuse(wiring, decisions, run, f"{why} of {server} at destination {decisions.destination} that the rules would "
-            "expire", "\n".join([*([decisions.hold] if decisions.hold else []), ", ".join(decisions.stopped)]), hint)
+    _refuse(
+        wiring,
+        decisions,
+        run,
+        f"{why} of {server} at destination {decisions.destination} that the rules would expire",
+        "\n".join([*([decisions.hold] if decisions.hold else []), ", ".join(decisions.stopped)]),
+        hint,
+    )
 
 
 def _refuse(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
     now = wiring.clock()
     for event in wiring.catalog.events.list(server=decisions.server, kind=REFUSED, limit=10):
         if event.at > now - _QUIET and (event.subject, event.message, event.detail) == (
-                decisions.destination, message, detail):
+            decisions.destination,
+            message,
+            detail,
+        ):
             return
-    wiring.catalog.events.add(Event(
-        at=now, kind=REFUSED, severity=Severity.WARNING, server=decisions.server, subject=decisions.destination,
-        message=message, detail=detail, hint=hint, job_id=run.job.id))
+    wiring.catalog.events.add(
+        Event(
+            at=now,
+            kind=REFUSED,
+            severity=Severity.WARNING,
+            server=decisions.server,
+            subject=decisions.destination,
+            message=message,
+            detail=detail,
+            hint=hint,
+            job_id=run.job.id,
+        )
+    )

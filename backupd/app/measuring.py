@@ -85,11 +85,14 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
     for backup in server.last_backups:
         labels = name, str(backup.kind), backup.table_set
         for metric, value in (
-                ("success_timestamp_seconds", _stamp(backup.finished_at)),
-                ("age_seconds", _age(backup.finished_at, now)),
-                ("duration_seconds", backup.seconds), ("source_bytes", backup.bytes_source),
-                ("stored_bytes", backup.bytes_stored), ("new_bytes", backup.bytes_new),
-                ("missing_tables", backup.tables_missing)):
+            ("success_timestamp_seconds", _stamp(backup.finished_at)),
+            ("age_seconds", _age(backup.finished_at, now)),
+            ("duration_seconds", backup.seconds),
+            ("source_bytes", backup.bytes_source),
+            ("stored_bytes", backup.bytes_stored),
+            ("new_bytes", backup.bytes_new),
+            ("missing_tables", backup.tables_missing),
+        ):
             found.set(f"backupd_backup_last_{metric}", value, *labels)
     if (proof := server.last_proof) is not None:
         tell("proof_last_timestamp_seconds", _stamp(proof.finished_at))

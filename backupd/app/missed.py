@@ -99,16 +99,32 @@ def conclude(leg: Leg, handled: datetime, now: datetime, standing: Standing) -> 
         return (*found, _overtaken(leg, rest, newest, standing.open_job))
     begun = next((action for action in found if action.outcome in STARTING), None)
     if begun is not None:
-        return (*found, Action(Outcome.SKIPPED, leg, newest, routine=True, message=(
-            f"{_runs(rest, newest, 'did not start')} because the one due at {format_time(begun.due)} stands for all")))
+        return (
+            *found,
+            Action(
+                Outcome.SKIPPED,
+                leg,
+                newest,
+                routine=True,
+                message=(
+                    f"{_runs(rest, newest, 'did not start')} because the one due at {format_time(begun.due)} "
+                    "stands for all"
+                ),
+            ),
+        )
     return (*found, Action(Outcome.START, leg, newest, not_before=start_of(leg, newest), replaces=standing.waiting))
 
 
 def given_up(leg: Leg, handled: datetime, now: datetime, why: str) -> tuple[Action, ...]:
     """What was due by ``now`` of a leg that is in no policy any more: nothing makes up for it."""
     passed = _between(leg, handled, now)
-    return _missed(leg, passed, passed[-1], why, "its schedule was taken out of the configuration, so nothing makes up "
-                                                 "for it") if passed else ()
+    return (
+        _missed(
+            leg, passed, passed[-1], why, "its schedule was taken out of the configuration, so nothing makes up for it"
+        )
+        if passed
+        else ()
+    )
 
 
 def _between(leg: Leg, after: datetime, until: datetime) -> list[datetime]:
@@ -126,37 +142,56 @@ def _paused(leg: Leg, passed: Sequence[datetime], newest: datetime, reason: str)
 
 def _on_time(leg: Leg, handled: datetime, newest: datetime, standing: Standing) -> tuple[Action, ...]:
     before = last_due(leg, handled, start_of(leg, newest) - SECOND)  # the newest that should have started earlier
-    found = _missed(leg, _between(leg, handled, before), before, standing.why,
-                    "the next run follows now") if before else ()
+    found = (
+        _missed(leg, _between(leg, handled, before), before, standing.why, "the next run follows now") if before else ()
+    )
     joined = _between(leg, before or handled, newest)
     if standing.open_job is not None:
         return (*found, _overtaken(leg, joined, newest, standing.open_job))
     if len(joined) > 1:
-        found = (*found, Action(Outcome.SKIPPED, leg, joined[-2], routine=True,
-                                message=f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the "
-                                        f"blackout: the one due at {format_time(newest)} stands for all"))
+        found = (
+            *found,
+            Action(
+                Outcome.SKIPPED,
+                leg,
+                joined[-2],
+                routine=True,
+                message=f"{_runs(joined[:-1], joined[-2], 'did not start')} because of the "
+                f"blackout: the one due at {format_time(newest)} stands for all",
+            ),
+        )
     return (*found, Action(Outcome.START, leg, newest, replaces=standing.waiting))
 
 
-def _late(leg: Leg, passed: Sequence[datetime], newest: datetime, now: datetime, standing: Standing,
-          ) -> tuple[Action, ...]:
+def _late(
+    leg: Leg,
+    passed: Sequence[datetime],
+    newest: datetime,
+    now: datetime,
+    standing: Standing,
+) -> tuple[Action, ...]:
     why, open_job = standing.why, standing.open_job
     if open_job is not None:
         return _missed(leg, passed, newest, why, f"job {open_job.id} is {open_job.state} and stands for all")
     if not leg.catch_up:
-        return _missed(leg, passed, newest, why, "timing.catch_up is off, so nothing makes up for it: "
-                                                 "start one by hand if you need it now")
+        return _missed(
+            leg,
+            passed,
+            newest,
+            why,
+            "timing.catch_up is off, so nothing makes up for it: start one by hand if you need it now",
+        )
     soonest = start_of(leg, now)
-    return (*_missed(leg, passed, newest, why, "one run makes up for it"),
-            Action(Outcome.CATCH_UP, leg, newest, not_before=soonest if soonest > now else None,
-                   replaces=standing.waiting))
+    return (
+        *_missed(leg, passed, newest, why, "one run makes up for it"),
+        Action(Outcome.CATCH_UP, leg, newest, not_before=soonest if soonest > now else None, replaces=standing.waiting),
+    )
 
 
 def absorb(actions: Iterable[Action]) -> tuple[Action, ...]:
     """A full backup that is about to be taken stands for the increments of its server that would start beside it."""
     found = tuple(actions)
-    fulls = {action.leg.server for action in found
-             if action.leg.kind is JobKind.FULL and action.outcome in STARTING}
+    fulls = {action.leg.server for action in found if action.leg.kind is JobKind.FULL and action.outcome in STARTING}
     kept = []
     for action in found:
         if action.leg.kind is not JobKind.INCREMENTAL or action.leg.server not in fulls:
@@ -164,9 +199,17 @@ def absorb(actions: Iterable[Action]) -> tuple[Action, ...]:
         elif action.outcome is Outcome.MISSED:
             kept.append(replace(action, hint="the full backup that is taken now stands for it"))
         elif action.outcome is Outcome.START:
-            kept.append(replace(action, outcome=Outcome.SKIPPED, routine=True, replaces=(), not_before=None,
-                                message=f"the run due at {format_time(action.due)} did not start because a full backup "
-                                        "is taken at the same time"))
+            kept.append(
+                replace(
+                    action,
+                    outcome=Outcome.SKIPPED,
+                    routine=True,
+                    replaces=(),
+                    not_before=None,
+                    message=f"the run due at {format_time(action.due)} did not start because a full backup "
+                    "is taken at the same time",
+                )
+            )
         elif action.outcome is Outcome.SKIPPED:
             kept.append(action)
     return tuple(kept)
@@ -191,9 +234,19 @@ def records(actions: Sequence[Action], now: datetime, name: Callable[[datetime],
     for action in actions:
         leg = action.leg
         whose = f"{leg.leg} of {leg.server}" if leg.server else leg.leg
-        job = JobRecord(id=name(now), kind=str(leg.kind), server=leg.server, state=_STATES[action.outcome],
-                        queued_at=now, due_at=action.due, leg=leg.leg, arguments=leg.arguments,
-                        requested_by="schedule", message=action.message, hint=action.hint)
+        job = JobRecord(
+            id=name(now),
+            kind=str(leg.kind),
+            server=leg.server,
+            state=_STATES[action.outcome],
+            queued_at=now,
+            due_at=action.due,
+            leg=leg.leg,
+            arguments=leg.arguments,
+            requested_by="schedule",
+            message=action.message,
+            hint=action.hint,
+        )
         if action.outcome in STARTING:
             before = missed.get(leg.key, "") if action.outcome is Outcome.CATCH_UP else ""
             job = replace(job, previous=before or next(iter(action.replaces), ""), not_before=action.not_before)
@@ -201,17 +254,28 @@ def records(actions: Sequence[Action], now: datetime, name: Callable[[datetime],
         if job.state is not JobState.QUEUED:
             job = replace(job, finished_at=now)
             missed[leg.key] = job.id
-            events.append(Event(
-                at=now, kind=f"job-{job.state}", severity=Severity.INFO if action.routine else Severity.WARNING,
-                message=f"{whose}: {action.message}", server=leg.server, subject=leg.leg, hint=action.hint,
-                job_id=job.id))
+            events.append(
+                Event(
+                    at=now,
+                    kind=f"job-{job.state}",
+                    severity=Severity.INFO if action.routine else Severity.WARNING,
+                    message=f"{whose}: {action.message}",
+                    server=leg.server,
+                    subject=leg.leg,
+                    hint=action.hint,
+                    job_id=job.id,
+                )
+            )
         jobs.append(job)
     return Records(tuple(jobs), tuple(events), skipped)
 
 
 _STATES: Mapping[Outcome, JobState] = {
-    Outcome.START: JobState.QUEUED, Outcome.CATCH_UP: JobState.QUEUED, Outcome.MISSED: JobState.MISSED,
-    Outcome.SKIPPED: JobState.SKIPPED}
+    Outcome.START: JobState.QUEUED,
+    Outcome.CATCH_UP: JobState.QUEUED,
+    Outcome.MISSED: JobState.MISSED,
+    Outcome.SKIPPED: JobState.SKIPPED,
+}
 
 
 def _missed(leg: Leg, passed: Sequence[datetime], newest: datetime, why: str, hint: str) -> tuple[Action, ...]:
@@ -222,10 +286,14 @@ def _overtaken(leg: Leg, passed: Sequence[datetime], newest: datetime, open_job:
     going = "still runs"
     if open_job.state is JobState.QUEUED:
         going = f"still waits to start{': ' + open_job.message if open_job.message else ''}"
-    return Action(Outcome.SKIPPED, leg, newest,
-                  f"{_runs(passed, newest, 'did not start')} because the one before it (job {open_job.id}) {going}",
-                  "let the schedule leave more time between runs, or see what holds that one up: "
-                  f"backupd jobs show {open_job.id}")
+    return Action(
+        Outcome.SKIPPED,
+        leg,
+        newest,
+        f"{_runs(passed, newest, 'did not start')} because the one before it (job {open_job.id}) {going}",
+        "let the schedule leave more time between runs, or see what holds that one up: "
+        f"backupd jobs show {open_job.id}",
+    )
 
 
 def _runs(passed: Sequence[datetime], newest: datetime, verb: str) -> str:

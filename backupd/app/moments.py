@@ -43,8 +43,9 @@ class Moments:
             self._exactly(cut, before, unread, start, end)
         return cut
 
-    def _behind(self, cut: Cut[Met], record: SegmentRecord, first: datetime, last: datetime, start: Place, end: Place
-                ) -> None:
+    def _behind(
+        self, cut: Cut[Met], record: SegmentRecord, first: datetime, last: datetime, start: Place, end: Place
+    ) -> None:
         """What lies behind something that is later than the moment may show that its time was false."""
         if first > cut.moment:
             cut.skip(record.segment.transactions, first)
@@ -53,8 +54,9 @@ class Moments:
         elif last >= cut.floor:
             self._take(cut, record, start, end)
 
-    def _exactly(self, cut: Cut[Met], before: datetime | None, found: list[SegmentRecord], start: Place, end: Place
-                 ) -> None:
+    def _exactly(
+        self, cut: Cut[Met], before: datetime | None, found: list[SegmentRecord], start: Place, end: Place
+    ) -> None:
         """All of ``found`` where their times contradict each other, else the last one: the others were believed whole.
         ``before``: the latest time in front of them."""
         if contradict := _contradict(cut, before, found):

@@ -43,8 +43,11 @@ class News:
         now = self._wiring.clock()
         self._missing = {number: since for number, since in self._missing.items() if now - since < _PATIENCE}
         before = min(self._missing, default=self._newest + 1) - 1
-        found = [event for event in self._wiring.catalog.events.since(before)
-                 if event.number > self._newest or event.number in self._missing]
+        found = [
+            event
+            for event in self._wiring.catalog.events.since(before)
+            if event.number > self._newest or event.number in self._missing
+        ]
         for event in found:
             if event.number > self._newest:
                 self._missing |= dict.fromkeys(range(self._newest + 1, event.number), now)

@@ -163,8 +163,9 @@ class NewsDesk:
         for incident in ledger.open:
             if not ledger.keeps_coming(incident, now) and (why := why_unwatched(self._wiring, incident)):
                 for kind in endings_of(incident):
-                    self._wiring.catalog.events.add(Event(now, kind, Severity.INFO, why, server=incident.server,
-                                                          subject=incident.subject))
+                    self._wiring.catalog.events.add(
+                        Event(now, kind, Severity.INFO, why, server=incident.server, subject=incident.subject)
+                    )
                 turns += ledger.cover(incident, now, why, well=False)
             elif rule_of_incident(incident).covered and (job := self._backup_after(incident)):
                 turns += ledger.cover(incident, now, f"a backup was taken since: {job}")
@@ -214,8 +215,12 @@ class NewsDesk:
             self._calm_at = self._passing() + MINUTE
         return bool(messages)
 
-    def _letters(self, ledger: Ledger, now: datetime, muted: datetime | None,
-                 ) -> tuple[list[tuple[Letter, MessageKind, Sequence[Turn]]], datetime | None]:
+    def _letters(
+        self,
+        ledger: Ledger,
+        now: datetime,
+        muted: datetime | None,
+    ) -> tuple[list[tuple[Letter, MessageKind, Sequence[Turn]]], datetime | None]:
         """What is to be sent, and since when nothing is."""
         site = site_of(self._wiring.settings)
         if muted is not None and now < muted:
@@ -227,10 +232,16 @@ class NewsDesk:
             meanwhile |= {one.id: one for one in ledger.changed}
             if not meanwhile:
                 return [], None
-            kind = MessageKind.ALERT if any(
-                one.is_open or one.settles for one in meanwhile.values()) else MessageKind.RECOVERY
-            gone = {one.id: why for one in meanwhile.values()
-                    if not one.is_open and (why := why_unwatched(self._wiring, one))}
+            kind = (
+                MessageKind.ALERT
+                if any(one.is_open or one.settles for one in meanwhile.values())
+                else MessageKind.RECOVERY
+            )
+            gone = {
+                one.id: why
+                for one in meanwhile.values()
+                if not one.is_open and (why := why_unwatched(self._wiring, one))
+            }
             letter = letter_after_silence(tuple(meanwhile.values()), site, now, muted, gone)
             return [(letter, kind, ())], None
         groups = grouped(self._latest(ledger), self._wiring.settings.destinations)
@@ -262,8 +273,16 @@ class NewsDesk:
             begun = [turn.incident.id for turn in turns if turn.begins]
             thread = dict.fromkeys([*begun, *(turn.incident.id for turn in turns)])
             moment = now + timedelta(microseconds=number)
-            found += written(self._wiring.settings, _hearing(channels, turns), letter, kind, moment,
-                             thread=tuple(thread), begins=bool(begun), answers=self._answered(thread, bool(begun)))
+            found += written(
+                self._wiring.settings,
+                _hearing(channels, turns),
+                letter,
+                kind,
+                moment,
+                thread=tuple(thread),
+                begins=bool(begun),
+                answers=self._answered(thread, bool(begun)),
+            )
         return found
 
     def _answered(self, thread: Iterable[str], begins: bool) -> str:
@@ -279,17 +298,29 @@ class NewsDesk:
             found = names(settings)
         except DeliveryError as error:
             say(DELIVERY.broken, str(error), level=logging.ERROR)
-            incidents.broken(DELIVERY, Event(now, DELIVERY.broken, Severity.ERROR, error.message, subject=CHANNELS,
-                                             detail=error.detail, hint=error.hint))
+            incidents.broken(
+                DELIVERY,
+                Event(
+                    now,
+                    DELIVERY.broken,
+                    Severity.ERROR,
+                    error.message,
+                    subject=CHANNELS,
+                    detail=error.detail,
+                    hint=error.hint,
+                ),
+            )
             return mail_name(settings)
-        incidents.mended(DELIVERY, Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again",
-                                         subject=CHANNELS))
+        incidents.mended(
+            DELIVERY,
+            Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again", subject=CHANNELS),
+        )
         return found
 
 
 def _hearing(channels: Sequence[str], turns: Sequence[Turn]) -> list[str]:
-    """Those of ``channels`` that a letter goes to: not one that it says of, and of nothing else, that it does not work.
-    """
+    """Those of ``channels`` that a letter goes to: not one that it says of, and of nothing else, that it does not
+    work."""
     about = {turn.incident.subject if topic_of(turn.incident.kind) == UNDELIVERABLE else "" for turn in turns}
     return [channel for channel in channels if about != {channel}]
 

@@ -43,13 +43,16 @@ class Offspring:
         return self._stderr.tail(0, _TAIL_LINES)
 
 
-def start(settings: Settings, held: Path, *arguments: str, log: Path | None = None,
-          pass_fds: Sequence[int] = ()) -> Offspring:
+def start(
+    settings: Settings, held: Path, *arguments: str, log: Path | None = None, pass_fds: Sequence[int] = ()
+) -> Offspring:
     """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too;
     ``pass_fds``: descriptors that it has under the same numbers. Raises ToolError, OSError."""
     here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    command = Command((sys.executable, "-P", "-m", "backupd", *arguments, "--config", str(settings.file),
-                       "--settings", str(held)), env=here)
+    command = Command(
+        (sys.executable, "-P", "-m", "backupd", *arguments, "--config", str(settings.file), "--settings", str(held)),
+        env=here,
+    )
     with ExitStack() as both, ExitStack() as ours:
         ear, mouth = os.pipe2(os.O_CLOEXEC)
         both.callback(os.close, mouth)

@@ -30,8 +30,9 @@ class OnWatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
-                 _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         self._wiring.catalog.watch.leave()
         self._held.close()
 
@@ -64,9 +65,10 @@ def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = held.enter_context(path.open("a+"))
     except OSError as error:
-        raise RefusedError(f"the spool {spool} cannot be used: {error.strerror or error}",
-                           hint="make it a writable folder of this user, with room; see spool: in the "
-                                "configuration") from error
+        raise RefusedError(
+            f"the spool {spool} cannot be used: {error.strerror or error}",
+            hint="make it a writable folder of this user, with room; see spool: in the configuration",
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -78,6 +80,8 @@ def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
 
 
 def _taken(what: str, holder: str) -> RefusedError:
-    return RefusedError(f"another backupd service is at work on {what}", detail=holder,
-                        hint="there is one service for each catalog; `--standby` waits until the other one is gone "
-                             "and takes over")
+    return RefusedError(
+        f"another backupd service is at work on {what}",
+        detail=holder,
+        hint="there is one service for each catalog; `--standby` waits until the other one is gone and takes over",
+    )

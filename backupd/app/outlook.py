@@ -20,8 +20,11 @@ SPAN = timedelta(days=14)
 SOLVED = 500
 """The most times that retention is looked at on the way; with more runs not after each, which changes no rule's end."""
 
-_BACKUPS = {JobKind.FULL: BackupKind.PHYSICAL_FULL, JobKind.INCREMENTAL: BackupKind.PHYSICAL_INCREMENTAL,
-            JobKind.LOGICAL: BackupKind.LOGICAL}
+_BACKUPS = {
+    JobKind.FULL: BackupKind.PHYSICAL_FULL,
+    JobKind.INCREMENTAL: BackupKind.PHYSICAL_INCREMENTAL,
+    JobKind.LOGICAL: BackupKind.LOGICAL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,24 @@ class Typical:
 
 def planned_runs(legs: Iterable[Leg], after: datetime, until: datetime) -> tuple[PlannedRun, ...]:
     """Every run that is due in that time, by its start."""
-    runs = [PlannedRun(start_of(leg, due), due, leg.leg, leg.kind)
-            for leg in legs for due in due_times(leg, after, until=until)]
+    runs = [
+        PlannedRun(start_of(leg, due), due, leg.leg, leg.kind)
+        for leg in legs
+        for due in due_times(leg, after, until=until)
+    ]
     return tuple(sorted(runs, key=lambda run: (run.at, run.leg)))
 
 
-def ahead(view: View, keep: Keep | None, runs: Sequence[PlannedRun], *, until: datetime, zone: tzinfo, max_chain: int,
-          typical: Typical | None = None) -> Decisions:
+def ahead(
+    view: View,
+    keep: Keep | None,
+    runs: Sequence[PlannedRun],
+    *,
+    until: datetime,
+    zone: tzinfo,
+    max_chain: int,
+    typical: Typical | None = None,
+) -> Decisions:
     """What ``view`` has become by ``until``, when every run succeeds and retention follows each, as it does."""
     typical = typical or Typical()
     step = len(runs) // SOLVED + 1
@@ -97,8 +111,15 @@ def _backup(view: View, run: PlannedRun, max_chain: int, typical: Typical) -> St
     if kind is BackupKind.LOGICAL:
         table_set = run.leg.partition("/")[2]
         name = "-".join(filter(None, (f"{run.at:%Y%m%dT%H%M%SZ}", "dump", table_set)))
-        return Stored(name, kind, None, run.at, run.at + typical.duration, table_set=table_set,
-                      bytes=typical.dump_bytes.get(table_set, 0))
+        return Stored(
+            name,
+            kind,
+            None,
+            run.at,
+            run.at + typical.duration,
+            table_set=table_set,
+            bytes=typical.dump_bytes.get(table_set, 0),
+        )
     size = typical.increment_bytes if parent else typical.full_bytes
     name = f"{run.at:%Y%m%dT%H%M%SZ}-{'increment' if parent else 'full'}"
     return Stored(name, kind, parent, run.at, run.at + typical.duration, bytes=size)

@@ -38,8 +38,18 @@ from backupd.model.job import JobRecord, JobState
 from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.units import format_duration
 
-__all__ = ["LastBackup", "LastProof", "NextRun", "PlaceView", "Reason", "ServerOverview", "Status", "StreamView",
-           "overview", "places"]
+__all__ = [
+    "LastBackup",
+    "LastProof",
+    "NextRun",
+    "PlaceView",
+    "Reason",
+    "ServerOverview",
+    "Status",
+    "StreamView",
+    "overview",
+    "places",
+]
 
 GAP = "binlog-gap"
 _FRESH_GAP = timedelta(days=7)
@@ -96,42 +106,91 @@ def _made(wiring: Wiring, known: Standings, now: datetime, wanted: Collection[st
     for name in names:
         state = state_of(wiring, name, (said := streams.get(name)) and said[0])
         bare = wiring.settings.server(name).usable and stands.get(name, UNSEEN).bare
-        first_due = first_backup(
-            wiring.settings, name, schedules, now, busy=any(job.kind in BACKUPS for job in jobs.get(name, ())),
-            ended=any(job.kind in BACKUPS for job in last.get(name, ()))) if bare else None
-        held, paused = (holds.get((name, kind)) or holds.get((EVERY_SERVER, kind))
-                        for kind in (HoldKind.HOLD, HoldKind.PAUSE))
+        first_due = (
+            first_backup(
+                wiring.settings,
+                name,
+                schedules,
+                now,
+                busy=any(job.kind in BACKUPS for job in jobs.get(name, ())),
+                ended=any(job.kind in BACKUPS for job in last.get(name, ())),
+            )
+            if bare
+            else None
+        )
+        held, paused = (
+            holds.get((name, kind)) or holds.get((EVERY_SERVER, kind)) for kind in (HoldKind.HOLD, HoldKind.PAUSE)
+        )
         around = _Now(
-            tuple(jobs.get(name, ())), tuple(last.get(name, ())), tests.get(name), tuple(incidents.get(name, ())),
-            absences.get(name), _stream(state, said), said, first_due, held, paused)
+            tuple(jobs.get(name, ())),
+            tuple(last.get(name, ())),
+            tests.get(name),
+            tuple(incidents.get(name, ())),
+            absences.get(name),
+            _stream(state, said),
+            said,
+            first_due,
+            held,
+            paused,
+        )
         yield _server(wiring, wiring.settings.server(name), stands.get(name), around, known, now)
 
 
-def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, around: _Now, known: Standings,
-            now: datetime) -> ServerOverview:
+def _server(
+    wiring: Wiring, server: ServerSettings, looked: Standing | None, around: _Now, known: Standings, now: datetime
+) -> ServerOverview:
     stands = looked or UNSEEN
     promised = server.policy.objectives if server.usable else None
     rpo = max(now - stands.latest, timedelta()) if stands.latest is not None else None
     test = around.test
     troubles = place_troubles(server, around.said[0] if around.said else None, now)
     made = ServerOverview(
-        name=server.name, policy=server.policy_name, status=Status.GOOD, latest=stands.latest, first=stands.first,
-        rpo=rpo, rpo_objective=promised.rpo if promised else None, rto=stands.predicted_rto,
-        rto_objective=promised.rto if promised else None, windows=stands.windows, gaps=len(stands.gaps),
+        name=server.name,
+        policy=server.policy_name,
+        status=Status.GOOD,
+        latest=stands.latest,
+        first=stands.first,
+        rpo=rpo,
+        rpo_objective=promised.rpo if promised else None,
+        rto=stands.predicted_rto,
+        rto_objective=promised.rto if promised else None,
+        windows=stands.windows,
+        gaps=len(stands.gaps),
         gap_noticed_at=max((gap.noticed_at for gap in stands.gaps), default=None),
-        reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in stands.reach), stream=around.stream,
+        reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in stands.reach),
+        stream=around.stream,
         last_backups=stands.last_backups,
         next_runs=tuple(_next_runs(wiring, server, known, now)),
-        last_proof=LastProof(test.id, test.backup_id, test.outcome, test.finished_at, test.tables_compared, test.error,
-                             test.proved_at, tuple(test.warnings or ()), bool(test.older)) if test else None,
+        last_proof=LastProof(
+            test.id,
+            test.backup_id,
+            test.outcome,
+            test.finished_at,
+            test.tables_compared,
+            test.error,
+            test.proved_at,
+            tuple(test.warnings or ()),
+            bool(test.older),
+        )
+        if test
+        else None,
         running=tuple(job for job in around.jobs if job.state is JobState.RUNNING),
-        waiting=sum(job.state is not JobState.RUNNING for job in around.jobs), incidents=around.incidents,
-        backups=stands.backups, protected=stands.protected, bytes_stored=stands.bytes_stored,
-        held=around.held, paused=around.paused, absent_since=around.absence.since if around.absence else None,
-        looked_at=looked.at if looked and not looked.trouble else None, tables_only=stands.tables_only,
-        first_due=around.first_due)
-    found = sorted((*_of_recovery(made, server, stands), *_of_work(wiring, made, server, stands, around, now)),
-                   key=lambda reason: -reason.status.rank)
+        waiting=sum(job.state is not JobState.RUNNING for job in around.jobs),
+        incidents=around.incidents,
+        backups=stands.backups,
+        protected=stands.protected,
+        bytes_stored=stands.bytes_stored,
+        held=around.held,
+        paused=around.paused,
+        absent_since=around.absence.since if around.absence else None,
+        looked_at=looked.at if looked and not looked.trouble else None,
+        tables_only=stands.tables_only,
+        first_due=around.first_due,
+    )
+    found = sorted(
+        (*_of_recovery(made, server, stands), *_of_work(wiring, made, server, stands, around, now)),
+        key=lambda reason: -reason.status.rank,
+    )
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
 
 
@@ -148,18 +207,27 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
         return None
     row, at = said if said is not None else ({}, None)
     told = row if isinstance(row, dict) else {}
-    return StreamView(state, at, int(told.get("spool_bytes") or 0), int(told.get("max_spool_bytes") or 0),
-                      str(told.get("error") or ""))
+    return StreamView(
+        state,
+        at,
+        int(told.get("spool_bytes") or 0),
+        int(told.get("max_spool_bytes") or 0),
+        str(told.get("error") or ""),
+    )
 
 
 # -- what is wrong
+
 
 def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing) -> Iterator[Reason]:
     name = made.name
     kind = " --kind logical" if made.tables_only else ""
     if not server.usable:
-        yield Reason(Status.BAD, f"its policy {made.policy} cannot be used, so nothing starts by itself",
-                     "; ".join(str(problem) for problem in server.problems[:3]))
+        yield Reason(
+            Status.BAD,
+            f"its policy {made.policy} cannot be used, so nothing starts by itself",
+            "; ".join(str(problem) for problem in server.problems[:3]),
+        )
     if stands.trouble:
         message, _line, rest = stands.trouble.partition("\n")
         yield Reason(Status.BAD, f"nobody can say what can be recovered: {message}", rest)
@@ -168,52 +236,88 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing)
     elif made.latest is None and made.first_due is not None:
         runs = any(job.kind in BACKUPS for job in made.running)
         when = "is running" if runs else f"starts at {format_time(made.first_due)}"
-        yield Reason(Status.WARNING, f"no backup has been taken yet: the first one {when}",
-                     f"to take one now: backupd backup {name}{kind}")
+        yield Reason(
+            Status.WARNING,
+            f"no backup has been taken yet: the first one {when}",
+            f"to take one now: backupd backup {name}{kind}",
+        )
     elif made.latest is None:
         yield Reason(Status.BAD, "nothing can be recovered: there is no usable backup", f"backupd backup {name}{kind}")
     elif made.rpo_kept is False and made.rpo is not None and made.rpo_objective is not None:
-        yield Reason(Status.BAD, f"{_span(made.rpo)} of work would be lost; objectives.rpo promises "
-                     f"{_span(made.rpo_objective)}", f"backupd timeline {name} shows what holds it up")
+        yield Reason(
+            Status.BAD,
+            f"{_span(made.rpo)} of work would be lost; objectives.rpo promises {_span(made.rpo_objective)}",
+            f"backupd timeline {name} shows what holds it up",
+        )
     if made.rto_kept is False and made.rto is not None and made.rto_objective is not None:
-        yield Reason(Status.BAD, f"a restore would take {_span(made.rto)}; objectives.rto promises "
-                     f"{_span(made.rto_objective)}", f"backupd plan {name} tells what takes how long")
+        yield Reason(
+            Status.BAD,
+            f"a restore would take {_span(made.rto)}; objectives.rto promises {_span(made.rto_objective)}",
+            f"backupd plan {name} tells what takes how long",
+        )
     if made.last_proof is not None and made.last_proof.outcome == FAILED:
-        yield Reason(Status.BAD, f"the last test restore found bad data: {_first_line(made.last_proof.error)}",
-                     f"backupd jobs {name} tells more; take a full backup now: backupd backup {name} --kind full")
+        yield Reason(
+            Status.BAD,
+            f"the last test restore found bad data: {_first_line(made.last_proof.error)}",
+            f"backupd jobs {name} tells more; take a full backup now: backupd backup {name} --kind full",
+        )
     elif made.last_proof is not None and made.last_proof.outcome == UNDECIDED:
-        yield Reason(Status.WARNING, "the last test restore did not come to its end: "
-                     f"{_first_line(made.last_proof.error)}", f"backupd test-restore {name}")
+        yield Reason(
+            Status.WARNING,
+            f"the last test restore did not come to its end: {_first_line(made.last_proof.error)}",
+            f"backupd test-restore {name}",
+        )
     elif made.last_proof is not None and made.last_proof.outcome == INEXACT:
-        yield Reason(Status.WARNING, "the last test restore was inexact: "
-                     f"{next(iter(made.last_proof.warnings), 'it may hold other rows than the source')}",
-                     f"backupd test-restore {name}")
+        yield Reason(
+            Status.WARNING,
+            "the last test restore was inexact: "
+            f"{next(iter(made.last_proof.warnings), 'it may hold other rows than the source')}",
+            f"backupd test-restore {name}",
+        )
     elif made.last_proof is not None and made.last_proof.older:
-        yield Reason(Status.WARNING, "the last test restore shows nothing of the server's newest data: "
-                     f"{next(iter(made.last_proof.warnings), 'something later exists')}",
-                     f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}")
+        yield Reason(
+            Status.WARNING,
+            "the last test restore shows nothing of the server's newest data: "
+            f"{next(iter(made.last_proof.warnings), 'something later exists')}",
+            f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}",
+        )
     if stands.latest is not None:
-        yield from (Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {name}")
-                    for one in made.reach if one.trouble)
-        yield from (Reason(Status.WARNING, doubt, f"backupd timeline {name} shows what can be recovered")
-                    for doubt in stands.doubts)
+        yield from (
+            Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {name}")
+            for one in made.reach
+            if one.trouble
+        )
+        yield from (
+            Reason(Status.WARNING, doubt, f"backupd timeline {name} shows what can be recovered")
+            for doubt in stands.doubts
+        )
 
 
-def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now,
-             now: datetime) -> Iterator[Reason]:
+def _of_work(
+    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now, now: datetime
+) -> Iterator[Reason]:
     name = made.name
     stream = made.stream
     silent = stream is not None and stream.told_at is not None and now - stream.told_at > SILENT
     if stream is not None and made.paused is None and (silent or stream.state != StreamState.STREAMING):
-        how = ("its process does not run" if stream.state == NOT_RUNNING else f"nothing was heard of it since "
-               f"{format_time(stream.told_at)}" if silent and stream.told_at is not None else
-               f"{stream.state}: {_first_line(stream.error)}")
+        how = (
+            "its process does not run"
+            if stream.state == NOT_RUNNING
+            else f"nothing was heard of it since {format_time(stream.told_at)}"
+            if silent and stream.told_at is not None
+            else f"{stream.state}: {_first_line(stream.error)}"
+        )
         waits = stream.state == StreamState.WAITING
-        yield Reason(Status.WARNING if waits else Status.BAD, f"the binary log is not streamed ({how})",
-                     f"is the service running, and the server up? backupd binlog status {name}")
+        yield Reason(
+            Status.WARNING if waits else Status.BAD,
+            f"the binary log is not streamed ({how})",
+            f"is the service running, and the server up? backupd binlog status {name}",
+        )
     elif stream is not None and made.paused is None:
-        yield from (Reason(Status.WARNING, text, f"backupd binlog status {name}")
-                    for text in stream_troubles(name, around.said, now))
+        yield from (
+            Reason(Status.WARNING, text, f"backupd binlog status {name}")
+            for text in stream_troubles(name, around.said, now)
+        )
     told = set()
     for incident in around.incidents:
         if incident.kind not in _SAID_HERE:
@@ -223,23 +327,39 @@ def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stand
             yield Reason(Status.BAD if bad else Status.WARNING, incident.message, incident.hint)
     for job in around.last_jobs:
         if job.id not in told and is_in_trouble(job, around.last_jobs):
-            yield Reason(Status.WARNING, f"the last {job.kind}{f' ({job.leg})' if job.leg else ''} is {job.state}"
-                         f"{f': {_first_line(job.message)}' if job.message else ''}",
-                         job.hint or f"backupd jobs show {job.id}")
+            yield Reason(
+                Status.WARNING,
+                f"the last {job.kind}{f' ({job.leg})' if job.leg else ''} is {job.state}"
+                f"{f': {_first_line(job.message)}' if job.message else ''}",
+                job.hint or f"backupd jobs show {job.id}",
+            )
     span = protection_of(wiring, name).within
     if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
-        yield Reason(Status.WARNING, f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
-                     "few verified copies at enough places", f"backupd replicate {name}")
+        yield Reason(
+            Status.WARNING,
+            f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
+            "few verified copies at enough places",
+            f"backupd replicate {name}",
+        )
     fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, stands)]
     if fresh and all(incident.kind != GAP for incident in around.incidents):
-        yield Reason(Status.WARNING, f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
-                     f"backupd timeline {name} shows which moments are lost; a full backup begins anew")
+        yield Reason(
+            Status.WARNING,
+            f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
+            f"backupd timeline {name} shows which moments are lost; a full backup begins anew",
+        )
     if made.paused is not None:
-        yield Reason(Status.WARNING, f"nothing starts by itself: {made.paused.text}",
-                     f"backupd resume {'--all' if made.paused.server == EVERY_SERVER else name}")
+        yield Reason(
+            Status.WARNING,
+            f"nothing starts by itself: {made.paused.text}",
+            f"backupd resume {'--all' if made.paused.server == EVERY_SERVER else name}",
+        )
     if around.absence is not None and all(job.id != around.absence.job_id for job in made.running):
-        yield Reason(Status.BAD, f"out of rotation since {format_time(around.absence.since)}, and the job that took it "
-                     "out is over", f"run the policy's hooks.after by hand; backupd jobs show {around.absence.job_id}")
+        yield Reason(
+            Status.BAD,
+            f"out of rotation since {format_time(around.absence.since)}, and the job that took it out is over",
+            f"run the policy's hooks.after by hand; backupd jobs show {around.absence.job_id}",
+        )
 
 
 def _is_behind(gap: Gap, stands: Standing) -> bool:

@@ -21,8 +21,10 @@ from storage import layout
 from storage.destination import Destination
 from storage.marker import repository_id
 
-_HINT = ("leave one of the names in the configuration: under two, the same copies are counted twice and go by two "
-         "rules; another place needs a folder or a bucket that was not copied from this one")
+_HINT = (
+    "leave one of the names in the configuration: under two, the same copies are counted twice and go by two "
+    "rules; another place needs a folder or a bucket that was not copied from this one"
+)
 
 
 _EMPTIED = ""
@@ -52,8 +54,11 @@ def require_single(wiring: Wiring, destination: Destination) -> None:
     mine = found.get(destination.name)
     twins = sorted(name for name, one in found.items() if mine and one == mine and name != destination.name)
     if twins:
-        raise RefusedError(f"destinations {destination.name} and {', '.join(twins)} are one place",
-                           detail=f"the marker there says {mine} under each of these names", hint=_HINT)
+        raise RefusedError(
+            f"destinations {destination.name} and {', '.join(twins)} are one place",
+            detail=f"the marker there says {mine} under each of these names",
+            hint=_HINT,
+        )
 
 
 def findings(wiring: Wiring) -> list[Finding]:
@@ -65,8 +70,11 @@ def findings(wiring: Wiring) -> list[Finding]:
     for name, place in found.items():
         if place != _EMPTIED:
             names.setdefault(place, []).append(name)
-    twice = [error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
-             for place, twins in sorted(names.items()) if len(twins) > 1]
+    twice = [
+        error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
+        for place, twins in sorted(names.items())
+        if len(twins) > 1
+    ]
     return [*twice, *_without_newest(wiring, [one for one in usable if found.get(one.name) != _EMPTIED])]
 
 
@@ -74,18 +82,27 @@ def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iter
     """Destinations that answer and do not hold the newest backup that should be there: perhaps they are others."""
     records = sorted(wiring.catalog.backups.list(), key=lambda one: (one.finished_at, one.id), reverse=True)
     for destination in destinations:
-        newest = next((one for one in records for copy in one.copies
-                       if (copy.destination, copy.state) == (destination.name, BackupState.COMPLETE)), None)
+        newest = next(
+            (
+                one
+                for one in records
+                for copy in one.copies
+                if (copy.destination, copy.state) == (destination.name, BackupState.COMPLETE)
+            ),
+            None,
+        )
         if newest is None:
             continue
         try:
             destination.stat(layout.manifest_key(newest.server, newest.id))
         except ObjectMissingError:
-            yield error(f"destination {destination.name}",
-                        f"it does not hold {newest.id} of {newest.server}, by the catalog the newest backup there",
-                        "is another folder, disk or bucket in its place? `backupd verify` tells all that is missing "
-                        f"there; `backupd replicate {newest.server} --to {destination.name}` copies it again from the "
-                        "others")
+            yield error(
+                f"destination {destination.name}",
+                f"it does not hold {newest.id} of {newest.server}, by the catalog the newest backup there",
+                "is another folder, disk or bucket in its place? `backupd verify` tells all that is missing "
+                f"there; `backupd replicate {newest.server} --to {destination.name}` copies it again from the "
+                "others",
+            )
         except DestinationError:
             continue  # what does not answer is told elsewhere
 
@@ -135,8 +152,11 @@ def _address(wiring: Wiring, name: str) -> str:
 def _remembered(wiring: Wiring) -> dict[str, str]:
     try:
         rows = json.loads(_file(wiring).read_bytes())
-        return {name: str(rows[name]["id"]) for name in wiring.settings.destinations
-                if name in rows and rows[name]["address"] == _address(wiring, name)}
+        return {
+            name: str(rows[name]["id"])
+            for name in wiring.settings.destinations
+            if name in rows and rows[name]["address"] == _address(wiring, name)
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # it is only what the places themselves say again
 
@@ -150,6 +170,7 @@ def _remember(wiring: Wiring, found: Mapping[str, str]) -> None:
         fresh.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         fresh.replace(file)
     except OSError as failure:
-        raise RefusedError(f"the spool {file.parent} cannot be used: {failure.strerror or failure}",
-                           hint="make it a writable folder of this user, with room; see spool: in the "
-                                "configuration") from failure
+        raise RefusedError(
+            f"the spool {file.parent} cannot be used: {failure.strerror or failure}",
+            hint="make it a writable folder of this user, with room; see spool: in the configuration",
+        ) from failure

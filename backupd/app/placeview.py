@@ -75,15 +75,33 @@ class PlaceView:
         return self.initialised is False and self.backups > 0
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "type": self.type, "off_site": self.off_site, "status": str(self.status),
-                "reasons": [reason.as_json() for reason in self.reasons], "reachable": self.reachable,
-                "initialised": self.initialised, "trouble": self.trouble, "checked_at": _time(self.checked_at),
-                "bytes_free": self.free, "bytes_total": self.total, "forecast": self.forecast,
-                "full_on": _time(self.full_on), "earliest_full_on": _time(self.earliest_full_on),
-                "servers": self.servers, "backups": self.backups, "bytes_stored": self.bytes_stored,
-                "behind": {"backups": self.behind_backups, "bytes": self.behind_bytes,
-                           "seconds": _seconds(self.behind), "error": self.behind_error},
-                "worst_lag_seconds_of_a_day": _seconds(self.lag), "lock_seconds": _seconds(self.lock)}
+        return {
+            "name": self.name,
+            "type": self.type,
+            "off_site": self.off_site,
+            "status": str(self.status),
+            "reasons": [reason.as_json() for reason in self.reasons],
+            "reachable": self.reachable,
+            "initialised": self.initialised,
+            "trouble": self.trouble,
+            "checked_at": _time(self.checked_at),
+            "bytes_free": self.free,
+            "bytes_total": self.total,
+            "forecast": self.forecast,
+            "full_on": _time(self.full_on),
+            "earliest_full_on": _time(self.earliest_full_on),
+            "servers": self.servers,
+            "backups": self.backups,
+            "bytes_stored": self.bytes_stored,
+            "behind": {
+                "backups": self.behind_backups,
+                "bytes": self.behind_bytes,
+                "seconds": _seconds(self.behind),
+                "error": self.behind_error,
+            },
+            "worst_lag_seconds_of_a_day": _seconds(self.lag),
+            "lock_seconds": _seconds(self.lock),
+        }
 
 
 def places(wiring: Wiring, now: datetime) -> tuple[PlaceView, ...]:
@@ -102,9 +120,18 @@ def places(wiring: Wiring, now: datetime) -> tuple[PlaceView, ...]:
     for name, settings in wiring.settings.destinations.items():
         glimpses[name].look(wiring, now)
         lag = max((worst for (_server, place), worst in lags.items() if place == name), default=None)
-        found.append(_place(
-            name, settings, glimpses[name], stock.get(name, Stock()), behind.get(name, ()), now, servers=users[name],
-            lag=timedelta(seconds=lag) if lag is not None else None))
+        found.append(
+            _place(
+                name,
+                settings,
+                glimpses[name],
+                stock.get(name, Stock()),
+                behind.get(name, ()),
+                now,
+                servers=users[name],
+                lag=timedelta(seconds=lag) if lag is not None else None,
+            )
+        )
     return tuple(found)
 
 
@@ -175,26 +202,51 @@ def _glimpses(wiring: Wiring) -> Mapping[str, Glimpse]:
         return dict(known)
 
 
-def _place(name: str, settings: DestinationSettings, seen: Glimpse, stock: Stock, behind: Sequence[Replication],
-           now: datetime, *, servers: int, lag: timedelta | None) -> PlaceView:
+def _place(
+    name: str,
+    settings: DestinationSettings,
+    seen: Glimpse,
+    stock: Stock,
+    behind: Sequence[Replication],
+    now: datetime,
+    *,
+    servers: int,
+    lag: timedelta | None,
+) -> PlaceView:
     failing = next((row for row in behind if row.state == FAILING), None)
     filling = seen.forecast.filling if seen.forecast is not None else None
     days = getattr(settings, "lock_days", None)
     hanging = seen.hanging(now)
-    trouble = seen.trouble if hanging is None else (
-        f"nothing has been heard of it for {format_duration(hanging.total_seconds())}: asking it does not end")
+    trouble = (
+        seen.trouble
+        if hanging is None
+        else (f"nothing has been heard of it for {format_duration(hanging.total_seconds())}: asking it does not end")
+    )
     made = PlaceView(
-        name=name, type=settings.type, off_site=settings.is_off_site, status=Status.GOOD,
-        reachable=seen.reachable if hanging is None else False, hangs=hanging is not None,
-        initialised=seen.initialised if hanging is None else None, trouble=trouble, checked_at=seen.checked_at,
-        free=seen.space.free if seen.space else None, total=seen.space.total if seen.space else None,
+        name=name,
+        type=settings.type,
+        off_site=settings.is_off_site,
+        status=Status.GOOD,
+        reachable=seen.reachable if hanging is None else False,
+        hangs=hanging is not None,
+        initialised=seen.initialised if hanging is None else None,
+        trouble=trouble,
+        checked_at=seen.checked_at,
+        free=seen.space.free if seen.space else None,
+        total=seen.space.total if seen.space else None,
         forecast=seen.forecast.text if seen.forecast else "",
         full_on=_day(seen.forecast, filling.day if filling else None),
         earliest_full_on=_day(seen.forecast, filling.earliest if filling else None),
-        servers=servers, backups=stock.backups, bytes_stored=stock.bytes, behind_backups=len(behind),
+        servers=servers,
+        backups=stock.backups,
+        bytes_stored=stock.bytes,
+        behind_backups=len(behind),
         behind_bytes=sum(max(0, row.bytes_total - row.bytes_done) for row in behind),
-        behind=max((now - row.since for row in behind), default=None), behind_error=failing.message if failing else "",
-        lag=lag, lock=timedelta(days=days) if days is not None else None)
+        behind=max((now - row.since for row in behind), default=None),
+        behind_error=failing.message if failing else "",
+        lag=lag,
+        lock=timedelta(days=days) if days is not None else None,
+    )
     reasons = tuple(sorted(_reasons(made, seen.forecast), key=lambda reason: -reason.status.rank))
     return replace(made, status=reasons[0].status if reasons else Status.GOOD, reasons=reasons)
 
@@ -203,18 +255,25 @@ def _reasons(made: PlaceView, foreseen: Forecast | None) -> Iterator[Reason]:
     if made.reachable is False:
         yield Reason(Status.BAD, f"it does not answer: {made.trouble}", "backupd check names what is wrong")
     elif made.is_lost:
-        yield Reason(Status.BAD, f"it should hold {made.backups} backups, but it is empty or not a repository",
-                     "is the file system mounted?")
+        yield Reason(
+            Status.BAD,
+            f"it should hold {made.backups} backups, but it is empty or not a repository",
+            "is the file system mounted?",
+        )
     more_room = "give it more room, or keep less: `backupd policy explain` previews other rules"
     if made.free is not None and made.total and made.free < NEARLY * made.total:
-        yield Reason(Status.BAD, f"it is nearly full: {format_size(made.free)} of {format_size(made.total)} are free",
-                     more_room)
+        yield Reason(
+            Status.BAD, f"it is nearly full: {format_size(made.free)} of {format_size(made.total)} are free", more_room
+        )
     elif foreseen is not None and foreseen.is_soon:
         urgent = foreseen.filling.earliest is not None and foreseen.filling.earliest <= URGENT
         yield Reason(Status.BAD if urgent else Status.WARNING, f"it fills up: {foreseen.text}", more_room)
     if made.behind_error:
-        yield Reason(Status.WARNING, f"{made.behind_backups} backups ({format_size(made.behind_bytes)}) are not there "
-                     f"yet: {made.behind_error}", "it is tried again; backupd replicate copies now")
+        yield Reason(
+            Status.WARNING,
+            f"{made.behind_backups} backups ({format_size(made.behind_bytes)}) are not there yet: {made.behind_error}",
+            "it is tried again; backupd replicate copies now",
+        )
 
 
 def _day(foreseen: Forecast | None, number: int | None) -> datetime | None:

@@ -34,9 +34,15 @@ class PolicyView:
     wrong_now: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "file": self.file, "servers": list(self.servers),
-                "problems": [problem_json(problem) for problem in self.problems], "advice": list(self.advice),
-                "text": self.text, "in_force": self.in_force}
+        return {
+            "name": self.name,
+            "file": self.file,
+            "servers": list(self.servers),
+            "problems": [problem_json(problem) for problem in self.problems],
+            "advice": list(self.advice),
+            "text": self.text,
+            "in_force": self.in_force,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,11 @@ class Validation:
     advice: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        return {"valid": self.valid, "problems": [problem_json(problem) for problem in self.problems],
-                "advice": list(self.advice)}
+        return {
+            "valid": self.valid,
+            "problems": [problem_json(problem) for problem in self.problems],
+            "advice": list(self.advice),
+        }
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:
@@ -69,12 +78,14 @@ def policies(wiring: Wiring, *, every: bool) -> tuple[PolicyView, ...]:
 def validate(wiring: Wiring, text: str, name: str) -> Validation:
     """Raises UsageError for a name that no policy can have."""
     if not is_name(name):
-        raise UsageError(f"{name[:80]!r} cannot be the name of a policy",
-                         hint="letters, digits, '.', '_' and '-' only, at most 63")
+        raise UsageError(
+            f"{name[:80]!r} cannot be the name of a policy", hint="letters, digits, '.', '_' and '-' only, at most 63"
+        )
     file = Path(f"{name}{SUFFIX}")
     if len(text.encode("utf-8", "surrogatepass")) > LARGEST_TEXT:
-        return Validation(False, (Problem(str(file), None, "",
-                                          f"is larger than {LARGEST_TEXT // 1024} KiB: that is no policy"),), ())
+        return Validation(
+            False, (Problem(str(file), None, "", f"is larger than {LARGEST_TEXT // 1024} KiB: that is no policy"),), ()
+        )
     found = read_policy_text(text, file)
     problems = (*found.problems, *unknown_destinations(found, wiring.settings.destinations))
     return Validation(not problems, problems, _advice(wiring, found))
@@ -91,8 +102,9 @@ def _view(wiring: Wiring, name: str, servers: Sequence[str]) -> PolicyView:
     wrong_now = (*now.problems, *unknown_destinations(now, settings.destinations))
     known, broken = settings.policies.get(name), settings.broken.get(name, ())
     in_force = known is not None and known == now.policy
-    unread = not in_force if known is not None else bool(text) and is_name(name) and _differs(
-        broken, wrong_now, str(path))
+    unread = (
+        not in_force if known is not None else bool(text) and is_name(name) and _differs(broken, wrong_now, str(path))
+    )
     return PolicyView(name, str(path), tuple(servers), broken, _advice(wiring, now), text, in_force, unread, wrong_now)
 
 

@@ -107,25 +107,45 @@ def send_one(wiring: Wiring, message: Message) -> bool:
     except DeliveryError as error:
         now = wiring.clock()
         given_up = error.permanent or is_over(attempts, now - message.created_at)
-        catalog.messages.update(replace(
-            message, attempts=attempts, error=redacted(str(error)), next_try=None if given_up else
-            now + pause_after(attempts), state=MessageState.FAILED if given_up else MessageState.QUEUED))
+        catalog.messages.update(
+            replace(
+                message,
+                attempts=attempts,
+                error=redacted(str(error)),
+                next_try=None if given_up else now + pause_after(attempts),
+                state=MessageState.FAILED if given_up else MessageState.QUEUED,
+            )
+        )
         say("message-not-sent", f"{message.channel}: {message.subject}: {error}", level=logging.WARNING)
         if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
             hint = error.hint or "`backupd alerts messages` lists what waits"
             lost = "; it is given up" if given_up else "; it is tried again with growing pauses"
-            Incidents(catalog).broken(DELIVERY, Event(
-                now, DELIVERY.broken, Severity.ERROR, subject=message.channel, hint=hint,
-                message=f"a message by {message.channel} cannot be delivered: {redacted(error.message)}{lost}",
-                detail=redacted(error.detail)))
+            Incidents(catalog).broken(
+                DELIVERY,
+                Event(
+                    now,
+                    DELIVERY.broken,
+                    Severity.ERROR,
+                    subject=message.channel,
+                    hint=hint,
+                    message=f"a message by {message.channel} cannot be delivered: {redacted(error.message)}{lost}",
+                    detail=redacted(error.detail),
+                ),
+            )
         return error.permanent
     now = wiring.clock()
     again = bool(done.again) and not is_over(attempts, now - message.created_at)
-    catalog.messages.update(replace(
-        message, attempts=attempts, sent_at=now, error=redacted(done.problem),
-        recipients=done.again if again else message.recipients,
-        state=MessageState.QUEUED if again else MessageState.SENT,
-        next_try=now + pause_after(attempts) if again else None))
+    catalog.messages.update(
+        replace(
+            message,
+            attempts=attempts,
+            sent_at=now,
+            error=redacted(done.problem),
+            recipients=done.again if again else message.recipients,
+            state=MessageState.QUEUED if again else MessageState.SENT,
+            next_try=now + pause_after(attempts) if again else None,
+        )
+    )
     if done.problem:
         say("message-refused", f"{message.subject}: not for everybody\n{done.problem}", level=logging.WARNING)
     if _mended(wiring, message.channel, now):
@@ -139,10 +159,18 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
     take one for again."""
     refused = dict.fromkeys(gone, done.problem) | dict(done.refused)
     for address, answer in refused.items():
-        Incidents(wiring.catalog).broken(DELIVERY, Event(
-            now, DELIVERY.broken, Severity.ERROR, subject=recipient(address),
-            message=f"{address} gets no messages: the mail server refuses them", detail=redacted(answer),
-            hint="look at alerts.email.to, and at what the mail server's log says"))
+        Incidents(wiring.catalog).broken(
+            DELIVERY,
+            Event(
+                now,
+                DELIVERY.broken,
+                Severity.ERROR,
+                subject=recipient(address),
+                message=f"{address} gets no messages: the mail server refuses them",
+                detail=redacted(answer),
+                hint="look at alerts.email.to, and at what the mail server's log says",
+            ),
+        )
     if message.channel == EMAIL:
         for address in message.recipients:
             if address not in refused and address not in done.again:
@@ -150,8 +178,10 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
 
 
 def _mended(wiring: Wiring, subject: str, now: datetime) -> bool:
-    return Incidents(wiring.catalog).mended(DELIVERY, Event(
-        now, DELIVERY.mended, Severity.INFO, f"messages by {subject} are delivered again", subject=subject))
+    return Incidents(wiring.catalog).mended(
+        DELIVERY,
+        Event(now, DELIVERY.mended, Severity.INFO, f"messages by {subject} are delivered again", subject=subject),
+    )
 
 
 def look_after(wiring: Wiring, now: datetime) -> None:
@@ -160,10 +190,22 @@ def look_after(wiring: Wiring, now: datetime) -> None:
     try:
         names(wiring.settings)
     except DeliveryError as error:
-        if incidents.broken(DELIVERY, Event(now, DELIVERY.broken, Severity.ERROR, error.message, subject=CHANNELS,
-                                            detail=error.detail, hint=error.hint)):
+        if incidents.broken(
+            DELIVERY,
+            Event(
+                now,
+                DELIVERY.broken,
+                Severity.ERROR,
+                error.message,
+                subject=CHANNELS,
+                detail=error.detail,
+                hint=error.hint,
+            ),
+        ):
             say(DELIVERY.broken, str(error), level=logging.ERROR)
         return
     if wiring.settings.alerts.channels_file is not None:
-        incidents.mended(DELIVERY, Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again",
-                                         subject=CHANNELS))
+        incidents.mended(
+            DELIVERY,
+            Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again", subject=CHANNELS),
+        )

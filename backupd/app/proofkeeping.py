@@ -21,8 +21,9 @@ KEPT = timedelta(days=400)
 """For so long, at least, a proof outlives its backup at a destination."""
 
 
-def keep_proofs(wiring: Wiring, destination: Destination, sealer: Sealer,
-                rotten: Collection[str] = ()) -> frozenset[str]:
+def keep_proofs(
+    wiring: Wiring, destination: Destination, sealer: Sealer, rotten: Collection[str] = ()
+) -> frozenset[str]:
     """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
     servers, and take away what the catalog has forgotten, once it is ``KEPT`` old and older than every backup of its
     server there. What is ``rotten`` (keys), or of which nobody knows what was stored, is put again. Keys of what was
@@ -47,15 +48,20 @@ def keep_proofs(wiring: Wiring, destination: Destination, sealer: Sealer,
     return frozenset(done)
 
 
-def _missing(wiring: Wiring, proofs: Mapping[str, Kept], witnesses: tuple[str, ...], stored: set[str],
-             ) -> Iterator[Kept]:
+def _missing(
+    wiring: Wiring,
+    proofs: Mapping[str, Kept],
+    witnesses: tuple[str, ...],
+    stored: set[str],
+) -> Iterator[Kept]:
     yield from (proof for proof_id, proof in proofs.items() if proof_id not in stored)
     for witness_id in witnesses:
         if witness_id in stored:
             continue
         try:
-            yield KeptWitness(witness_id, wiring.catalog.witnesses.get(witness_id),
-                              wiring.catalog.witnesses.backup_of(witness_id))
+            yield KeptWitness(
+                witness_id, wiring.catalog.witnesses.get(witness_id), wiring.catalog.witnesses.backup_of(witness_id)
+            )
         except NotFoundError:
             continue  # forgotten meanwhile
 

@@ -43,6 +43,7 @@ _DAMAGED = str(BackupState.DAMAGED)
 
 # Protected or not
 
+
 def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[BackupRecord]:
     """``records`` with what the policies of their servers say about their copies now."""
     found = list(records)
@@ -50,8 +51,13 @@ def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[Bac
     for server in {record.server for record in found}:
         everything[server] = {one.id: one for one in wiring.catalog.backups.list(server)}
     sites = sites_of(wiring)
-    return [replace(record, protected=is_protected(record, everything[record.server],
-                                                   protection_of(wiring, record.server), sites)) for record in found]
+    return [
+        replace(
+            record,
+            protected=is_protected(record, everything[record.server], protection_of(wiring, record.server), sites),
+        )
+        for record in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +105,64 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
 
 
 def _verified(record: BackupRecord, sites: Sites) -> frozenset[str]:
-    return frozenset(sites.places[copy.destination] for copy in record.copies if copy.destination in sites.places
-                     and copy.state == _COMPLETE and copy.verified_at is not None)
+    return frozenset(
+        sites.places[copy.destination]
+        for copy in record.copies
+        if copy.destination in sites.places and copy.state == _COMPLETE and copy.verified_at is not None
+    )
 
 
 def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
     """Tell, once, that backups of a server do not become protected in time, and when they are again. Raises
     CatalogError."""
-    records = {record.id: record for record in wiring.catalog.backups.list(server)
-               if record.state is BackupState.COMPLETE}
+    records = {
+        record.id: record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE
+    }
     wanted, sites = protection_of(wiring, server), sites_of(wiring)
     newest = sorted(records.values(), key=lambda one: (one.finished_at, one.id), reverse=True)
     due = next((one for one in newest if one.finished_at <= now - wanted.within), None)
     good = next((one for one in newest if is_protected(one, records, wanted, sites)), None)
     if due is None:
-        incidents.mended(PROTECTION, Event(now, PROTECTION.mended, Severity.INFO, server=server, message=(
-            f"no backup of {server} has waited too long for its protection any more")))
+        incidents.mended(
+            PROTECTION,
+            Event(
+                now,
+                PROTECTION.mended,
+                Severity.INFO,
+                server=server,
+                message=(f"no backup of {server} has waited too long for its protection any more"),
+            ),
+        )
         return
     if good is not None and good.finished_at >= due.finished_at:
-        incidents.mended(PROTECTION, Event(now, PROTECTION.mended, Severity.INFO, server=server, message=(
-            f"backups of {server} are protected again: {good.id} is at enough places, read again there")))
+        incidents.mended(
+            PROTECTION,
+            Event(
+                now,
+                PROTECTION.mended,
+                Severity.INFO,
+                server=server,
+                message=(f"backups of {server} are protected again: {good.id} is at enough places, read again there"),
+            ),
+        )
         return
     places = verified_at(due, records, sites)
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
-    incidents.broken(PROTECTION, Event(
-        now, PROTECTION.broken, Severity.WARNING, server=server,
-        message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies are at "
-                f"{len(places)} of {wanted.copies} places, {len(places & sites.away)} of {wanted.off_site} off-site "
-                f"({last})",
-        detail="\n".join(_standing(wiring, due)),
-        hint=f"backupd replicate {server} copies and verifies now; protection: in the policy says what is wanted"))
+    incidents.broken(
+        PROTECTION,
+        Event(
+            now,
+            PROTECTION.broken,
+            Severity.WARNING,
+            server=server,
+            message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies "
+            f"are at {len(places)} of {wanted.copies} places, {len(places & sites.away)} of {wanted.off_site} off-site "
+            f"({last})",
+            detail="\n".join(_standing(wiring, due)),
+            hint=f"backupd replicate {server} copies and verifies now; protection: in the policy says what is wanted",
+        ),
+    )
 
 
 def _standing(wiring: Wiring, record: BackupRecord) -> list[str]:
@@ -146,6 +179,7 @@ def _standing(wiring: Wiring, record: BackupRecord) -> list[str]:
 
 # Verifying copies
 
+
 @dataclass(frozen=True, slots=True)
 class Examined:
     """``verified`` ids, stored ``bytes`` that were looked at, every damage found, and why some could not be read."""
@@ -158,12 +192,19 @@ class Examined:
 
 def unverified(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
     """Those with a whole copy at ``place`` that nobody has read again since it was stored, newest first."""
-    return [record for record in records if record.state is BackupState.COMPLETE and any(
-        copy.destination == place and copy.state == _COMPLETE and copy.verified_at is None for copy in record.copies)]
+    return [
+        record
+        for record in records
+        if record.state is BackupState.COMPLETE
+        and any(
+            copy.destination == place and copy.state == _COMPLETE and copy.verified_at is None for copy in record.copies
+        )
+    ]
 
 
-def verify_copies(wiring: Wiring, destination: Destination, server: str, *, report: Report, check: Check,
-                  fresh: Collection[str] = ()) -> Examined:
+def verify_copies(
+    wiring: Wiring, destination: Destination, server: str, *, report: Report, check: Check, fresh: Collection[str] = ()
+) -> Examined:
     """Look at every byte of the copies of ``server`` at ``destination`` that nobody has looked at. What is damaged is
     put right from another destination; where none has it, every copy that needs it is marked, and damaged objects put
     into quarantine there. ``fresh``: keys that we have just stored, of which the place's checksum tells enough. Raises
@@ -178,8 +219,13 @@ def verify_copies(wiring: Wiring, destination: Destination, server: str, *, repo
         if found is None:
             continue  # removed in this moment
         if not isinstance(found.header, Header):
-            damages = mend(wiring, destination, server, (), [
-                Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))])
+            damages = mend(
+                wiring,
+                destination,
+                server,
+                (),
+                [Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))],
+            )
             done = replace(done, damages=(*done.damages, *damages))
             found = read(destination, server, record.id)
             if found is None or not isinstance(found.header, Header):
@@ -191,8 +237,11 @@ def verify_copies(wiring: Wiring, destination: Destination, server: str, *, repo
 
 def damaged(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
     """Those with a copy at ``place`` that is not whole, or not there any more."""
-    return [record for record in records
-            if any(copy.destination == place and copy.state == _DAMAGED for copy in record.copies)]
+    return [
+        record
+        for record in records
+        if any(copy.destination == place and copy.state == _DAMAGED for copy in record.copies)
+    ]
 
 
 def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
@@ -205,8 +254,13 @@ def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
         if found is None:
             continue
         if not isinstance(found.header, Header):
-            mend(wiring, destination, server, (), [
-                Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))])
+            mend(
+                wiring,
+                destination,
+                server,
+                (),
+                [Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))],
+            )
             found = read(destination, server, record.id)
             if found is None or not isinstance(found.header, Header):
                 continue
@@ -230,8 +284,16 @@ def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
             wiring.catalog.backups.add_copy(record.id, Copy(copy.destination, _COMPLETE, copy.stored_at))
 
 
-def _one(wiring: Wiring, destination: Destination, header: Header, known: dict[str, datetime], done: Examined,
-         report: Report, check: Check, fresh: Collection[str]) -> Examined:
+def _one(
+    wiring: Wiring,
+    destination: Destination,
+    header: Header,
+    known: dict[str, datetime],
+    done: Examined,
+    report: Report,
+    check: Check,
+    fresh: Collection[str],
+) -> Examined:
     begun = wiring.clock()
     items = {layout.backup_folder(header.server, header.backup_id) + item.name: item for item in header.side_files}
     shared = [item for item in header.objects if item.name in known]
@@ -261,13 +323,16 @@ def _one(wiring: Wiring, destination: Destination, header: Header, known: dict[s
 def _mark_damaged(wiring: Wiring, destination: Destination, header: Header, hit: Collection[str]) -> None:
     """The copies of the backup and of the others that are ``hit``, too. What is marked deleted stays so."""
     for record in wiring.catalog.backups.list(header.server, foreign=True):
-        if record.id == header.backup_id or (record.id in hit and any(
-                copy.destination == destination.name and copy.state == _COMPLETE for copy in record.copies)):
+        if record.id == header.backup_id or (
+            record.id in hit
+            and any(copy.destination == destination.name and copy.state == _COMPLETE for copy in record.copies)
+        ):
             wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
 
 
-def _problems(destination: Destination, items: Mapping[str, StoredObject], report: Report, check: Check,
-              fresh: Collection[str]) -> dict[str, str]:
+def _problems(
+    destination: Destination, items: Mapping[str, StoredObject], report: Report, check: Check, fresh: Collection[str]
+) -> dict[str, str]:
     total, lock = sum(item.size for item in items.values()), threading.Lock()
     seen = [0, 0]
     stop = threading.Event()
@@ -291,8 +356,13 @@ def _problems(destination: Destination, items: Mapping[str, StoredObject], repor
             stop.set()  # for an interrupt of this thread, which would wait for all that is left
 
 
-def _mended(wiring: Wiring, destination: Destination, header: Header, items: Mapping[str, StoredObject],
-            problems: Mapping[str, str]) -> tuple[Damage, ...]:
+def _mended(
+    wiring: Wiring,
+    destination: Destination,
+    header: Header,
+    items: Mapping[str, StoredObject],
+    problems: Mapping[str, str],
+) -> tuple[Damage, ...]:
     """What is wrong, put right as far as another destination can; what is said to be right was looked at again."""
     if not problems:
         return ()
@@ -303,11 +373,22 @@ def _mended(wiring: Wiring, destination: Destination, header: Header, items: Map
         for item in other.objects if other.backup_id != header.backup_id else ():
             if (key := layout.object_key(item.name)) in users:
                 users[key].append(other.backup_id)
-    damages = mend(wiring, destination, header.server, headers, [
-        Damage(destination.name, key, problem, tuple(sorted(users[key])), stored=items[key])
-        for key, problem in problems.items()])
-    return tuple(replace(damage, repaired_from="", problem=problem) if damage.repaired_from and (
-        problem := found_wrong(destination, damage.key, items[damage.key])) else damage for damage in damages)
+    damages = mend(
+        wiring,
+        destination,
+        header.server,
+        headers,
+        [
+            Damage(destination.name, key, problem, tuple(sorted(users[key])), stored=items[key])
+            for key, problem in problems.items()
+        ],
+    )
+    return tuple(
+        replace(damage, repaired_from="", problem=problem)
+        if damage.repaired_from and (problem := found_wrong(destination, damage.key, items[damage.key]))
+        else damage
+        for damage in damages
+    )
 
 
 def _quarantine(wiring: Wiring, destination: Destination, damages: Iterable[Damage]) -> None:
@@ -321,9 +402,15 @@ def _lately(destination: Destination, records: Iterable[BackupRecord], since: da
     bad = objects.quarantined(destination)
     sizes = {}
     found: dict[str, datetime] = {}
-    read_lately = [(record, copy.verified_at) for record in records for copy in record.copies
-                   if copy.destination == destination.name and copy.state == _COMPLETE
-                   and copy.verified_at is not None and copy.verified_at >= since]
+    read_lately = [
+        (record, copy.verified_at)
+        for record in records
+        for copy in record.copies
+        if copy.destination == destination.name
+        and copy.state == _COMPLETE
+        and copy.verified_at is not None
+        and copy.verified_at >= since
+    ]
     for record, at in read_lately[:3]:
         seen = read(destination, record.server, record.id)
         for item in seen.header.objects if seen is not None and isinstance(seen.header, Header) else ():
@@ -332,6 +419,9 @@ def _lately(destination: Destination, records: Iterable[BackupRecord], since: da
                 sizes[item.name] = item.size
     if not found:
         return {}
-    there = {layout.name_in(info.key): info.size for info in destination.list(layout.OBJECTS)
-             if layout.name_in(info.key) in found}
+    there = {
+        layout.name_in(info.key): info.size
+        for info in destination.list(layout.OBJECTS)
+        if layout.name_in(info.key) in found
+    }
     return {name: at for name, at in found.items() if there.get(name) == sizes[name]}

@@ -58,8 +58,11 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     server = wiring.settings.server(server_name)
     chosen = _anywhere(wiring, server_name) if target == RANDOM else _planned(wiring, server_name, target)
     settings = wiring.settings.needs_restore()
-    refuse_cold(chosen, hint=f"a test restore thaws nothing by itself: `backupd thaw {server_name} --to "
-                             f"{chosen.target}`, and test it then; or keep backups that are tested elsewhere, too")
+    refuse_cold(
+        chosen,
+        hint=f"a test restore thaws nothing by itself: `backupd thaw {server_name} --to "
+        f"{chosen.target}`, and test it then; or keep backups that are tested elsewhere, too",
+    )
     unsealer = wiring.unsealer()
     record = wiring.catalog.backups.get(chosen.backup_id)
     trial = _trial(wiring, chosen, record)
@@ -67,21 +70,42 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     checks: list[Check] = []
     started_at, tally, trouble, obstacle = wiring.clock(), Tally(), "", ""
     scratch = ScratchSpec(
-        scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, replay=trial.replay,
-        path=settings.scratch.path, max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory,
-        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs,
-        key_files=settings.key_files)
+        scratch_id=new_id(started_at),
+        server=server_name,
+        chain=chosen.chain,
+        replay=trial.replay,
+        path=settings.scratch.path,
+        max_bytes=settings.scratch.max_bytes,
+        memory=settings.scratch.memory,
+        workers=worker_count(),
+        templates=templates(wiring),
+        programs=wiring.settings.programs,
+        key_files=settings.key_files,
+    )
     try:
         require_keys(wiring, server_name, chosen.chain)
-        with scratch_instance(scratch, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),
-                              unsealer=unsealer, clock=wiring.clock, report=report, on_phase=phases.append) as copy:
+        with scratch_instance(
+            scratch,
+            destinations=sources(wiring, chosen),
+            archives=archives(wiring, chosen),
+            unsealer=unsealer,
+            clock=wiring.clock,
+            report=report,
+            on_phase=phases.append,
+        ) as copy:
             examination = _Examination(wiring, copy, trial, report, phases)
             rolled = examination.roll_forward()
             begun = wiring.clock()
             checks, tally = examine(
-                copy.connection, statements=statements(server), target=moment_of(chosen, record),
-                witness=trial.witness, position=rolled.stop.position if rolled else record.position,
-                workers=worker_count(), report=report, compared=examination.compared)
+                copy.connection,
+                statements=statements(server),
+                target=moment_of(chosen, record),
+                witness=trial.witness,
+                position=rolled.stop.position if rolled else record.position,
+                workers=worker_count(),
+                report=report,
+                compared=examination.compared,
+            )
             checks += _told(rolled)
             full = wiring.catalog.backups.get(chosen.chain[0])
             phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
@@ -91,10 +115,21 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     except BackupdError as error:
         obstacle = str(error)
     proof = make_proof(
-        proof_id=scratch.scratch_id, server=server_name, backup_id=record.id,
-        target=chosen.target if target == RANDOM else target, started_at=started_at, finished_at=wiring.clock(),
-        phases=merged(phases), checks=checks, tally=tally, error=trouble, obstacle=obstacle,
-        warnings=chosen.warnings, older=chosen.older is not None, inexact=bool(chosen.inexact))
+        proof_id=scratch.scratch_id,
+        server=server_name,
+        backup_id=record.id,
+        target=chosen.target if target == RANDOM else target,
+        started_at=started_at,
+        finished_at=wiring.clock(),
+        phases=merged(phases),
+        checks=checks,
+        tally=tally,
+        error=trouble,
+        obstacle=obstacle,
+        warnings=chosen.warnings,
+        older=chosen.older is not None,
+        inexact=bool(chosen.inexact),
+    )
     wiring.catalog.proofs.add(proof)
     if proof.is_good:
         settle_doubts(wiring, chosen.chain)
@@ -138,15 +173,17 @@ class _Examination:
         if witness is None or self.compared is not None:
             return
         begun = self._wiring.clock()
-        self.compared = compare_with_witness(self._copy.connection, witness, witness.position, workers=worker_count(),
-                                             report=self._report)
+        self.compared = compare_with_witness(
+            self._copy.connection, witness, witness.position, workers=worker_count(), report=self._report
+        )
         self._phases.append(Phase("verified", (self._wiring.clock() - begun).total_seconds()))
 
 
 def _planned(wiring: Wiring, server: str, target: str) -> Plan:
     """A test goes on with what there is, and its proof tells how old that is."""
-    return plan(wiring, server, target, None, start=True, verify=True,
-                wishes=Wishes(accept_older=True, accept_inexact=True))
+    return plan(
+        wiring, server, target, None, start=True, verify=True, wishes=Wishes(accept_older=True, accept_inexact=True)
+    )
 
 
 def _anywhere(wiring: Wiring, server: str) -> Plan:
@@ -155,8 +192,13 @@ def _anywhere(wiring: Wiring, server: str) -> Plan:
     if not usable:
         raise none_restorable(server, [one for one in wiring.catalog.backups.list(server) if one.server == server])
     archived = history(wiring, wiring.settings.server(server))
-    found = windows(Histories(archived.branches, archived.runs), usable, now=wiring.clock(),
-                    repeats=archived.resolver.repeats) if archived else ()
+    found = (
+        windows(
+            Histories(archived.branches, archived.runs), usable, now=wiring.clock(), repeats=archived.resolver.repeats
+        )
+        if archived
+        else ()
+    )
     wide = [window for window in found if window.run is not None and window.end > window.begin]
     if wide:
         window = random.choices(wide, [(one.end - one.begin).total_seconds() for one in wide])[0]  # noqa: S311  lottery
@@ -172,13 +214,14 @@ def _trial(wiring: Wiring, chosen: Plan, record: BackupRecord) -> _Trial:
     if spec is None:
         return _Trial(None, own, None)
     server = wiring.settings.server(chosen.server)
-    targets = Targets(wiring, chosen.server, wiring.catalog.binlogs.branches(chosen.server),
-                      prefer=(*server.required, *server.others))
+    targets = Targets(
+        wiring, chosen.server, wiring.catalog.binlogs.branches(chosen.server), prefer=(*server.required, *server.others)
+    )
     for witness in wiring.catalog.witnesses.between(chosen.server, record.started_at, wiring.clock(), limit=_WITNESSES):
         for number, leg in enumerate(spec.legs):
             parts = targets.split(leg, witness.position)
             if parts:
-                legs = (*spec.legs[:number], *parts, *spec.legs[number + 1:])
+                legs = (*spec.legs[:number], *parts, *spec.legs[number + 1 :])
                 return _Trial(replace(spec, legs=legs), witness, parts[0].stop)
     return _Trial(spec, own, None)
 
@@ -190,5 +233,3 @@ def _told(rolled: RolledForward | None) -> list[Check]:
     events = f"; events given back their state: {', '.join(rolled.events)}" if rolled.events else ""
     remarks = f"; {'; '.join(rolled.remarks)}" if rolled.remarks else ""
     return [Check(REPLAYED, PASSED, f"{rolled.transactions} transactions to {place}{events}{remarks}")]
-
-

@@ -52,8 +52,9 @@ class Pulse:
     signal, once, because not all work looks at ``cancel``.
     """
 
-    def __init__(self, wiring: Wiring, job: JobRecord, report: Report, *, hang: timedelta,
-                 rates: Mapping[str, Rate]) -> None:
+    def __init__(
+        self, wiring: Wiring, job: JobRecord, report: Report, *, hang: timedelta, rates: Mapping[str, Rate]
+    ) -> None:
         self.cancel = threading.Event()
         self.cancel_by = ""
         self.problem: BackupdError | None = None
@@ -72,8 +73,9 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
 
@@ -123,8 +125,9 @@ class Pulse:
 
     def _tell(self, latest: Progress | None) -> None:
         try:
-            by = self._wiring.catalog.jobs.heartbeat(self._job.id, self._job.token, self._wiring.clock(),
-                                                     self._shown(latest) if latest else None)
+            by = self._wiring.catalog.jobs.heartbeat(
+                self._job.id, self._job.token, self._wiring.clock(), self._shown(latest) if latest else None
+            )
         except CatalogError as error:
             self._warn("heartbeat-failed", error.message)
         except (RefusedError, NotFoundError) as error:
@@ -140,18 +143,36 @@ class Pulse:
 
     def _stop_hanging(self, latest: Progress | None) -> None:
         phase = f"phase {latest.phase}" if latest else "its beginning"
-        where = "" if latest is None else (f"{latest.bytes_done} bytes and {latest.files_done} files were done; "
-                                           f"the last note: {latest.note or 'none'}")
+        where = (
+            ""
+            if latest is None
+            else (
+                f"{latest.bytes_done} bytes and {latest.files_done} files were done; "
+                f"the last note: {latest.note or 'none'}"
+            )
+        )
         limit = format_duration(self._hang.total_seconds())
-        self.problem = ToolError(f"stopped: no progress for {limit} in {phase}", detail=redacted(where),
-                                 hint="see what it waited for (a lock on the server, the disk, the network); "
-                                      "limits.hang in the policy says how long that may take")
+        self.problem = ToolError(
+            f"stopped: no progress for {limit} in {phase}",
+            detail=redacted(where),
+            hint="see what it waited for (a lock on the server, the disk, the network); "
+            "limits.hang in the policy says how long that may take",
+        )
         self._warn("job-hanging", self.problem.message)
         try:
-            self._wiring.catalog.events.add(Event(
-                at=self._wiring.clock(), kind="job-hanging", severity=Severity.ERROR, server=self._job.server,
-                subject=self._job.leg or self._job.kind, message=self.problem.message, detail=self.problem.detail,
-                hint=self.problem.hint, job_id=self._job.id))
+            self._wiring.catalog.events.add(
+                Event(
+                    at=self._wiring.clock(),
+                    kind="job-hanging",
+                    severity=Severity.ERROR,
+                    server=self._job.server,
+                    subject=self._job.leg or self._job.kind,
+                    message=self.problem.message,
+                    detail=self.problem.detail,
+                    hint=self.problem.hint,
+                    job_id=self._job.id,
+                )
+            )
             # Should this process not even hear the signal, whoever watches it ends it.
             self._wiring.catalog.jobs.request_cancel(self._job.id, HANG_WATCH, self._wiring.clock())
         except BackupdError as error:
@@ -172,9 +193,15 @@ class Pulse:
 
     def _shown(self, latest: Progress) -> dict[str, Any]:
         """A report as the catalog keeps it; ``seconds_left`` None while unknown."""
-        return {"phase": latest.phase, "bytes": latest.bytes_done, "bytes_total": latest.bytes_total,
-                "files": latest.files_done, "files_total": latest.files_total, "note": redacted(latest.note)[:200],
-                "seconds_left": self._remaining(latest)}
+        return {
+            "phase": latest.phase,
+            "bytes": latest.bytes_done,
+            "bytes_total": latest.bytes_total,
+            "files": latest.files_done,
+            "files_total": latest.files_total,
+            "note": redacted(latest.note)[:200],
+            "seconds_left": self._remaining(latest),
+        }
 
     def _remaining(self, latest: Progress) -> float | None:
         """From the phase's own speed, or in its first seconds from that of earlier runs."""

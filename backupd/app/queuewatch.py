@@ -35,9 +35,18 @@ class QueueWatch:
             if job.message != message:
                 wiring.catalog.jobs.say_waiting(job.id, message, _HINT)
             if now - _since(job) >= LONG and job.id not in self._told:
-                wiring.catalog.events.add(Event(
-                    at=now, kind="job-waiting", severity=Severity.WARNING, server=job.server,
-                    subject=job.leg or job.kind, message=_sentence(job, message, now), hint=_HINT, job_id=job.id))
+                wiring.catalog.events.add(
+                    Event(
+                        at=now,
+                        kind="job-waiting",
+                        severity=Severity.WARNING,
+                        server=job.server,
+                        subject=job.leg or job.kind,
+                        message=_sentence(job, message, now),
+                        hint=_HINT,
+                        job_id=job.id,
+                    )
+                )
                 self._told |= {job.id}
         self._told &= {job.id for job, _message in late}
 
@@ -55,8 +64,10 @@ def waiting(wiring: Wiring, now: datetime, span: timedelta) -> list[tuple[JobRec
 def findings(wiring: Wiring) -> list[Finding]:
     """What `backupd check` says about jobs that have waited for long."""
     now = wiring.clock()
-    return [warning("jobs", _sentence(job, message, now), f"is the service running? {_HINT}")
-            for job, message in waiting(wiring, now, LONG)]
+    return [
+        warning("jobs", _sentence(job, message, now), f"is the service running? {_HINT}")
+        for job, message in waiting(wiring, now, LONG)
+    ]
 
 
 def _since(job: JobRecord) -> datetime:

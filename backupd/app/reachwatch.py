@@ -31,8 +31,10 @@ class ReachWatch:
             return
         if place.reachable and not place.is_lost:
             self._silent.pop(place.name, None)
-            incidents.mended(REACH, Event(now, REACH.mended, Severity.INFO,
-                                          f"destination {place.name} answers again", subject=place.name))
+            incidents.mended(
+                REACH,
+                Event(now, REACH.mended, Severity.INFO, f"destination {place.name} answers again", subject=place.name),
+            )
             return
         looks = self._silent.setdefault(place.name, [])
         if place.checked_at is not None and place.checked_at not in looks:
@@ -45,5 +47,7 @@ class ReachWatch:
         else:
             what = f"cannot be reached: {place.trouble}"
             hint = "backups that need it fail until it answers; `backupd check` says what is wrong with it"
-        incidents.broken(REACH, Event(now, REACH.broken, Severity.ERROR, f"destination {place.name} {what}",
-                                      subject=place.name, hint=hint))
+        incidents.broken(
+            REACH,
+            Event(now, REACH.broken, Severity.ERROR, f"destination {place.name} {what}", subject=place.name, hint=hint),
+        )

@@ -86,12 +86,24 @@ class Rebuilt:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "destination": self.destination, "backups": self.backups, "damaged": list(self.damaged),
-            "closed": self.closed, "branches": self.branches, "segments": self.segments, "proofs": self.proofs,
-            "witnesses": self.witnesses, "holds": self.holds,
-            "catalog_of": [format_time(moment) for moment in self.catalog_of], "history": self.history,
-            "problems": list(self.problems), "bound": self.bound, "unbound": self.unbound,
-            "foreign": list(self.foreign), "heads": list(self.heads), "elsewhere": list(self.elsewhere)}
+            "destination": self.destination,
+            "backups": self.backups,
+            "damaged": list(self.damaged),
+            "closed": self.closed,
+            "branches": self.branches,
+            "segments": self.segments,
+            "proofs": self.proofs,
+            "witnesses": self.witnesses,
+            "holds": self.holds,
+            "catalog_of": [format_time(moment) for moment in self.catalog_of],
+            "history": self.history,
+            "problems": list(self.problems),
+            "bound": self.bound,
+            "unbound": self.unbound,
+            "foreign": list(self.foreign),
+            "heads": list(self.heads),
+            "elsewhere": list(self.elsewhere),
+        }
 
 
 def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:
@@ -105,12 +117,16 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, a
     """
     destination = wiring.destination(name)
     if not destination.is_initialised():
-        raise RefusedError(f"destination {name} holds no backups: it is empty, or not a repository",
-                           hint="is it mounted, and are path, bucket and prefix right?" + if_deleted(destination))
+        raise RefusedError(
+            f"destination {name} holds no backups: it is empty, or not a repository",
+            hint="is it mounted, and are path, bucket and prefix right?" + if_deleted(destination),
+        )
     if not merge and (wiring.catalog.backups.servers() or wiring.catalog.binlogs.servers()):
-        raise RefusedError(f"the catalog {wiring.catalog.name} is not empty",
-                           hint="--into-existing adds what it lacks: after a rebuild that did not come to its end, "
-                                "say, or from a second destination")
+        raise RefusedError(
+            f"the catalog {wiring.catalog.name} is not empty",
+            hint="--into-existing adds what it lacks: after a rebuild that did not come to its end, "
+            "say, or from a second destination",
+        )
     with wiring.locked("rebuild", "another process is rebuilding the catalog"), wiring.removing():
         taken_here = any(record.manifest for record in wiring.catalog.backups.list())
         return _Rebuild(wiring, destination, report, adopt=adopt or not taken_here).run()
@@ -151,16 +167,40 @@ class _Rebuild:
                 moments.append(moment)
         for server in {*wiring.catalog.backups.servers(), *wiring.catalog.binlogs.servers()}:
             recall(wiring, server)  # after the copies of the catalog, which know more of it than backups do
-        taken.problems += [*succession.missing.values(), *succession.altered.values(),
-                           *self._headless(succession.missing)]
-        wiring.catalog.events.add(Event(
-            wiring.clock(), REBUILT, Severity.WARNING,
-            f"the catalog was rebuilt from destination {destination.name}: {taken.backups} backups, {logs} binary logs",
-            subject=destination.name, detail="\n".join(taken.problems[:50]),
-            hint="`backupd verify` reads again what is stored there"))
+        taken.problems += [
+            *succession.missing.values(),
+            *succession.altered.values(),
+            *self._headless(succession.missing),
+        ]
+        wiring.catalog.events.add(
+            Event(
+                wiring.clock(),
+                REBUILT,
+                Severity.WARNING,
+                f"the catalog was rebuilt from destination {destination.name}: {taken.backups} backups, {logs} "
+                "binary logs",
+                subject=destination.name,
+                detail="\n".join(taken.problems[:50]),
+                hint="`backupd verify` reads again what is stored there",
+            )
+        )
         return Rebuilt(
-            destination.name, taken.backups, tuple(taken.damaged), taken.closed, branches, logs, proofs, witnesses,
-            holds, tuple(moments), history, tuple(taken.problems), taken.bound, taken.unbound, tuple(taken.foreign))
+            destination.name,
+            taken.backups,
+            tuple(taken.damaged),
+            taken.closed,
+            branches,
+            logs,
+            proofs,
+            witnesses,
+            holds,
+            tuple(moments),
+            history,
+            tuple(taken.problems),
+            taken.bound,
+            taken.unbound,
+            tuple(taken.foreign),
+        )
 
     # -- backups
 
@@ -243,21 +283,37 @@ class _Rebuild:
         ours = {one.destination: one for one in known.copies}
         before = ours.get(copy.destination)
         ours[copy.destination] = replace(copy, verified_at=before.verified_at if before is not None else None)
-        better = known if known.flavour else replace(  # what no key opened before tells no position
-            record, manifest=known.manifest)
-        backups.add(replace(better, copies=tuple(ours.values()), pinned=known.pinned or record.pinned,
-                            foreign=known.foreign and not self._adopts), replace=True)
+        better = (
+            known
+            if known.flavour
+            else replace(  # what no key opened before tells no position
+                record, manifest=known.manifest
+            )
+        )
+        backups.add(
+            replace(
+                better,
+                copies=tuple(ours.values()),
+                pinned=known.pinned or record.pinned,
+                foreign=known.foreign and not self._adopts,
+            ),
+            replace=True,
+        )
         backups.set_copy_state(record.id, copy.destination, copy.state)
 
     def _headless(self, told: Collection[str]) -> list[str]:
         """Backups of which there are files but no manifest, and that nobody is writing; those ``told`` are left out."""
         busy = {owner for lease in intents(self._destination) for owner in lease.backups}
         trees, sides = unfinished(self._destination)
-        owners = {owner for key in (*trees, *(info.key for info in sides))
-                  if (owner := layout.backup_of(key)) is not None}
-        return [f"{self._destination.name}: backup {backup_id} of {server} has files there but no manifest: somebody "
-                "removed that, or the backup or its deletion was stopped in the middle"
-                for server, backup_id in sorted(owners - busy) if backup_id not in told]
+        owners = {
+            owner for key in (*trees, *(info.key for info in sides)) if (owner := layout.backup_of(key)) is not None
+        }
+        return [
+            f"{self._destination.name}: backup {backup_id} of {server} has files there but no manifest: somebody "
+            "removed that, or the backup or its deletion was stopped in the middle"
+            for server, backup_id in sorted(owners - busy)
+            if backup_id not in told
+        ]
 
     # -- the rest
 
@@ -268,11 +324,15 @@ class _Rebuild:
         for server in servers:
             self._report(Progress("rebuild", note=f"binary logs of {server}"))
             settled = Reconciliation(self._wiring.catalog, self._destination, server, self._wiring.clock).settle(
-                at_work=is_at_work(self._wiring, server))
+                at_work=is_at_work(self._wiring, server)
+            )
             branches += settled.branches
             logs += settled.added
-        self._taken.problems += [found.detail or found.message for found in segments.branches(self._destination)
-                                 if isinstance(found, DamagedError)]
+        self._taken.problems += [
+            found.detail or found.message
+            for found in segments.branches(self._destination)
+            if isinstance(found, DamagedError)
+        ]
         return branches, logs
 
     def _log_owners(self) -> Iterator[tuple[str, object]]:

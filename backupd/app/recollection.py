@@ -33,8 +33,15 @@ class _OverError(Exception):
 class Recollection:
     """``destinations`` by name. ``stop`` ends it between two batches."""
 
-    def __init__(self, server: str, url: str, destinations: Mapping[str, Destination], spool: Spool,
-                 stop: threading.Event, clock: Clock) -> None:
+    def __init__(
+        self,
+        server: str,
+        url: str,
+        destinations: Mapping[str, Destination],
+        spool: Spool,
+        stop: threading.Event,
+        clock: Clock,
+    ) -> None:
         self._server, self._url, self._destinations = server, url, destinations
         self._spool, self._stop, self._clock = spool, stop, clock
         self._complaints: set[str] = set()
@@ -76,8 +83,9 @@ class Recollection:
         failed = False
         for name, destination in list(left.items()):
             try:
-                found = Reconciliation(catalog, destination, self._server, self._clock,
-                                       self._check).settle(at_work=True)
+                found = Reconciliation(catalog, destination, self._server, self._clock, self._check).settle(
+                    at_work=True
+                )
             except BackupdError as error:
                 failed = True
                 self._complain(f"{name}: {error}")
@@ -90,7 +98,8 @@ class Recollection:
     def _await_branches(self, catalog: Catalog) -> None:
         """The archive tells those in the spool by itself, and with them the event."""
         while {branch.id for branch in self._spool.branches()} - {
-                branch.id for branch in catalog.binlogs.branches(self._server)}:
+            branch.id for branch in catalog.binlogs.branches(self._server)
+        }:
             self._check()
             self._stop.wait(_TELL)
 
@@ -102,21 +111,39 @@ class Recollection:
         """Once."""
         if why not in self._complaints:
             self._complaints.add(why)
-            say("catalog-not-compared", f"what the catalog knows of the archive could not be compared: {why}",
-                level=logging.WARNING, server=self._server)
+            say(
+                "catalog-not-compared",
+                f"what the catalog knows of the archive could not be compared: {why}",
+                level=logging.WARNING,
+                server=self._server,
+            )
 
     def _tell(self, catalog: Catalog, destination: str, found: Settled) -> None:
         if found.is_nothing:
             return
         forgotten = found.replaced + len(found.gone)
-        say("catalog-compared", f"{destination}: the catalog has learned of {found.added} segments and "
-            f"{found.branches} branches that are there, and forgotten {forgotten} that are not", server=self._server)
+        say(
+            "catalog-compared",
+            f"{destination}: the catalog has learned of {found.added} segments and "
+            f"{found.branches} branches that are there, and forgotten {forgotten} that are not",
+            server=self._server,
+        )
         if found.gone:
-            catalog.events.add(Event(
-                self._clock(), "binlog-missing", Severity.WARNING,
-                f"{len(found.gone)} archived binary logs of {self._server} are not at destination {destination} any "
-                "more, and the catalog has forgotten them there", server=self._server, subject=destination,
-                detail="\n".join(f"{key.branch}: file {key.number}, bytes {key.start} to {key.end}"
-                                 for key in found.gone[:20]),
-                hint=f"`backupd timeline {self._server}` shows what is recoverable. Nothing is wrong where they had "
-                     "expired and the catalog comes from an older copy"))
+            catalog.events.add(
+                Event(
+                    self._clock(),
+                    "binlog-missing",
+                    Severity.WARNING,
+                    f"{len(found.gone)} archived binary logs of {self._server} are not at destination "
+                    f"{destination} any "
+                    "more, and the catalog has forgotten them there",
+                    server=self._server,
+                    subject=destination,
+                    detail="\n".join(
+                        f"{key.branch}: file {key.number}, bytes {key.start} to {key.end}" for key in found.gone[:20]
+                    ),
+                    hint=f"`backupd timeline {self._server}` shows what is recoverable. Nothing is wrong where they "
+                    "had "
+                    "expired and the catalog comes from an older copy",
+                )
+            )

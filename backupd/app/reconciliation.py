@@ -53,8 +53,14 @@ class Settled:
 class Reconciliation:
     """Of ``server`` at ``destination``. ``check`` is called now and then and may raise, to end it."""
 
-    def __init__(self, catalog: Catalog, destination: Destination, server: str, clock: Clock,
-                 check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        destination: Destination,
+        server: str,
+        clock: Clock,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._binlogs = catalog.binlogs
         self._destination, self._server, self._clock, self._check = destination, server, clock, check
 
@@ -87,13 +93,17 @@ class Reconciliation:
     def unknown_branches(self) -> list[Branch]:
         """Described at the destination, and not in the catalog."""
         known = {branch.id for branch in self._binlogs.branches(self._server)}
-        return [branch for branch in segments.branches(self._destination, self._server)
-                if isinstance(branch, Branch) and branch.id not in known]
+        return [
+            branch
+            for branch in segments.branches(self._destination, self._server)
+            if isinstance(branch, Branch) and branch.id not in known
+        ]
 
     def unknown(self) -> Iterator[SegmentKey]:
         """Segments at the destination of which the catalog has no row for it."""
-        for branch, here in groupby((key for _server, key in segments.keys(self._destination, self._server)),
-                                    key=lambda key: key.branch):
+        for branch, here in groupby(
+            (key for _server, key in segments.keys(self._destination, self._server)), key=lambda key: key.branch
+        ):
             for key, stored, recorded in _compared(here, self._known(branch)):
                 if stored and not recorded:
                     yield key
@@ -105,8 +115,11 @@ class Reconciliation:
             here = (key for _server, key in segments.keys(self._destination, prefix=prefix))
             for key, stored, recorded in _compared(here, self._known(branch.id)):
                 if recorded and not stored and not self.is_there(key):
-                    yield from (record for record in self._around(key)
-                                if record.key == key and self._destination.name in record.destinations)
+                    yield from (
+                        record
+                        for record in self._around(key)
+                        if record.key == key and self._destination.name in record.destinations
+                    )
 
     def header(self, key: SegmentKey) -> SegmentHeader | None:
         """None for one that is gone meanwhile or damaged, of which fsck tells by itself."""
@@ -124,8 +137,10 @@ class Reconciliation:
 
     def is_replaced(self, key: SegmentKey) -> bool:
         """Is a larger segment there that holds all of it?"""
-        return any(other != key and other.start <= key.start and key.end <= other.end
-                   for other in segments.of_file(self._destination, self._server, key.branch, key.number))
+        return any(
+            other != key and other.start <= key.start and key.end <= other.end
+            for other in segments.of_file(self._destination, self._server, key.branch, key.number)
+        )
 
     def is_young(self, record: SegmentRecord, now: datetime) -> bool:
         copy = record.destinations.get(self._destination.name)
@@ -133,12 +148,16 @@ class Reconciliation:
 
     def _around(self, key: SegmentKey) -> tuple[SegmentRecord, ...]:
         """What the catalog knows of the same bytes."""
-        return self._binlogs.segments(self._server, key.branch, from_place=(key.number, key.start),
-                                      to_place=(key.number, key.end))
+        return self._binlogs.segments(
+            self._server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end)
+        )
 
     def _known(self, branch: str) -> Iterator[SegmentKey]:
-        return (record.key for record in self._binlogs.each_segment(self._server, branch)
-                if self._destination.name in record.destinations)
+        return (
+            record.key
+            for record in self._binlogs.each_segment(self._server, branch)
+            if self._destination.name in record.destinations
+        )
 
     def _be_there(self) -> None:
         if not self._destination.is_initialised():
@@ -153,16 +172,24 @@ class Reconciliation:
             if header.segment.branch not in known:
                 known.add(header.segment.branch)
                 self._binlogs.add_branch(self._stand_in(header.segment))
-        self._binlogs.add_segments([(header.segment, header.stored_bytes) for header in headers],
-                                   self._destination.name, self._clock())
+        self._binlogs.add_segments(
+            [(header.segment, header.stored_bytes) for header in headers], self._destination.name, self._clock()
+        )
         return len(headers)
 
     def _stand_in(self, segment: Segment) -> Branch:
         """For a branch whose description is lost everywhere: its logs can be replayed, but not across its beginning."""
         return Branch(
-            segment.server, segment.branch, segment.first_at or self._clock(), BranchReason.UNKNOWN, "",
-            segment.flavour, segment.file.rpartition(".")[0], segment.number,
-            note="its description was lost; taken in from its segments")
+            segment.server,
+            segment.branch,
+            segment.first_at or self._clock(),
+            BranchReason.UNKNOWN,
+            "",
+            segment.flavour,
+            segment.file.rpartition(".")[0],
+            segment.number,
+            note="its description was lost; taken in from its segments",
+        )
 
     def _set_gaps(self, gone: Sequence[SegmentKey]) -> None:
         """Those that are closed now go, and those that ``gone`` leaves come."""
@@ -181,17 +208,28 @@ class Reconciliation:
             after = [run for run in here if first_of(run) >= (key.number, key.end) or first_of(run)[0] > key.number]
             if before and after:  # else what is left only begins later or ends earlier
                 branch, one, other = branches[key.branch], before[-1], after[0]
-                binlogs.add_gap(Gap(
-                    self._server, key.branch, destination,
-                    Position(branch.file(one.last_number), one.last_pos, one.gtids_after),
-                    Position(branch.file(other.first_number), other.first_pos, other.gtids_before), one.last_at,
-                    other.first_at, _GONE, self._clock()))
+                binlogs.add_gap(
+                    Gap(
+                        self._server,
+                        key.branch,
+                        destination,
+                        Position(branch.file(one.last_number), one.last_pos, one.gtids_after),
+                        Position(branch.file(other.first_number), other.first_pos, other.gtids_before),
+                        one.last_at,
+                        other.first_at,
+                        _GONE,
+                        self._clock(),
+                    )
+                )
 
 
 def _is_closed(gap: Gap, runs: Iterable[Run]) -> bool:
     after, before = place_of(gap.after), place_of(gap.before) if gap.before is not None else None
-    return after is not None and before is not None and any(
-        run.branch == gap.branch and first_of(run) <= after and before <= last_of(run) for run in runs)
+    return (
+        after is not None
+        and before is not None
+        and any(run.branch == gap.branch and first_of(run) <= after and before <= last_of(run) for run in runs)
+    )
 
 
 def _compared(here: Iterable[SegmentKey], known: Iterable[SegmentKey]) -> Iterator[tuple[SegmentKey, bool, bool]]:

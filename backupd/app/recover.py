@@ -20,8 +20,9 @@ from restore.runbook_trust import signature_check
 from storage import layout
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 
-_OF_ITS_HOST = frozenset({"path", "credentials_file", "profile", "ca_file", "key_file", "known_hosts", "max_upload",
-                          "max_download"})
+_OF_ITS_HOST = frozenset(
+    {"path", "credentials_file", "profile", "ca_file", "key_file", "known_hosts", "max_upload", "max_download"}
+)
 """Fields that say something about the host that was lost only."""
 _VARIABLE = re.compile(r"@@([A-Z_]+)@@")
 
@@ -39,8 +40,15 @@ class _Place:
     by_hand: str = ""
 
 
-def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str], *, recipients: Sequence[str],
-                 signing: Signing | None = None, signed: Collection[str] = ()) -> str:
+def recover_text(
+    name: str,
+    config: DestinationConfig,
+    newest: Mapping[str, str],
+    *,
+    recipients: Sequence[str],
+    signing: Signing | None = None,
+    signed: Collection[str] = (),
+) -> str:
     """Markdown. ``name``: what the destination is called; ``newest``: of each server with backups there the id of the
     newest; ``recipients``: fingerprints of the keys of which each opens everything; ``signed``: servers of which only
     what is signed is believed, as ``signing`` says."""
@@ -51,31 +59,51 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
         encryption["trusted_signers"] = list(signing.trusted)
     policy = {"physical": {"full": "every 365d"}, "destinations": {"required": [name]}}
     return _TEXT.format(
-        version=version("backupd"), words=place.words, needs=place.needs, settings=place.settings.strip(),
-        recipients=_bullets(recipients), first=servers[0] if servers else "NAME", name=name,
+        version=version("backupd"),
+        words=place.words,
+        needs=place.needs,
+        settings=place.settings.strip(),
+        recipients=_bullets(recipients),
+        first=servers[0] if servers else "NAME",
+        name=name,
         signers=_SIGNERS.format(keys=_bullets(signing.trusted)) if signing is not None else "",
-        trust=_TRUST.format(functions=signature_check())
-        if signing is not None else "", unaltered=_UNALTERED.format(
-            servers=" | ".join(map(quote, sorted(signed))), sig=layout.signature_key("manifest.json"))
-        if signing is not None and signed else "",
+        trust=_TRUST.format(functions=signature_check()) if signing is not None else "",
+        unaltered=_UNALTERED.format(
+            servers=" | ".join(map(quote, sorted(signed))), sig=layout.signature_key("manifest.json")
+        )
+        if signing is not None and signed
+        else "",
         rows=rows_of(newest),
-        destinations=_here({name: place.fields}), encryption=_here(encryption), policy=_here(policy),
-        sig=layout.SIGNATURE, named=_NAMED_COPY if signed else "",
+        destinations=_here({name: place.fields}),
+        encryption=_here(encryption),
+        policy=_here(policy),
+        sig=layout.SIGNATURE,
+        named=_NAMED_COPY if signed else "",
         trusted=_TRUSTED_COPY.format(folder=layout.CONFIGURATIONS, sig=layout.SIGNATURE) if signed else "",
         signed_policy=_here({**policy, "signed": True}),
-        servers=_here({server: {"policy": "signed" if server in signed else "unsigned", "owner": "@@OWNER@@"}
-                       for server in servers}),
+        servers=_here(
+            {
+                server: {"policy": "signed" if server in signed else "unsigned", "owner": "@@OWNER@@"}
+                for server in servers
+            }
+        ),
         cold=_COLD.format(classes=" or ".join(classes)) if (classes := _cold(config)) else "",
         names=" ".join(quote(server) for server in servers) or '""',
         back=bring_back_text(config, name) if isinstance(config, S3Config) else "",
-        cold_by_hand=_COLD_BY_HAND if _cold(config) else "", by_hand=place.by_hand.strip(),
-        server_folders=layout.SERVERS, configurations=layout.CONFIGURATIONS, catalogs=layout.CATALOGS)
+        cold_by_hand=_COLD_BY_HAND if _cold(config) else "",
+        by_hand=place.by_hand.strip(),
+        server_folders=layout.SERVERS,
+        configurations=layout.CONFIGURATIONS,
+        catalogs=layout.CATALOGS,
+    )
 
 
 def rows_of(newest: Mapping[str, str]) -> str:
     """The list of the newest backup of each server, as the text has it."""
-    return "\n".join(f"- `{server}`: `{layout.runbook_key(server, newest[server])}`"
-                     for server in sorted(newest)) or "- none"
+    return (
+        "\n".join(f"- `{server}`: `{layout.runbook_key(server, newest[server])}`" for server in sorted(newest))
+        or "- none"
+    )
 
 
 def rows_in(text: str) -> dict[str, str]:
@@ -91,11 +119,18 @@ def made_by(text: bytes) -> str | None:
 
 
 def _place(name: str, config: DestinationConfig) -> _Place:
-    fields = {name: value for name, value in config.model_dump(mode="json", exclude_unset=True).items()
-              if name not in _OF_ITS_HOST and value is not None}
+    fields = {
+        name: value
+        for name, value in config.model_dump(mode="json", exclude_unset=True).items()
+        if name not in _OF_ITS_HOST and value is not None
+    }
     if isinstance(config, FilesystemConfig):
-        return _Place("This folder", "- this folder, whose path you set as `REPOSITORY`", _FOLDER,
-                      {**fields, "path": "@@REPOSITORY@@"})
+        return _Place(
+            "This folder",
+            "- this folder, whose path you set as `REPOSITORY`",
+            _FOLDER,
+            {**fields, "path": "@@REPOSITORY@@"},
+        )
     if isinstance(config, S3Config):
         return _Place(
             f"This bucket, `{config.bucket}`" + (f", below `{config.prefix}/`," if config.prefix else ""),
@@ -103,17 +138,25 @@ def _place(name: str, config: DestinationConfig) -> _Place:
             "`AWS_SHARED_CREDENTIALS_FILE`, or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, are exported"
             + (", and `AWS_CA_BUNDLE`, since its certificate is of an authority of its own" if config.ca_file else ""),
             (_S3_STYLE.format(style=config.addressing) if config.addressing != "auto" else "")
-            + _S3.format(place=quote(f"s3://{config.bucket}/" + (f"{config.prefix}/" if config.prefix else "")),
-                       options="".join(f" {option} {quote(value)}" for option, value in (
-                           ("--endpoint-url", config.endpoint_url), ("--region", config.region)) if value)), fields,
-            _BY_HAND.format(name=name, kind="S3"))
+            + _S3.format(
+                place=quote(f"s3://{config.bucket}/" + (f"{config.prefix}/" if config.prefix else "")),
+                options="".join(
+                    f" {option} {quote(value)}"
+                    for option, value in (("--endpoint-url", config.endpoint_url), ("--region", config.region))
+                    if value
+                ),
+            ),
+            fields,
+            _BY_HAND.format(name=name, kind="S3"),
+        )
     return _Place(
         f"This folder, `{config.path}` on {config.host},",
         "- `sftp`, a private SSH key that this host lets in, whose path you set as `SFTP_KEY`, and a file with the "
         "host's own key, whose path you set as `KNOWN_HOSTS`",
         _SFTP.format(target=quote(f"{config.user}@{config.host}"), port=config.port, folder=quote(_batch(config.path))),
         {**_required(config), **fields, "key_file": "@@SFTP_KEY@@", "known_hosts": "@@KNOWN_HOSTS@@"},
-        _SFTP_BY_HAND + _BY_HAND.format(name=name, kind="SFTP"))
+        _SFTP_BY_HAND + _BY_HAND.format(name=name, kind="SFTP"),
+    )
 
 
 def _cold(config: DestinationConfig) -> list[str]:

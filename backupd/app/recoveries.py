@@ -11,8 +11,17 @@ from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobRecord
 
 RECOVERED = "job-recovered"
-BAD = ("job-failed", "job-partial", "job-abandoned", "job-missed", "job-skipped", "job-hanging", "job-waiting",
-       "job-not-followed", "schedule-broken")
+BAD = (
+    "job-failed",
+    "job-partial",
+    "job-abandoned",
+    "job-missed",
+    "job-skipped",
+    "job-hanging",
+    "job-waiting",
+    "job-not-followed",
+    "schedule-broken",
+)
 _REMEMBERED = 1000
 _FORGOTTEN = timedelta(days=1)
 """What was asked for by hand, and failed, is told as no trouble any more after so long."""
@@ -28,20 +37,30 @@ def recovered(wiring: Wiring, job: JobRecord, now: datetime) -> list[Event]:
         bad = wiring.catalog.events.last(job.server, BAD, subject, severities=_GRAVE)
         well = wiring.catalog.events.last(job.server, (RECOVERED,), subject)
         after = well.number if well is not None else 0
-        if bad is not None and after < bad.number and (
-                subject in legs or _is_all_the_same(wiring, job, after, now)):
+        if bad is not None and after < bad.number and (subject in legs or _is_all_the_same(wiring, job, after, now)):
             whose = f"{subject} of {job.server}" if job.server else subject
-            found.append(Event(now, RECOVERED, Severity.INFO, f"{whose} went well again", server=job.server,
-                               subject=subject, job_id=job.id))
+            found.append(
+                Event(
+                    now,
+                    RECOVERED,
+                    Severity.INFO,
+                    f"{whose} went well again",
+                    server=job.server,
+                    subject=subject,
+                    job_id=job.id,
+                )
+            )
     return found
 
 
 def _is_all_the_same(wiring: Wiring, job: JobRecord, after: int, now: datetime) -> bool:
     """Did everything of this kind that failed since then, and is not forgotten yet, do what ``job`` did? A restore
     into one folder says nothing about one into another."""
-    bad = {event.job_id for event in wiring.catalog.events.list(server=job.server, after=after, limit=_REMEMBERED)
-           if event.kind in BAD and event.severity in _GRAVE and event.subject == job.kind
-           and now - event.at < _FORGOTTEN}
+    bad = {
+        event.job_id
+        for event in wiring.catalog.events.list(server=job.server, after=after, limit=_REMEMBERED)
+        if event.kind in BAD and event.severity in _GRAVE and event.subject == job.kind and now - event.at < _FORGOTTEN
+    }
     for job_id in bad - {""}:
         try:
             if _task(wiring.catalog.jobs.get(job_id)) != _task(job):

@@ -29,14 +29,21 @@ _WORKERS = 4
 """Objects that are put right at once; each is in memory, 16 MiB at most as a rule."""
 
 
-def mend(wiring: Wiring, destination: Destination, server: str, headers: Sequence[Header], damages: Sequence[Damage],
-         ) -> tuple[Damage, ...]:
+def mend(
+    wiring: Wiring,
+    destination: Destination,
+    server: str,
+    headers: Sequence[Header],
+    damages: Sequence[Damage],
+) -> tuple[Damage, ...]:
     """Put ``damages`` at ``destination``, all of ``server``, right from other destinations as far as they can; the same
     damages with what came of it, told as events. ``headers``: the readable manifests of that server there."""
     if not damages:
         return ()
-    sources = sorted((other for other in wiring.usable_destinations() if other.name != destination.name),
-                     key=lambda other: as_archive(other) is not None)
+    sources = sorted(
+        (other for other in wiring.usable_destinations() if other.name != destination.name),
+        key=lambda other: as_archive(other) is not None,
+    )
     found = _Mending(wiring, destination, server, sources).mend(headers, damages)
     _tell(wiring, destination, server, found)
     return found
@@ -49,8 +56,11 @@ class _Mending:
     def mend(self, headers: Sequence[Header], damages: Sequence[Damage]) -> tuple[Damage, ...]:
         tree = as_tree(self._destination)
         pooled = [damage for damage in damages if damage.key.startswith(layout.OBJECTS)]
-        before = {inode: layout.name_in(damage.key) for damage in pooled
-                  if tree is not None and (inode := inode_of(tree, damage.key)) is not None}
+        before = {
+            inode: layout.name_in(damage.key)
+            for damage in pooled
+            if tree is not None and (inode := inode_of(tree, damage.key)) is not None
+        }
         done = dict(zip((id(damage) for damage in pooled), each(self._one, pooled, workers=_WORKERS), strict=True))
         segments: dict[str, list[Damage]] = {}
         for damage in damages:
@@ -89,9 +99,11 @@ class _Mending:
         if is_marked(target, self._server, backup_id):
             raise NotFoundError("it is marked deleted there")
         if not exists(target, layout.body_key(self._server, backup_id)):
-            raise NotFoundError("nothing of it is there any more, and nobody marked it deleted",
-                                detail=f"`backupd replicate {self._server} --to {target.name}` copies it again where "
-                                       "another destination has it, `backupd fsck --repair` forgets it")
+            raise NotFoundError(
+                "nothing of it is there any more, and nobody marked it deleted",
+                detail=f"`backupd replicate {self._server} --to {target.name}` copies it again where "
+                "another destination has it, `backupd fsck --repair` forgets it",
+            )
         chain = chain_of(backup_id, wiring.catalog.backups.list(self._server, foreign=True))
         order = Order(self._server, backup_id, new_id(wiring.clock()), tuple(member.id for member in chain[:-1]))
         holding = [one for one in self._sources if exists(one, layout.manifest_key(self._server, backup_id))]
@@ -106,10 +118,19 @@ class _Mending:
             server, key, _name = found
             gone = not exists(self._destination, layout.segment_key(server, key))
             if gone and not any(other < key for other in self._stored_of(key.branch)):
-                raise NotFoundError("it is not there any more, and nothing before it is either",
-                                    detail="`backupd fsck --repair` forgets it")
-            source = put_segment_right(self._destination, server, key, [damage.key for damage in damages],
-                                       self._sources, clock=self._wiring.clock, check=_go_on)
+                raise NotFoundError(
+                    "it is not there any more, and nothing before it is either",
+                    detail="`backupd fsck --repair` forgets it",
+                )
+            source = put_segment_right(
+                self._destination,
+                server,
+                key,
+                [damage.key for damage in damages],
+                self._sources,
+                clock=self._wiring.clock,
+                check=_go_on,
+            )
             self._wiring.catalog.binlogs.mark_verified(server, [key], self._destination.name, self._wiring.clock())
         except BackupdError as error:
             return [replace(damage, trouble=_line(error)) for damage in damages]
@@ -125,20 +146,39 @@ def _tell(wiring: Wiring, destination: Destination, server: str, damages: Sequen
     left = [damage for damage in damages if not damage.repaired_from]
     if mended:
         names = ", ".join(sorted({damage.repaired_from for damage in mended}))
-        wiring.catalog.events.add(Event(
-            wiring.clock(), REPAIRED, Severity.WARNING, server=server, subject=destination.name,
-            message=f"{len(mended)} damaged files of {server} at destination {destination.name} were replaced by those "
-                    f"of {names}", detail="\n".join(map(str, mended)),
-            hint=f"bytes that change by themselves come from a medium that fails: look at that of {destination.name}"))
+        wiring.catalog.events.add(
+            Event(
+                wiring.clock(),
+                REPAIRED,
+                Severity.WARNING,
+                server=server,
+                subject=destination.name,
+                message=f"{len(mended)} damaged files of {server} at destination {destination.name} were replaced by "
+                "those "
+                f"of {names}",
+                detail="\n".join(map(str, mended)),
+                hint=(
+                    f"bytes that change by themselves come from a medium that fails: look at that of {destination.name}"
+                ),
+            )
+        )
     if left:
         detail = "\n".join(f"{damage}: {damage.trouble}" for damage in left)
         last = wiring.catalog.events.last(server, (ROT,), destination.name)
         if last is None or last.detail != detail:
-            wiring.catalog.events.add(Event(
-                wiring.clock(), ROT, Severity.ERROR, server=server, subject=destination.name,
-                message=f"{len(left)} files of {server} at destination {destination.name} are damaged, and no other "
-                        "destination has them", detail=detail,
-                hint=f"take a full backup now, it stores the data afresh: backupd backup {server} --kind full"))
+            wiring.catalog.events.add(
+                Event(
+                    wiring.clock(),
+                    ROT,
+                    Severity.ERROR,
+                    server=server,
+                    subject=destination.name,
+                    message=f"{len(left)} files of {server} at destination {destination.name} are damaged, "
+                    "and no other destination has them",
+                    detail=detail,
+                    hint=f"take a full backup now, it stores the data afresh: backupd backup {server} --kind full",
+                )
+            )
 
 
 def _line(error: BackupdError) -> str:
@@ -147,5 +187,3 @@ def _line(error: BackupdError) -> str:
 
 def _go_on() -> None:
     """A repair is not stopped half way."""
-
-

@@ -46,8 +46,9 @@ def destinations_of(wiring: Wiring, server: str | None, place: str | None) -> li
         if place is None or place in known:
             found += [(name, where) for where in (known if place is None else [place])]
         elif server is not None:
-            raise RefusedError(f"backups of {server} do not go to {place}",
-                               hint=f"its policy names: {', '.join(known)}")
+            raise RefusedError(
+                f"backups of {server} do not go to {place}", hint=f"its policy names: {', '.join(known)}"
+            )
     return found
 
 
@@ -58,10 +59,12 @@ def opened(wiring: Wiring, name: str) -> Destination:
     """
     destination = wiring.destination(name)
     if not destination.is_initialised():
-        if wiring.holds_backups(name) or any(wiring.catalog.binlogs.runs(server, name)
-                                             for server in wiring.catalog.binlogs.servers()):
-            raise RefusedError(f"destination {name} should hold backups, but it is empty or not a repository",
-                               hint=EMPTIED_HINT)
+        if wiring.holds_backups(name) or any(
+            wiring.catalog.binlogs.runs(server, name) for server in wiring.catalog.binlogs.servers()
+        ):
+            raise RefusedError(
+                f"destination {name} should hold backups, but it is empty or not a repository", hint=EMPTIED_HINT
+            )
         destination.initialise(wiring.clock())
     require_single(wiring, destination)
     return destination
@@ -71,8 +74,11 @@ def sources(wiring: Wiring, server: str, target: str) -> list[Destination]:
     """Where copies can be read now, in the order to ask: those that must hold everything come first."""
     settings = wiring.settings.server(server)
     usable = {destination.name: destination for destination in wiring.usable_destinations()}
-    return [usable[name] for name in dict.fromkeys((*settings.required, *settings.others, *usable))
-            if name in usable and name != target]
+    return [
+        usable[name]
+        for name in dict.fromkeys((*settings.required, *settings.others, *usable))
+        if name in usable and name != target
+    ]
 
 
 def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str]) -> Wanted:
@@ -113,19 +119,28 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         try:
             wiring.destination(name).is_initialised()
         except BackupdError as failure:
-            found.append(warning(f"destination {name}", from_error("", failure).message,
-                                 failure.hint or "copies wait for it"))
+            found.append(
+                warning(f"destination {name}", from_error("", failure).message, failure.hint or "copies wait for it")
+            )
         late = [row for row in wiring.catalog.replications.list(name) if row.backup_id in own and row.message]
         if late:
-            found.append(warning(f"destination {name}", f"{len(late)} backups of {server.name} wait to be copied since "
-                                 f"{format_time(min(row.since for row in late))}: {late[0].message}",
-                                 f"it is tried again by itself; at once: backupd replicate {server.name} --to {name}"))
+            found.append(
+                warning(
+                    f"destination {name}",
+                    f"{len(late)} backups of {server.name} wait to be copied since "
+                    f"{format_time(min(row.since for row in late))}: {late[0].message}",
+                    f"it is tried again by itself; at once: backupd replicate {server.name} --to {name}",
+                )
+            )
     return found
 
 
 def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[str]) -> bool:
-    return (record.state is BackupState.COMPLETE and all(copy.destination != target for copy in record.copies)
-            and any(copy.destination in from_places and copy.state == COMPLETE for copy in record.copies))
+    return (
+        record.state is BackupState.COMPLETE
+        and all(copy.destination != target for copy in record.copies)
+        and any(copy.destination in from_places and copy.state == COMPLETE for copy in record.copies)
+    )
 
 
 def _is_at(record: BackupRecord, place: str) -> bool:

@@ -95,36 +95,67 @@ class Replicated:
         if self.logs.failure is not None:
             return self.logs.failure
         if left := [str(damage) for damage in self.examined.damages if not damage.repaired_from]:
-            return DamagedError(f"copies at {self.destination} are damaged", left,
-                                hint="`backupd verify` mends what another copy can mend")
+            return DamagedError(
+                f"copies at {self.destination} are damaged",
+                left,
+                hint="`backupd verify` mends what another copy can mend",
+            )
         lines = [*(f"{name}: {why}" for name, why in self.waiting.items()), *self.logs.troubles]
         if broken := [name for name in self.damaged if name not in self.waiting]:
-            return DamagedError(f"copies at {self.destination} are damaged",
-                                [*(f"{self.destination}: {name}: its copy is damaged" for name in broken), *lines],
-                                hint="`backupd verify` mends what another copy can; a full backup stores all afresh")
-        return BackupdError(f"not everything of {self.server} could be copied to {self.destination}",
-                            detail="\n".join(lines), hint="it is tried again by itself; `backupd verify` tells what is "
-                            "damaged where") if lines else None
+            return DamagedError(
+                f"copies at {self.destination} are damaged",
+                [*(f"{self.destination}: {name}: its copy is damaged" for name in broken), *lines],
+                hint="`backupd verify` mends what another copy can; a full backup stores all afresh",
+            )
+        return (
+            BackupdError(
+                f"not everything of {self.server} could be copied to {self.destination}",
+                detail="\n".join(lines),
+                hint="it is tried again by itself; `backupd verify` tells what is damaged where",
+            )
+            if lines
+            else None
+        )
 
     def as_json(self) -> dict[str, Any]:
         error = self.trouble
         return {
-            "server": self.server, "destination": self.destination, "ok": self.ok,
-            "copied": [{"backup": one.header.backup_id, "bytes": one.sent, "objects": one.objects,
-                        "present": one.present, "seconds": round(one.seconds, 3), "rate": round(one.rate),
-                        "remarks": list(one.remarks)} for one in self.copied],
+            "server": self.server,
+            "destination": self.destination,
+            "ok": self.ok,
+            "copied": [
+                {
+                    "backup": one.header.backup_id,
+                    "bytes": one.sent,
+                    "objects": one.objects,
+                    "present": one.present,
+                    "seconds": round(one.seconds, 3),
+                    "rate": round(one.rate),
+                    "remarks": list(one.remarks),
+                }
+                for one in self.copied
+            ],
             "declined": [{"backup": name, "reason": why} for name, why in self.declined],
             "waiting": [{"backup": name, "reason": why} for name, why in self.waiting.items()],
-            "binlogs": {"segments": self.logs.segments, "bytes": self.logs.bytes, "dropped": self.logs.dropped,
-                        "lacking": self.logs.lacking, "troubles": list(self.logs.troubles)},
-            "verified": list(self.examined.verified), "troubles": list(self.examined.troubles),
+            "binlogs": {
+                "segments": self.logs.segments,
+                "bytes": self.logs.bytes,
+                "dropped": self.logs.dropped,
+                "lacking": self.logs.lacking,
+                "troubles": list(self.logs.troubles),
+            },
+            "verified": list(self.examined.verified),
+            "troubles": list(self.examined.troubles),
             "damages": [damage.as_json() for damage in self.examined.damages],
-            "lost": list(self.lost), "damaged": list(self.damaged),
-            "error": str(error) if error is not None else None}
+            "lost": list(self.lost),
+            "damaged": list(self.damaged),
+            "error": str(error) if error is not None else None,
+        }
 
 
-def bring_up_to_date(wiring: Wiring, server_name: str, place: str, run: JobRun, *,
-                     pauses: Sequence[float] = PAUSES) -> Replicated:
+def bring_up_to_date(
+    wiring: Wiring, server_name: str, place: str, run: JobRun, *, pauses: Sequence[float] = PAUSES
+) -> Replicated:
     """Copy to ``place`` what belongs there and is not, and verify the copies there.
 
     Raises NotFoundError for a server or destination that is not one of the policy, BusyError when another process is
@@ -132,15 +163,23 @@ def bring_up_to_date(wiring: Wiring, server_name: str, place: str, run: JobRun, 
     """
     server = wiring.settings.server(server_name)
     if place not in server.required and place not in server.others:
-        raise NotFoundError(f"policy {server.policy_name} of {server_name} names no destination {place}",
-                            hint=f"it names {', '.join((*server.required, *server.others))}")
-    with wiring.locked(f"replicate-{server_name}-{place}",
-                       f"another process brings {place} up to date for {server_name}"):
+        raise NotFoundError(
+            f"policy {server.policy_name} of {server_name} names no destination {place}",
+            hint=f"it names {', '.join((*server.required, *server.others))}",
+        )
+    with wiring.locked(
+        f"replicate-{server_name}-{place}", f"another process brings {place} up to date for {server_name}"
+    ):
         one = _Round(wiring, server_name, place, run, pauses)
         done = one.copy_and_verify(copies=place in server.others)
         _tell(wiring, done)
-        tell_speed(wiring, server_name, place, sum(copy.sent for copy in done.copied),
-                   sum(copy.seconds for copy in done.copied))
+        tell_speed(
+            wiring,
+            server_name,
+            place,
+            sum(copy.sent for copy in done.copied),
+            sum(copy.seconds for copy in done.copied),
+        )
         return done
 
 
@@ -161,10 +200,22 @@ class _Round:
             failed = self._bring_back(target)
             if copies:
                 self._copy(target, failed)
-            examined = verify_copies(self._wiring, target, self._server, report=self._run.report, check=self._run.check,
-                                     fresh=frozenset().union(*(one.stored for one in self._done.copied)))
-            self._done = replace(self._done, waiting=failed, examined=examined, damaged=tuple(
-                record.id for record in damaged(self._wiring.catalog.backups.list(self._server), self._place)))
+            examined = verify_copies(
+                self._wiring,
+                target,
+                self._server,
+                report=self._run.report,
+                check=self._run.check,
+                fresh=frozenset().union(*(one.stored for one in self._done.copied)),
+            )
+            self._done = replace(
+                self._done,
+                waiting=failed,
+                examined=examined,
+                damaged=tuple(
+                    record.id for record in damaged(self._wiring.catalog.backups.list(self._server), self._place)
+                ),
+            )
         except (DestinationError, RefusedError) as error:
             if isinstance(error, BusyError):
                 raise
@@ -216,37 +267,73 @@ class _Round:
         others = {record.id for record in wiring.catalog.backups.list()} - ours
         expected = {record.id for record in lacking.backups}
         # Where no source can be reached nobody can tell what belongs there, so what was expected stays so.
-        gone = [row.backup_id for row in wiring.catalog.replications.list(place)
-                if names and row.backup_id not in expected | others]
+        gone = [
+            row.backup_id
+            for row in wiring.catalog.replications.list(place)
+            if names and row.backup_id not in expected | others
+        ]
         self._tell_lost(gone, dict(lacking.declined))
         wiring.catalog.replications.forget(place, gone)
         wiring.catalog.replications.expect(
-            place, {record.id: record.stats.bytes_stored for record in lacking.backups}, wiring.clock())
+            place, {record.id: record.stats.bytes_stored for record in lacking.backups}, wiring.clock()
+        )
         return lacking
 
     def _tell_lost(self, gone: Sequence[str], declined: Collection[str]) -> None:
         """Of those that are not expected any more: which were deleted before they came."""
         wiring, place = self._wiring, self._place
         records = {record.id: record for record in wiring.catalog.backups.list()}
-        lost = [name for name in gone if name not in declined and (
-            name not in records or (records[name].state is BackupState.DELETED
-                                    and all(copy.destination != place for copy in records[name].copies)))]
+        lost = [
+            name
+            for name in gone
+            if name not in declined
+            and (
+                name not in records
+                or (
+                    records[name].state is BackupState.DELETED
+                    and all(copy.destination != place for copy in records[name].copies)
+                )
+            )
+        ]
         if lost:
-            wiring.catalog.events.add(Event(
-                wiring.clock(), "replication-lost", Severity.ERROR, server=self._server, subject=place,
-                job_id=self._run.job.id, detail=", ".join(lost),
-                message=f"{len(lost)} backups were deleted before they could be copied to {place}",
-                hint="where one is only marked, `backupd backups undelete ID` brings it back, and it is copied then"))
+            wiring.catalog.events.add(
+                Event(
+                    wiring.clock(),
+                    "replication-lost",
+                    Severity.ERROR,
+                    server=self._server,
+                    subject=place,
+                    job_id=self._run.job.id,
+                    detail=", ".join(lost),
+                    message=f"{len(lost)} backups were deleted before they could be copied to {place}",
+                    hint=(
+                        "where one is only marked, `backupd backups undelete ID` brings it back, and it is copied then"
+                    ),
+                )
+            )
 
-    def _one(self, target: Destination, found: Sequence[Destination], record: BackupRecord, failed: dict[str, str],
-             ) -> None:
+    def _one(
+        self,
+        target: Destination,
+        found: Sequence[Destination],
+        record: BackupRecord,
+        failed: dict[str, str],
+    ) -> None:
         wiring, run = self._wiring, self._run
         line = above(record, wiring.catalog.backups.list(self._server))
         if broken := next((name for name in line if name in failed), None):
             raise RefusedError(f"it builds on {broken}, which could not be copied")
         holding = {copy.destination for copy in record.copies if copy.state == str(BackupState.COMPLETE)}
-        order = Order(self._server, record.id, run.job.id, line, workers=worker_count(), pauses=self._pauses,
-                      fence=run.fence, tree_paths=self._paths(target))
+        order = Order(
+            self._server,
+            record.id,
+            run.job.id,
+            line,
+            workers=worker_count(),
+            pauses=self._pauses,
+            fence=run.fence,
+            tree_paths=self._paths(target),
+        )
         copied = self._copied([one for one in found if one.name in holding], target, order)
         wiring.catalog.backups.add_copy(record.id, Copy(self._place, str(BackupState.COMPLETE), wiring.clock()))
         wiring.catalog.replications.forget(self._place, [record.id])
@@ -299,8 +386,9 @@ class _Round:
         rows = {row.backup_id: row for row in self._wiring.catalog.replications.list(self._place)}
         for name in backups:
             attempts = rows[name].attempts if name in rows else 0
-            self._wiring.catalog.replications.failing(name, self._place, now, not_before=now + pause_after(attempts),
-                                                      message=_line(error))
+            self._wiring.catalog.replications.failing(
+                name, self._place, now, not_before=now + pause_after(attempts), message=_line(error)
+            )
 
     def _keep(self, target: Destination) -> None:
         """Holds and keeps count at a destination by what is written there."""
@@ -333,8 +421,9 @@ class _Noting:
             return
         self._next = now + _NOTED
         try:
-            self._wiring.catalog.replications.copying(self._backup, self._place, progress.bytes_done,
-                                                      progress.bytes_total or 0, self._wiring.clock())
+            self._wiring.catalog.replications.copying(
+                self._backup, self._place, progress.bytes_done, progress.bytes_total or 0, self._wiring.clock()
+            )
         except CatalogError:
             return  # a report must not raise; the next one says it again, and the end of the copy asks the catalog
 
@@ -368,20 +457,41 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     error = done.trouble
     if error is None:
-        event = Event(now, REPLICATION.mended, Severity.INFO, server=done.server, subject=done.destination,
-                      message=f"{done.destination} has everything of {done.server} again")
+        event = Event(
+            now,
+            REPLICATION.mended,
+            Severity.INFO,
+            server=done.server,
+            subject=done.destination,
+            message=f"{done.destination} has everything of {done.server} again",
+        )
         if not incidents.mended(REPLICATION, event):
             incidents.mended(LOST, event)
         return
     count = len(done.waiting)
-    what = f"{count} backups of {done.server} are not at {done.destination}" if count else \
-        f"{done.destination} is not up to date for {done.server}"
-    lines = [error.message, *([error.detail] if error.detail else []),
-             *(f"{name}: {why}" for name, why in list(done.waiting.items())[:20])]
-    incidents.broken(REPLICATION, Event(
-        now, REPLICATION.broken, Severity.ERROR, server=done.server, subject=done.destination,
-        message=f"{what}: {error.message}", detail="\n".join(dict.fromkeys(lines)),
-        hint=error.hint or "it is tried again with growing pauses; everything else goes on meanwhile"))
+    what = (
+        f"{count} backups of {done.server} are not at {done.destination}"
+        if count
+        else f"{done.destination} is not up to date for {done.server}"
+    )
+    lines = [
+        error.message,
+        *([error.detail] if error.detail else []),
+        *(f"{name}: {why}" for name, why in list(done.waiting.items())[:20]),
+    ]
+    incidents.broken(
+        REPLICATION,
+        Event(
+            now,
+            REPLICATION.broken,
+            Severity.ERROR,
+            server=done.server,
+            subject=done.destination,
+            message=f"{what}: {error.message}",
+            detail="\n".join(dict.fromkeys(lines)),
+            hint=error.hint or "it is tried again with growing pauses; everything else goes on meanwhile",
+        ),
+    )
 
 
 def _line(error: BackupdError) -> str:
@@ -390,5 +500,8 @@ def _line(error: BackupdError) -> str:
 
 def rate_text(copied: Copied) -> str:
     """``1.2 GiB in 5m 3s, 4.1 MiB/s``"""
-    return (f"{format_size(copied.sent)} in {format_duration(copied.seconds)}, {format_size(copied.rate)}/s"
-            if copied.sent else "everything was there already")
+    return (
+        f"{format_size(copied.sent)} in {format_duration(copied.seconds)}, {format_size(copied.rate)}/s"
+        if copied.sent
+        else "everything was there already"
+    )

@@ -55,8 +55,9 @@ class ReplicaWatch(Lookout):
                 self._consider(wiring, server.name, place, lacking, now, always=True)
         look_at_protection(wiring, self._incidents, server.name, now)
 
-    def _consider(self, wiring: Wiring, server: str, place: str, lacking: frozenset[str], now: datetime, *,
-                  always: bool) -> None:
+    def _consider(
+        self, wiring: Wiring, server: str, place: str, lacking: frozenset[str], now: datetime, *, always: bool
+    ) -> None:
         """``always``: also when nothing is known to be lacking, since binary logs may be."""
         pair = (server, place)
         last = self._queued.get(pair)
@@ -66,16 +67,25 @@ class ReplicaWatch(Lookout):
         again = retry is not None and retry <= now
         if not (hourly or news or again):
             return
-        if any(job.arguments.get("destination") == place
-               for job in wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=OPEN)):
+        if any(
+            job.arguments.get("destination") == place
+            for job in wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=OPEN)
+        ):
             return  # it may have begun before the news: they stay news until it is over
         wiring.catalog.jobs.enqueue(job_for(server, place, now))
         self._queued[pair], self._seen[pair] = now, lacking
 
 
 def job_for(server: str, place: str, now: datetime) -> JobRecord:
-    return JobRecord(id=new_id(now), kind=JobKind.REPLICATE, server=server, state=JobState.QUEUED, queued_at=now,
-                     leg=f"{LEG}{place}", arguments={"destination": place})
+    return JobRecord(
+        id=new_id(now),
+        kind=JobKind.REPLICATE,
+        server=server,
+        state=JobState.QUEUED,
+        queued_at=now,
+        leg=f"{LEG}{place}",
+        arguments={"destination": place},
+    )
 
 
 def _forget_former(wiring: Wiring, server: ServerSettings, known: tuple[BackupRecord, ...]) -> None:
@@ -87,18 +97,30 @@ def _forget_former(wiring: Wiring, server: ServerSettings, known: tuple[BackupRe
 
 
 def _absent(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]:
-    return frozenset(record.id for record in records if record.state is BackupState.COMPLETE
-                     and all(copy.destination != place for copy in record.copies))
+    return frozenset(
+        record.id
+        for record in records
+        if record.state is BackupState.COMPLETE and all(copy.destination != place for copy in record.copies)
+    )
 
 
 def _unverified(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]:
-    return frozenset(record.id for record in records for copy in record.copies
-                     if copy.destination == place and copy.state == str(BackupState.COMPLETE)
-                     and copy.verified_at is None)
+    return frozenset(
+        record.id
+        for record in records
+        for copy in record.copies
+        if copy.destination == place and copy.state == str(BackupState.COMPLETE) and copy.verified_at is None
+    )
 
 
 def _retry_at(wiring: Wiring, server: str, place: str) -> datetime | None:
     """When what fails there is tried again; None where nothing does."""
     mine = {record.id for record in wiring.catalog.backups.list(server)}
-    return min((row.not_before for row in wiring.catalog.replications.list(place)
-                if row.backup_id in mine and row.not_before is not None), default=None)
+    return min(
+        (
+            row.not_before
+            for row in wiring.catalog.replications.list(place)
+            if row.backup_id in mine and row.not_before is not None
+        ),
+        default=None,
+    )

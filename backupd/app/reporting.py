@@ -22,8 +22,8 @@ REPORTED = "report"
 
 
 def report_if_due(wiring: Wiring, now: datetime) -> bool:
-    """Queue one where one is due; True when it did. However many were missed, one stands for them. Raises CatalogError.
-    """
+    """Queue one where one is due; True when it did. However many were missed, one stands for them. Raises
+    CatalogError."""
     settings = wiring.settings
     wanted = settings.alerts.report
     if wanted is None:
@@ -32,8 +32,12 @@ def report_if_due(wiring: Wiring, now: datetime) -> bool:
     if handled is None or handled > now.timestamp() + 1:  # new, or the clock was ahead then
         wiring.catalog.cursors.move({REPORTED: int(now.timestamp())})
         return False
-    due = next(iter(next_runs(wanted.schedule, settings.configuration.timezone,
-                              datetime.fromtimestamp(handled, UTC), count=1)), None)
+    due = next(
+        iter(
+            next_runs(wanted.schedule, settings.configuration.timezone, datetime.fromtimestamp(handled, UTC), count=1)
+        ),
+        None,
+    )
     if due is None or due > now:
         return False
     channels, _trouble = working(settings)  # the trouble is told by who looks after it
@@ -44,8 +48,14 @@ def report_if_due(wiring: Wiring, now: datetime) -> bool:
 
 def report_now(wiring: Wiring, now: datetime) -> Letter:
     """Raises CatalogError."""
-    return report([_server(one) for one in overview(wiring, now)], [_place(one) for one in places(wiring, now)],
-                  wiring.catalog.incidents.open(), site_of(wiring.settings), now, tuple(_noted(wiring)))
+    return report(
+        [_server(one) for one in overview(wiring, now)],
+        [_place(one) for one in places(wiring, now)],
+        wiring.catalog.incidents.open(),
+        site_of(wiring.settings),
+        now,
+        tuple(_noted(wiring)),
+    )
 
 
 def _noted(wiring: Wiring) -> Iterator[tuple[str, str]]:
@@ -69,8 +79,17 @@ def _noted(wiring: Wiring) -> Iterator[tuple[str, str]]:
 def _server(one: ServerOverview) -> ServerLine:
     why = next(iter(one.reasons), None)
     proof = one.last_proof
-    return ServerLine(one.name, str(one.status), why.text if why else "", why.hint if why else "", one.first,
-                      one.latest, proof.outcome if proof else "", proof.finished_at if proof else None, one.tables_only)
+    return ServerLine(
+        one.name,
+        str(one.status),
+        why.text if why else "",
+        why.hint if why else "",
+        one.first,
+        one.latest,
+        proof.outcome if proof else "",
+        proof.finished_at if proof else None,
+        one.tables_only,
+    )
 
 
 def _place(one: PlaceView) -> PlaceLine:

@@ -16,9 +16,15 @@ from backupd.model.errors import BackupdError
 from backupd.model.job import RestoreRecord
 from backupd.model.units import format_duration
 
-_WORDS = {"fetched": "fetched, opened and compared with what was stored", "prepared": "transactions applied",
-          "restored": "files put in place", "rolled_forward": "binary logs replayed to the target",
-          "started": "server started", "verified": "data checked", "thawed": "archived objects thawed"}
+_WORDS = {
+    "fetched": "fetched, opened and compared with what was stored",
+    "prepared": "transactions applied",
+    "restored": "files put in place",
+    "rolled_forward": "binary logs replayed to the target",
+    "started": "server started",
+    "verified": "data checked",
+    "thawed": "archived objects thawed",
+}
 
 
 def runbook(wiring: Wiring, record: RestoreRecord) -> str:
@@ -64,9 +70,12 @@ def _this_one(wiring: Wiring, record: RestoreRecord) -> Iterator[str]:
     yield ""
     yield "Below are the steps for its backup. They need no backupd."
     if until := promised.get("until"):
-        yield (f"Then replay the binary logs of branch `{until['branch']}` from the position of the backup up to "
-               f"`{until['file']}:{until['pos']}`"
-               + (f" (GTID `{until['gtid']}`)" if until["gtid"] else "") + ", and not further.")
+        yield (
+            f"Then replay the binary logs of branch `{until['branch']}` from the position of the backup up to "
+            f"`{until['file']}:{until['pos']}`"
+            + (f" (GTID `{until['gtid']}`)" if until["gtid"] else "")
+            + ", and not further."
+        )
     yield ""
 
 
@@ -81,9 +90,16 @@ def _command(record: RestoreRecord, document: dict[str, Any] | None) -> str:
         return shlex.join(["backupd", "restore", record.server, "--to", record.target, "--datadir", record.datadir])
     request = RestoreRequest.from_json(document)
     words = ["backupd", "restore", request.server, "--to", request.target]
-    for option, text in (("--datadir", request.datadir), ("--into", request.into), ("--as", request.rename),
-                         ("--sql", request.sql), ("--replay-with", request.replay_with), ("--thaw", request.thaw),
-                         ("--from", request.source), ("--confirm", request.into if request.replaces_live else "")):
+    for option, text in (
+        ("--datadir", request.datadir),
+        ("--into", request.into),
+        ("--as", request.rename),
+        ("--sql", request.sql),
+        ("--replay-with", request.replay_with),
+        ("--thaw", request.thaw),
+        ("--from", request.source),
+        ("--confirm", request.into if request.replaces_live else ""),
+    ):
         words += [option, text] if text else []
     for option, texts in (("--tables", request.tables), ("--exclude-gtid", request.exclude)):
         words += [word for text in texts for word in (option, text)]

@@ -22,8 +22,9 @@ from restore.state import read_marker
 def at_real_place(request: RestoreRequest) -> RestoreRequest:
     """With its folder as the system calls it: without symbolic links, dots and doubled slashes. One folder has one name
     then, and a job can tell whether it is still the one that was allowed."""
-    return replace(request, **{name: os.path.realpath(folder) for name in ("datadir", "sql")
-                               if (folder := getattr(request, name))})
+    return replace(
+        request, **{name: os.path.realpath(folder) for name in ("datadir", "sql") if (folder := getattr(request, name))}
+    )
 
 
 def refuse_unseen(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
@@ -51,8 +52,11 @@ def refuse_changed(request: RestoreRequest) -> None:
     if not folder:
         return
     if (leads := os.path.realpath(folder)) != folder:
-        raise RefusedError(f"{folder} is not the folder any more that was asked for", detail=f"it leads to {leads} now",
-                           hint="somebody put a symbolic link on the way there: see who, then ask for it again")
+        raise RefusedError(
+            f"{folder} is not the folder any more that was asked for",
+            detail=f"it leads to {leads} now",
+            hint="somebody put a symbolic link on the way there: see who, then ask for it again",
+        )
     _refuse_taken(request, named=False)
 
 
@@ -61,8 +65,9 @@ def refuse_shared(wiring: Wiring, request: RestoreRequest) -> None:
     for state in (JobState.QUEUED, JobState.RUNNING):
         found = wiring.catalog.restores.list(state=state, datadir=request.datadir) if request.datadir else ()
         if any(row.server != request.server for row in found):
-            raise BusyError(f"another restore into {request.datadir} waits or runs already",
-                            hint="choose another folder")
+            raise BusyError(
+                f"another restore into {request.datadir} waits or runs already", hint="choose another folder"
+            )
 
 
 def _allowed(wiring: Wiring, actor: Actor, folder: str) -> None:
@@ -73,9 +78,11 @@ def _allowed(wiring: Wiring, actor: Actor, folder: str) -> None:
     if not any(real.is_relative_to(os.path.realpath(one)) and real != Path(os.path.realpath(one)) for one in allowed):
         raise ForbiddenError(
             f"an operator may not restore into {folder}",
-            detail=f"allowed is any folder beneath {', '.join(map(str, allowed))}" if allowed else
-            "restore.folders names no folder for operators",
-            hint="choose a folder beneath one of restore.folders in the configuration, or ask an admin")
+            detail=f"allowed is any folder beneath {', '.join(map(str, allowed))}"
+            if allowed
+            else "restore.folders names no folder for operators",
+            hint="choose a folder beneath one of restore.folders in the configuration, or ask an admin",
+        )
 
 
 def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
@@ -88,8 +95,10 @@ def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
             else:
                 _refuse_foreign(folder, request)
         except OSError as error:
-            raise RefusedError(f"{folder} cannot be looked at: {error.strerror or error}",
-                               hint="name a folder that the service may read and write") from error
+            raise RefusedError(
+                f"{folder} cannot be looked at: {error.strerror or error}",
+                hint="name a folder that the service may read and write",
+            ) from error
 
 
 def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
@@ -99,9 +108,11 @@ def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
     if earlier is not None and earlier.server == request.server:
         return
     if earlier is not None:
-        raise RefusedError(f"an unfinished restore of another server is in the way of {datadir}",
-                           detail=f"of {earlier.server}: backup {earlier.chain[-1]}, target {earlier.target}",
-                           hint="choose another folder; whoever began that one goes on with it, or removes it")
+        raise RefusedError(
+            f"an unfinished restore of another server is in the way of {datadir}",
+            detail=f"of {earlier.server}: backup {earlier.chain[-1]}, target {earlier.target}",
+            hint="choose another folder; whoever began that one goes on with it, or removes it",
+        )
     marker = read_marker(datadir)
     if marker is not None and marker.server == request.server and request.start:
         return  # one that is finished: its server is asked for again

@@ -61,22 +61,31 @@ class RestoreRequest:
     @property
     def wishes(self) -> Wishes:
         """Raises UsageError."""
-        return Wishes.of(self.exclude, self.replay_with or None, self.thaw or None, accept_older=self.accept_older,
-                         accept_inexact=self.accept_inexact)
+        return Wishes.of(
+            self.exclude,
+            self.replay_with or None,
+            self.thaw or None,
+            accept_older=self.accept_older,
+            accept_inexact=self.accept_inexact,
+        )
 
     @property
     def table_wishes(self) -> TableWishes:
         """Raises UsageError."""
-        wishes = Wishes.of(self.exclude, None, self.thaw or None, accept_older=self.accept_older,
-                         accept_inexact=self.accept_inexact)
+        wishes = Wishes.of(
+            self.exclude, None, self.thaw or None, accept_older=self.accept_older, accept_inexact=self.accept_inexact
+        )
         return TableWishes.of(self.tables, self.rename or None, wishes, self.source or None)
 
     def check(self) -> None:
         """Raises UsageError with everything that is wrong with it, as far as the words themselves tell. Where they go
         is not asked for: a plan can do without."""
         problems = [*self._unknown(), *self._mixed()]
-        for look in (lambda: parse_target(self.target), lambda: self.wishes,
-                     lambda: self.table_wishes if self.of_tables and self.tables else None):
+        for look in (
+            lambda: parse_target(self.target),
+            lambda: self.wishes,
+            lambda: self.table_wishes if self.of_tables and self.tables else None,
+        ):
             try:
                 look()
             except UsageError as error:
@@ -84,17 +93,22 @@ class RestoreRequest:
             except ValueError:
                 continue  # a method or a source that there is not, which was said already
         if problems:
-            raise UsageError("this restore cannot be asked for", detail="\n".join(problems),
-                             hint="a target is latest, a time with its offset, gtid:..., before-gtid:..., file:pos or "
-                                  "backup:ID; a whole server needs datadir, tables need into or sql")
+            raise UsageError(
+                "this restore cannot be asked for",
+                detail="\n".join(problems),
+                hint="a target is latest, a time with its offset, gtid:..., before-gtid:..., file:pos or "
+                "backup:ID; a whole server needs datadir, tables need into or sql",
+            )
 
     def check_place(self) -> None:
         """Raises UsageError where it does not say where to."""
         if not self.of_tables and not self.datadir:
             raise UsageError("where to? datadir is missing", hint="name an empty folder of the host of this service")
         if self.of_tables and not (self.into or self.sql):
-            raise UsageError("where to? The tables need either into or sql",
-                             hint="into: the name of a running server; sql: a new folder for files")
+            raise UsageError(
+                "where to? The tables need either into or sql",
+                hint="into: the name of a running server; sql: a new folder for files",
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Without what is not said."""
@@ -126,12 +140,22 @@ class RestoreRequest:
         return cls(**values)
 
     def _unknown(self) -> list[str]:
-        words = (("mode", self.mode, MODES), ("triggers", self.triggers, TRIGGERS),
-                 ("replay_with", self.replay_with, ("", *_METHODS)), ("source", self.source, ("", *_SOURCES)))
-        found = [f"{name}: {value[:80]!r} is not one of {', '.join(filter(None, allowed))}"
-                 for name, value, allowed in words if value not in allowed]
-        found += [f"{name}: must be an absolute path" for name, text in (("datadir", self.datadir), ("sql", self.sql))
-                  if text and not _is_absolute(text)]
+        words = (
+            ("mode", self.mode, MODES),
+            ("triggers", self.triggers, TRIGGERS),
+            ("replay_with", self.replay_with, ("", *_METHODS)),
+            ("source", self.source, ("", *_SOURCES)),
+        )
+        found = [
+            f"{name}: {value[:80]!r} is not one of {', '.join(filter(None, allowed))}"
+            for name, value, allowed in words
+            if value not in allowed
+        ]
+        found += [
+            f"{name}: must be an absolute path"
+            for name, text in (("datadir", self.datadir), ("sql", self.sql))
+            if text and not _is_absolute(text)
+        ]
         return found
 
     def _mixed(self) -> list[str]:

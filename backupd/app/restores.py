@@ -71,20 +71,44 @@ class Wishes:
     accept_inexact: bool = False
 
     @classmethod
-    def of(cls, exclude: Sequence[str], replay_with: str | None, thaw: str | None = None, days: int | None = None, *,
-           accept_older: bool = False, accept_inexact: bool = False) -> Wishes:
+    def of(
+        cls,
+        exclude: Sequence[str],
+        replay_with: str | None,
+        thaw: str | None = None,
+        days: int | None = None,
+        *,
+        accept_older: bool = False,
+        accept_inexact: bool = False,
+    ) -> Wishes:
         """Raises UsageError for what is not the GTID of one transaction."""
-        return cls(tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
-                   ReplayMethod(replay_with) if replay_with else None, thaw or "", days or 0,
-                   accept_older=accept_older, accept_inexact=accept_inexact)
+        return cls(
+            tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
+            ReplayMethod(replay_with) if replay_with else None,
+            thaw or "",
+            days or 0,
+            accept_older=accept_older,
+            accept_inexact=accept_inexact,
+        )
 
 
 NO_WISHES = Wishes()
 
 
-def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
-         verify: bool = False, wishes: Wishes = NO_WISHES, base: str | None = None,
-         dumps: Collection[str] | None = None, cold: bool = True, narrowed: bool = False) -> Plan:
+def plan(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    datadir: Path | None,
+    *,
+    start: bool = False,
+    verify: bool = False,
+    wishes: Wishes = NO_WISHES,
+    base: str | None = None,
+    dumps: Collection[str] | None = None,
+    cold: bool = True,
+    narrowed: bool = False,
+) -> Plan:
     """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
     backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
     ``cold`` False: whether something has to be thawed first is not asked. ``narrowed``: only changes of some tables
@@ -96,48 +120,82 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
         refuse_closed(choose_site(datadir).datadir, find_account(server.owner))
     records = wiring.catalog.backups.list(server_name, foreign=isinstance(parse_target(target).goal, AtBackup))
     if dumps is not None:
-        records = tuple(replace(record, kind=BackupKind.PHYSICAL_FULL) for record in records
-                        if record.kind is BackupKind.LOGICAL and record.id not in dumps)
+        records = tuple(
+            replace(record, kind=BackupKind.PHYSICAL_FULL)
+            for record in records
+            if record.kind is BackupKind.LOGICAL and record.id not in dumps
+        )
     objectives = server.policy.objectives if server.usable else None
     reachable, past = within_reach(wiring, records), history(wiring, server)
     preferences = Preferences(
-        destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name), datadir=datadir,
-        start=start, verify=verify, rto=objectives.rto if objectives else None, replay_with=wishes.replay_with,
-        exclude=wishes.exclude, base=base, stream=stream_of(wiring, server), accept_older=wishes.accept_older)
+        destinations=(*server.required, *server.others),
+        rates=measured_rates(wiring, server_name),
+        datadir=datadir,
+        start=start,
+        verify=verify,
+        rto=objectives.rto if objectives else None,
+        replay_with=wishes.replay_with,
+        exclude=wishes.exclude,
+        base=base,
+        stream=stream_of(wiring, server),
+        accept_older=wishes.accept_older,
+    )
 
     def made(base: str | None) -> Plan:
-        return make_plan(server_name, reachable, parse_target(target), replace(preferences, base=base),
-                         now=wiring.clock(), history=past)
+        return make_plan(
+            server_name,
+            reachable,
+            parse_target(target),
+            replace(preferences, base=base),
+            now=wiring.clock(),
+            history=past,
+        )
 
     try:
         found = made(base)
         if found.replay is not None:
-            found = _replayable(wiring, server, found, wishes, lambda: () if base else _newer(records, found, made),
-                                narrowed=narrowed)
+            found = _replayable(
+                wiring, server, found, wishes, lambda: () if base else _newer(records, found, made), narrowed=narrowed
+            )
     except NotFoundError as error:
-        error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records),
-                                  *not_believed(wiring, server_name)])
+        error.detail = "\n".join(
+            [*([error.detail] if error.detail else []), *_left_out(wiring, records), *not_believed(wiring, server_name)]
+        )
         raise
     left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
-    left_out += not_believed(wiring, server_name, since=next(
-        record.finished_at for record in records if record.id == found.backup_id))
+    left_out += not_believed(
+        wiring, server_name, since=next(record.finished_at for record in records if record.id == found.backup_id)
+    )
     found = replace(found, warnings=(*found.warnings, *left_out))
-    return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days,
-                     everywhere=wishes.everywhere) if cold else found
+    return (
+        with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days, everywhere=wishes.everywhere)
+        if cold
+        else found
+    )
 
 
 def _newer(records: Sequence[BackupRecord], found: Plan, made: Callable[[str], Plan]) -> Iterator[Plan]:
     """Plans to the same target from backups that are newer than that of ``found``, from the newest one on."""
     chosen = next(record for record in records if record.id == found.backup_id)
-    newer = (record for record in records if record.kind is not BackupKind.LOGICAL
-             and record.finished_at > chosen.finished_at)
+    newer = (
+        record
+        for record in records
+        if record.kind is not BackupKind.LOGICAL and record.finished_at > chosen.finished_at
+    )
     for record in sorted(newer, key=lambda one: one.finished_at, reverse=True):
         with contextlib.suppress(NotFoundError, RefusedError):
             yield made(record.id)
 
 
-def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, wishes: Wishes,
-                newer: Callable[[], Iterable[Plan]], *, narrowed: bool) -> Plan:
+def _replayable(
+    wiring: Wiring,
+    server: ServerSettings,
+    found: Plan,
+    wishes: Wishes,
+    newer: Callable[[], Iterable[Plan]],
+    *,
+    narrowed: bool,
+) -> Plan:
     """The plan, with what is inexact about its replay; one of ``newer`` instead where that is possible and exact.
     Raises RefusedError for one that cannot be done, or not by the asked-for method, InexactError where one that may
     give other rows was not accepted."""
@@ -155,11 +213,14 @@ def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, wishes: Wis
             impossible = targets.beyond_replay(replay.legs, replay.exclude)
         for other in newer() if why or impossible else ():
             with contextlib.suppress(RefusedError):
-                return _replayable(wiring, server, other, replace(wishes, accept_inexact=False), tuple,
-                                   narrowed=narrowed)
+                return _replayable(
+                    wiring, server, other, replace(wishes, accept_inexact=False), tuple, narrowed=narrowed
+                )
     except (ConfigurationError, KeyUnusableError) as error:
-        unseen = ("whether statements use temporary tables from before the backup, or make files outside of the data "
-                  f"directory, was not looked at: {error.message}")
+        unseen = (
+            "whether statements use temporary tables from before the backup, or make files outside of the data "
+            f"directory, was not looked at: {error.message}"
+        )
         return replace(found, warnings=(*found.warnings, unseen))
     if impossible is not None:
         raise impossible
@@ -170,16 +231,35 @@ def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, wishes: Wis
     return replace(found, inexact=why, warnings=(f"the restored data is inexact: {why}", *found.warnings))
 
 
-def foresee(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool = False,
-            wishes: Wishes = NO_WISHES, base: str | None = None) -> Plan:
+def foresee(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    datadir: Path,
+    *,
+    start: bool = False,
+    wishes: Wishes = NO_WISHES,
+    base: str | None = None,
+) -> Plan:
     """The plan that ``restore`` makes: where an interrupted one waits in ``datadir``, to go on with that. ``base``: the
     backup to begin from otherwise."""
     wanted, earlier = _going_on(server_name, target, datadir)
     return plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=earlier or base)
 
 
-def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,
-            run: JobRun, wishes: Wishes = NO_WISHES, restore_id: str = "", base: str | None = None) -> RestoreOutcome:
+def restore(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    datadir: Path,
+    *,
+    start: bool,
+    mode: str,
+    run: JobRun,
+    wishes: Wishes = NO_WISHES,
+    restore_id: str = "",
+    base: str | None = None,
+) -> RestoreOutcome:
     """Restore into ``datadir`` as ``run``, or go on with what an interrupted call left there. ``restore_id``: the row
     that waits for it; without one it gets a new one, or that of the interrupted one. ``base``: see ``foresee``.
 
@@ -193,19 +273,42 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     require_keys(wiring, server_name, chosen.chain)
     gate = gate_of(wiring, chosen, wishes)
     record = wiring.catalog.backups.get(chosen.backup_id)
-    row = (wiring.catalog.restores.take_up(restore_id, run.job.id, owner()) if restore_id
-           else _begin(wiring, chosen, datadir, run))
+    row = (
+        wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
+        if restore_id
+        else _begin(wiring, chosen, datadir, run)
+    )
     spec = RestoreSpec(
-        restore_id=row.id, server=server_name, target=target, chain=chosen.chain, replay=chosen.replay,
-        moment=moment_of(chosen, record), datadir=datadir, owner=server.owner, start=start, replica=mode == "replica",
-        checks=statements(server), witness=_witness_at_the_end(wiring, chosen, record), workers=worker_count(),
-        templates=templates(wiring), memory_cap=settings.scratch.memory, programs=wiring.settings.programs,
-        key_files=settings.key_files)
+        restore_id=row.id,
+        server=server_name,
+        target=target,
+        chain=chosen.chain,
+        replay=chosen.replay,
+        moment=moment_of(chosen, record),
+        datadir=datadir,
+        owner=server.owner,
+        start=start,
+        replica=mode == "replica",
+        checks=statements(server),
+        witness=_witness_at_the_end(wiring, chosen, record),
+        workers=worker_count(),
+        templates=templates(wiring),
+        memory_cap=settings.scratch.memory,
+        programs=wiring.settings.programs,
+        key_files=settings.key_files,
+    )
     try:
         outcome = executor.execute(
-            spec, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),
-            unsealer=wiring.unsealer(), clock=wiring.clock, report=run.report, cancel=run.cancel,
-            on_phase=lambda phase: _note(wiring, row.id, phase), gate=gate)
+            spec,
+            destinations=sources(wiring, chosen),
+            archives=archives(wiring, chosen),
+            unsealer=wiring.unsealer(),
+            clock=wiring.clock,
+            report=run.report,
+            cancel=run.cancel,
+            on_phase=lambda phase: _note(wiring, row.id, phase),
+            gate=gate,
+        )
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | CancelledError)
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
@@ -215,8 +318,9 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
             doubt(wiring, record.id, error)
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
-    return replace(outcome, inexact=bool(chosen.inexact), warnings=tuple(dict.fromkeys(
-        (*chosen.warnings, *outcome.warnings))))
+    return replace(
+        outcome, inexact=bool(chosen.inexact), warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings)))
+    )
 
 
 def gate_of(wiring: Wiring, chosen: Plan, wishes: Wishes) -> Gate:
@@ -251,8 +355,15 @@ def _witness_at_the_end(wiring: Wiring, chosen: Plan, record: BackupRecord) -> W
         return wiring.catalog.witnesses.of_backup(record.id)
     stop = chosen.replay.stop
     taken = wiring.catalog.witnesses.between(chosen.server, record.started_at, wiring.clock())
-    return next((witness for witness in taken if (witness.position.file, witness.position.pos) == (stop.file, stop.pos)
-                 and same_gtid(witness.position.gtid, stop.gtids)), None)
+    return next(
+        (
+            witness
+            for witness in taken
+            if (witness.position.file, witness.position.pos) == (stop.file, stop.pos)
+            and same_gtid(witness.position.gtid, stop.gtids)
+        ),
+        None,
+    )
 
 
 def templates(wiring: Wiring) -> Path:
@@ -267,8 +378,12 @@ def archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
     configured = wiring.settings.destinations
     names = [*chosen.destinations, *(name for name in holding if name in configured)]
     retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
-    ordered = sorted(dict.fromkeys(names), key=lambda name: configured[name].kept_in(logs=True) in retrieval and bool(
-        retrieval[configured[name].kept_in(logs=True)]))
+    ordered = sorted(
+        dict.fromkeys(names),
+        key=lambda name: (
+            configured[name].kept_in(logs=True) in retrieval and bool(retrieval[configured[name].kept_in(logs=True)])
+        ),
+    )
     return [wiring.destination(name) for name in ordered]
 
 
@@ -284,7 +399,8 @@ def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool =
     restores.abandon_dead(owner_is_alive, wiring.clock())
     for row in restores.list(chosen.server, datadir=place, limit=1):
         same = row.backup_id == chosen.backup_id and (
-            (chosen.replay is None and not exactly) or row.target == chosen.target)
+            (chosen.replay is None and not exactly) or row.target == chosen.target
+        )
         if row.state in OVER and same:
             return row
     return None
@@ -298,8 +414,16 @@ def _begin(wiring: Wiring, chosen: Plan, datadir: Path, run: JobRun) -> RestoreR
     if earlier is not None:
         return restores.take_up(earlier.id, run.job.id, owner())
     row = RestoreRecord(
-        id=new_id(wiring.clock()), server=chosen.server, backup_id=chosen.backup_id, target=chosen.target,
-        datadir=place, state=JobState.RUNNING, started_at=wiring.clock(), owner=owner(), job_id=run.job.id)
+        id=new_id(wiring.clock()),
+        server=chosen.server,
+        backup_id=chosen.backup_id,
+        target=chosen.target,
+        datadir=place,
+        state=JobState.RUNNING,
+        started_at=wiring.clock(),
+        owner=owner(),
+        job_id=run.job.id,
+    )
     restores.start(row)
     return row
 
@@ -315,27 +439,36 @@ def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
 def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     """``records`` without copies at destinations that are not configured any more."""
     configured = wiring.settings.destinations
-    return tuple(replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
-                 for record in records)
+    return tuple(
+        replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
+        for record in records
+    )
 
 
 def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...]:
     names = {copy.destination for record in records for copy in record.copies}
-    return tuple(f"destination {name} is not configured any more, so what it holds is not read"
-                 for name in sorted(names - set(wiring.settings.destinations)))
+    return tuple(
+        f"destination {name} is not configured any more, so what it holds is not read"
+        for name in sorted(names - set(wiring.settings.destinations))
+    )
 
 
 def not_believed(wiring: Wiring, server: str, *, since: datetime | None = None) -> tuple[str, ...]:
     """What to say of whole backups that nothing shows to be ours, of those that ended after ``since``. Where an older
     catalog was put back, they are."""
-    found = [record for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE, foreign=True)
-             if record.foreign and (since is None or record.finished_at > since)]
+    found = [
+        record
+        for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE, foreign=True)
+        if record.foreign and (since is None or record.finished_at > since)
+    ]
     if not found:
         return ()
     newest = max(found, key=lambda record: record.finished_at)
-    words = (f"{len(found)} backups are there that count for nothing, the newest {newest.id} of "
-             f"{format_time(newest.finished_at)}, since nothing in this catalog shows that this installation took "
-             f"them; where an older catalog was put back, look at them, then: backupd catalog adopt {newest.id}")
+    words = (
+        f"{len(found)} backups are there that count for nothing, the newest {newest.id} of "
+        f"{format_time(newest.finished_at)}, since nothing in this catalog shows that this installation took "
+        f"them; where an older catalog was put back, look at them, then: backupd catalog adopt {newest.id}"
+    )
     return (words,)
 
 
@@ -344,15 +477,24 @@ def measured_rates(wiring: Wiring, server: str, *, tables: bool = False) -> Mapp
     found = wiring.catalog.rates.of(server)
     if tables:
         found = {**found, **wiring.catalog.rates.of_tables(server)}
-    return {name: _replay_rate(rate) if name == "rolled_forward" else
-            Rate(bytes_per_second=rate.bytes_per_second or _NO_BYTES,
-                 seconds=0.0 if rate.bytes_per_second else rate.seconds, samples=rate.samples)
-            for name, rate in found.items()}
+    return {
+        name: _replay_rate(rate)
+        if name == "rolled_forward"
+        else Rate(
+            bytes_per_second=rate.bytes_per_second or _NO_BYTES,
+            seconds=0.0 if rate.bytes_per_second else rate.seconds,
+            samples=rate.samples,
+        )
+        for name, rate in found.items()
+    }
 
 
 def _replay_rate(measured: Measured) -> Rate:
     """Of a replay both what it takes to begin and its speed count; what was not measured is assumed."""
     usual = DEFAULT_RATES["rolled_forward"]
-    return Rate(measured.bytes_per_second or usual.bytes_per_second,
-                measured.start if measured.start is not None else usual.seconds, measured.samples,
-                speed_assumed=measured.bytes_per_second is None)
+    return Rate(
+        measured.bytes_per_second or usual.bytes_per_second,
+        measured.start if measured.start is not None else usual.seconds,
+        measured.samples,
+        speed_assumed=measured.bytes_per_second is None,
+    )

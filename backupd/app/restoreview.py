@@ -15,11 +15,31 @@ WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
 _ORDER = ("thawed", "fetched", "prepared", "restored", "rolled_forward", "started", "verified")
 _DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "started", "verified")
 """A copy is rolled forward before it is put in place."""
-_ORDER_OF_TABLES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "extracted", "carried",
-                    "loaded", "compared", "handed_over")
-_REPORTED = {"thaw": "thawed", "fetch": "fetched", "prepare": "prepared", "logs": "rolled_forward",
-             "replay": "rolled_forward", "place": "restored", "start": "started", "verify": "verified",
-             "load": "loaded", "hand over": "handed_over"}
+_ORDER_OF_TABLES = (
+    "thawed",
+    "fetched",
+    "prepared",
+    "restored",
+    "started",
+    "rolled_forward",
+    "extracted",
+    "carried",
+    "loaded",
+    "compared",
+    "handed_over",
+)
+_REPORTED = {
+    "thaw": "thawed",
+    "fetch": "fetched",
+    "prepare": "prepared",
+    "logs": "rolled_forward",
+    "replay": "rolled_forward",
+    "place": "restored",
+    "start": "started",
+    "verify": "verified",
+    "load": "loaded",
+    "hand over": "handed_over",
+}
 """Which phase the work is in that reports its progress under another name."""
 _OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
 
@@ -36,8 +56,13 @@ class PhaseView:
     estimate: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "state": self.state, "seconds": self.seconds, "bytes": self.bytes,
-                "estimate": self.estimate}
+        return {
+            "name": self.name,
+            "state": self.state,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+            "estimate": self.estimate,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +95,23 @@ class RestoreView:
     def as_json(self) -> dict[str, Any]:
         record = self.record
         progress = self.progress
-        return {"id": record.id, "server": record.server, "backup": record.backup_id, "target": record.target,
-                "datadir": record.datadir, "state": str(self.state), "started_at": format_time(record.started_at),
-                "finished_at": format_time(record.finished_at) if record.finished_at else None,
-                "error": record.error, "job": record.job_id or None,
-                "request": request_of(record), "resumable": self.resumable,
-                "phases": [phase.as_json() for phase in self.phases],
-                "progress": dict(progress) if progress else None, "outcome": (record.request or {}).get("outcome")}
+        return {
+            "id": record.id,
+            "server": record.server,
+            "backup": record.backup_id,
+            "target": record.target,
+            "datadir": record.datadir,
+            "state": str(self.state),
+            "started_at": format_time(record.started_at),
+            "finished_at": format_time(record.finished_at) if record.finished_at else None,
+            "error": record.error,
+            "job": record.job_id or None,
+            "request": request_of(record),
+            "resumable": self.resumable,
+            "phases": [phase.as_json() for phase in self.phases],
+            "progress": dict(progress) if progress else None,
+            "outcome": (record.request or {}).get("outcome"),
+        }
 
 
 def request_of(record: RestoreRecord) -> dict[str, Any] | None:

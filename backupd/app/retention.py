@@ -60,9 +60,12 @@ class Applied:
     cleared: dict[str, Cleared] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return {"marked": {name: list(ids) for name, ids in self.marked.items()}, "held": list(self.held),
-                "binlogs": {name: one.as_json() for name, one in self.cleared.items()},
-                "destinations": [decisions.as_json() for decisions in self.decisions]}
+        return {
+            "marked": {name: list(ids) for name, ids in self.marked.items()},
+            "held": list(self.held),
+            "binlogs": {name: one.as_json() for name, one in self.cleared.items()},
+            "destinations": [decisions.as_json() for decisions in self.decisions],
+        }
 
 
 def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stored] = ()) -> tuple[Decisions, ...]:
@@ -75,12 +78,12 @@ def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stor
     if server not in wiring.settings.servers and not records:
         wiring.settings.server(server)
     logs = archive(wiring, server, records)
-    return tuple(_decide(wiring, server, name, records, now, future, logs)
-                 for name in _places(wiring, server, records))
+    return tuple(_decide(wiring, server, name, records, now, future, logs) for name in _places(wiring, server, records))
 
 
-def foresee(wiring: Wiring, server: str, place: str, *, now: datetime, future: Sequence[Stored],
-            sources: Collection[str]) -> Decisions:
+def foresee(
+    wiring: Wiring, server: str, place: str, *, now: datetime, future: Sequence[Stored], sources: Collection[str]
+) -> Decisions:
     """What the rules of ``place`` would say, did it hold the backups ``future``, too, and the binary logs of
     ``sources``; changes nothing."""
     records = wiring.catalog.backups.list(server, foreign=True)
@@ -113,12 +116,17 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                     troubles.append(error)
         records = wiring.catalog.backups.list(server, foreign=True)
         logs = archive(wiring, server, records)
-        missing = {destination.name: expected_at(wiring, destination) - set(backup_ids(destination))
-                   for destination in opened}
+        missing = {
+            destination.name: expected_at(wiring, destination) - set(backup_ids(destination)) for destination in opened
+        }
         now = careful(wiring.catalog, wiring.clock())
-        decided = [(destination, _decide(wiring, server, destination.name, records, now, (), logs,
-                                         awaiting=not really, missing=missing))
-                   for destination in opened]
+        decided = [
+            (
+                destination,
+                _decide(wiring, server, destination.name, records, now, (), logs, awaiting=not really, missing=missing),
+            )
+            for destination in opened
+        ]
         if not really:
             refuse_mass(wiring, decided, run)
         expired: dict[str, tuple[str, ...]] = {}
@@ -165,8 +173,15 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         for server in wiring.catalog.backups.servers():
             run.check()
             records = wiring.catalog.backups.list(server, foreign=True)
-            decisions = _decide(wiring, server, destination_name, records, careful(wiring.catalog, wiring.clock()), (),
-                                archive(wiring, server, records))
+            decisions = _decide(
+                wiring,
+                server,
+                destination_name,
+                records,
+                careful(wiring.catalog, wiring.clock()),
+                (),
+                archive(wiring, server, records),
+            )
             try:
                 refuse_mass(wiring, [(destination, decisions)], run)
             except RefusedError:
@@ -183,12 +198,21 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
             waived += sweep_locked(wiring, destination, at_once=chain).backups
             logs += sum(clear(wiring, destination, decisions, run).bytes for decisions in decided)
         if waived:
-            wiring.catalog.events.add(Event(
-                at=wiring.clock(), kind="grace-waived", severity=Severity.WARNING, server=run.job.server,
-                subject=destination_name, job_id=run.job.id,
-                message=f"destination {destination_name} was full: {len(waived)} expired backups went at once, without "
-                        "their grace period", detail=", ".join(waived),
-                hint=f"give {destination_name} more room, or keep less there"))
+            wiring.catalog.events.add(
+                Event(
+                    at=wiring.clock(),
+                    kind="grace-waived",
+                    severity=Severity.WARNING,
+                    server=run.job.server,
+                    subject=destination_name,
+                    job_id=run.job.id,
+                    message=f"destination {destination_name} was full: {len(waived)} expired backups went at once, "
+                    "without "
+                    "their grace period",
+                    detail=", ".join(waived),
+                    hint=f"give {destination_name} more room, or keep less there",
+                )
+            )
         # What the failed run itself left behind was collected, too, and is no room that was not there before.
         return _free(destination) >= needed_bytes if needed_bytes else bool(removed or waived or logs)
 
@@ -202,32 +226,41 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
         raise DestinationFullError(
             f"destination {error.destination} says that it is full, and does not tell how much room it has",
             detail=f"{error.message}\nwhat has expired there goes after its grace period, as ever: nobody could tell "
-                   "when enough of it is gone", destination=error.destination,
+            "when enough of it is gone",
+            destination=error.destination,
             hint=f"raise the quota of {error.destination}, or shorten its rules in the policy; `backupd backups delete "
-                 "ID --now` removes one that you can do without") from error
+            "ID --now` removes one that you can do without",
+        ) from error
     told = []
     for server in wiring.catalog.backups.servers():
         records = wiring.catalog.backups.list(server, foreign=True)
-        decisions = _decide(wiring, server, error.destination, records, wiring.clock(), (),
-                            archive(wiring, server, records))
+        decisions = _decide(
+            wiring, server, error.destination, records, wiring.clock(), (), archive(wiring, server, records)
+        )
         told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
         told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
         if decisions.expired:
-            told.append(f"{server}: {len(decisions.expired)} expired, but that is more than half at once: backupd "
-                        f"retention {server} --apply --really lets them go")
+            told.append(
+                f"{server}: {len(decisions.expired)} expired, but that is more than half at once: backupd "
+                f"retention {server} --apply --really lets them go"
+            )
     raise DestinationFullError(
         f"destination {error.destination} is full, and nothing there may be deleted",
-        detail="\n".join([error.message, *told]), destination=error.destination,
+        detail="\n".join([error.message, *told]),
+        destination=error.destination,
         hint=f"give {error.destination} more room, or shorten its rules in the policy (`backupd retention "
-             f"{run.job.server}` shows what each backup is kept for); `backupd backups delete ID --now` removes one "
-             "that you can do without") from error
+        f"{run.job.server}` shows what each backup is kept for); `backupd backups delete ID --now` removes one "
+        "that you can do without",
+    ) from error
 
 
 def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> DamagedError:
     return DamagedError(
         f"the rules were not applied at destination {destination.name}: {len(missing)} backups that the catalog "
-        "expects there have no manifest", [f"{name} of {server}" for server, name in sorted(missing)],
-        hint=MISSING_HINT)
+        "expects there have no manifest",
+        [f"{name} of {server}" for server, name in sorted(missing)],
+        hint=MISSING_HINT,
+    )
 
 
 def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
@@ -281,9 +314,18 @@ def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
     return destination
 
 
-def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime,
-            future: Sequence[Stored], logs: Archive, *, awaiting: bool = True,
-            missing: Mapping[str, Collection[Backup]] = MappingProxyType({})) -> Decisions:
+def _decide(
+    wiring: Wiring,
+    server: str,
+    place: str,
+    records: Sequence[BackupRecord],
+    now: datetime,
+    future: Sequence[Stored],
+    logs: Archive,
+    *,
+    awaiting: bool = True,
+    missing: Mapping[str, Collection[Backup]] = MappingProxyType({}),
+) -> Decisions:
     settings = wiring.settings
     zone = settings.configuration.timezone
     keep: Keep | None = None
@@ -297,33 +339,70 @@ def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
         keep, zone = policy.retention.get(place), policy.timing.timezone or zone
     reading, building = _in_use(wiring, server, place) if awaiting else (frozenset[str](), frozenset[str]())
     kept = kept_anywhere(wiring)
-    view = View(server, place, (*_stored(wiring, server, place, records, kept, logs), *future),
-                runs=logs.at(place, records), branches=logs.branches, being_read=reading, built_on=building,
-                unconfigured=unconfigured, hold="; ".join(hold.text for hold in holds_of(kept, server)),
-                logs_minimum=logs_minimum(wiring, place),
-                awaited=_awaited(wiring, server, place, records, now, logs, missing) if awaiting else {})
+    view = View(
+        server,
+        place,
+        (*_stored(wiring, server, place, records, kept, logs), *future),
+        runs=logs.at(place, records),
+        branches=logs.branches,
+        being_read=reading,
+        built_on=building,
+        unconfigured=unconfigured,
+        hold="; ".join(hold.text for hold in holds_of(kept, server)),
+        logs_minimum=logs_minimum(wiring, place),
+        awaited=_awaited(wiring, server, place, records, now, logs, missing) if awaiting else {},
+    )
     return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
 
 
-def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], kept: Kept, logs: Archive,
-            ) -> tuple[Stored, ...]:
+def _stored(
+    wiring: Wiring,
+    server: str,
+    place: str,
+    records: Sequence[BackupRecord],
+    kept: Kept,
+    logs: Archive,
+) -> tuple[Stored, ...]:
     proved, restored = _proofs(wiring, server)
     lineage = lineages(tuple(records))
     strange = {name for one in strangers(records) for name in one.backups}
     strange |= {record.id for record in records if record.foreign}
     return tuple(
-        Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
-               usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
-               proved_at=proved.get(record.id), restored_at=restored.get(record.id),
-               marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
-               place=logs.places.get(record.id), table_set=record.table_set, missing=record.not_dumped,
-               minimum=minimum_of(wiring, copy, record.stats),
-               lineage=lineage[record.id], strange=record.id in strange, doubtful=bool(record.doubtful))
-        for record in records for copy in record.copies if copy.destination == place)
+        Stored(
+            record.id,
+            record.kind,
+            record.parent,
+            record.started_at,
+            record.finished_at,
+            usable=copy.state == "complete",
+            pinned=(server, record.id) in kept.backups,
+            proved_at=proved.get(record.id),
+            restored_at=restored.get(record.id),
+            marked=copy.state == DELETED or record.state is BackupState.DELETED,
+            bytes=record.stats.bytes_stored,
+            place=logs.places.get(record.id),
+            table_set=record.table_set,
+            missing=record.not_dumped,
+            minimum=minimum_of(wiring, copy, record.stats),
+            lineage=lineage[record.id],
+            strange=record.id in strange,
+            doubtful=bool(record.doubtful),
+        )
+        for record in records
+        for copy in record.copies
+        if copy.destination == place
+    )
 
 
-def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime, logs: Archive,
-             missing: Mapping[str, Collection[Backup]]) -> dict[str, str]:
+def _awaited(
+    wiring: Wiring,
+    server: str,
+    place: str,
+    records: Sequence[BackupRecord],
+    now: datetime,
+    logs: Archive,
+    missing: Mapping[str, Collection[Backup]],
+) -> dict[str, str]:
     """Backups at ``place`` that another destination of the policy would keep, and has not got, or lost (``missing``:
     it is copied there again from here, and only then can the rules let it go there): by id, why."""
     settings = wiring.settings
@@ -332,8 +411,13 @@ def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRe
     others = settings.server(server).others
     records = [record for record in records if not record.foreign]
     by_id = {record.id: record for record in records}
-    lost = {record.id: name for name in (*settings.server(server).required, *others) if name != place
-            for record in records if (server, record.id) in missing.get(name, ()) and is_complete(record, place)}
+    lost = {
+        record.id: name
+        for name in (*settings.server(server).required, *others)
+        if name != place
+        for record in records
+        if (server, record.id) in missing.get(name, ()) and is_complete(record, place)
+    }
     found: dict[str, str] = {}
     for name in others:
         if name == place or name not in settings.destinations:
@@ -345,8 +429,9 @@ def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRe
         kept = {decision.backup.id for decision in said.kept} & {record.id for record in lacking}
         for backup_id in sorted(kept):
             found[backup_id] = f"{found[backup_id]} and {name}" if backup_id in found else name
-    return ({backup_id: f"it is missing at {name}, and is copied there again" for backup_id, name in lost.items()}
-            | {backup_id: f"it is not yet at {names}, which keeps it" for backup_id, names in found.items()})
+    return {backup_id: f"it is missing at {name}, and is copied there again" for backup_id, name in lost.items()} | {
+        backup_id: f"it is not yet at {names}, which keeps it" for backup_id, names in found.items()
+    }
 
 
 def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:
@@ -372,16 +457,26 @@ def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], fr
         destination = _opened(wiring, place)
         now = wiring.clock()
         reading = {name for lease in living_pins(destination, now) for owner, name in lease.backups if owner == server}
-        reading |= {part for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING)
-                    for part in job.arguments["parts"]}
+        reading |= {
+            part
+            for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING)
+            for part in job.arguments["parts"]
+        }
         building = {name for lease in living_intents(destination, now) for name in lease.parents}
     except BackupdError:
         return frozenset(), frozenset()
     return frozenset(reading), frozenset(building)
 
 
-def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions,
-                  records: Iterable[BackupRecord], run: JobRun, *, confirmed: bool = False) -> tuple[str, ...]:
+def _mark_expired(
+    wiring: Wiring,
+    destination: Destination,
+    decisions: Decisions,
+    records: Iterable[BackupRecord],
+    run: JobRun,
+    *,
+    confirmed: bool = False,
+) -> tuple[str, ...]:
     """Newest first, so that what builds on another is marked before it. What the catalog calls deleted and nobody has
     marked, because the process died, is marked now; its grace period begins. ``confirmed``: so many at once are right,
     and those that were marked before, too."""
@@ -391,8 +486,14 @@ def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions
         name, why = decision.backup.id, "; ".join(decision.reasons)
         if mark_copy(wiring, destination, by_id[name], REASON + why, confirmed=confirmed):
             gone.append(name)
-            audit(wiring, by_itself(), "backup-expired", server=decisions.server, subject=name,
-                  detail=f"marked at {destination.name} by {run.job.kind} {run.job.id}: {why}")
+            audit(
+                wiring,
+                by_itself(),
+                "backup-expired",
+                server=decisions.server,
+                subject=name,
+                detail=f"marked at {destination.name} by {run.job.kind} {run.job.id}: {why}",
+            )
     if confirmed:
         confirm(wiring, destination, decisions.server)
     notes = marked(destination, decisions.server)

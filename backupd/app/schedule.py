@@ -81,9 +81,15 @@ class Leg:
         return replace(self, cadence=cadence, zone=zone, besides=besides)
 
 
-KINDS = {"physical.full": JobKind.FULL, "physical.incremental": JobKind.INCREMENTAL,
-          "test_restore": JobKind.TEST_RESTORE, "verify": JobKind.VERIFY, "retention": JobKind.RETENTION,
-          "challenge": JobKind.CHALLENGE, "witness": JobKind.WITNESS}
+KINDS = {
+    "physical.full": JobKind.FULL,
+    "physical.incremental": JobKind.INCREMENTAL,
+    "test_restore": JobKind.TEST_RESTORE,
+    "verify": JobKind.VERIFY,
+    "retention": JobKind.RETENTION,
+    "challenge": JobKind.CHALLENGE,
+    "witness": JobKind.WITNESS,
+}
 LOGICAL = "logical"
 
 
@@ -111,21 +117,36 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
     timing = policy.timing
 
     def leg(name: str, cadence: str, kind: JobKind, **more: Any) -> Leg:
-        return Leg(server, name, cadence, kind, zone, timing.jitter or timedelta(0), timing.blackout, timing.catch_up,
-                   **more)
+        return Leg(
+            server, name, cadence, kind, zone, timing.jitter or timedelta(0), timing.blackout, timing.catch_up, **more
+        )
 
     found = []
     if policy.physical is not None:
         found.append(leg("physical.full", policy.physical.full, JobKind.FULL))
         if policy.physical.incremental:
-            found.append(leg("physical.incremental", policy.physical.incremental, JobKind.INCREMENTAL,
-                             besides=policy.physical.full))
+            found.append(
+                leg(
+                    "physical.incremental",
+                    policy.physical.incremental,
+                    JobKind.INCREMENTAL,
+                    besides=policy.physical.full,
+                )
+            )
     if policy.logical is not None:
-        found += [leg(logical_leg(name), cadence, JobKind.LOGICAL, arguments={"set": name})
-                  for name, (cadence, _tables) in policy.logical.selections.items()]
+        found += [
+            leg(logical_leg(name), cadence, JobKind.LOGICAL, arguments={"set": name})
+            for name, (cadence, _tables) in policy.logical.selections.items()
+        ]
     if policy.test_restore is not None and policy.test_restore.schedule and policy.physical is not None:
-        found.append(leg("test_restore", policy.test_restore.schedule, JobKind.TEST_RESTORE,
-                         arguments={"target": policy.test_restore.target}))
+        found.append(
+            leg(
+                "test_restore",
+                policy.test_restore.schedule,
+                JobKind.TEST_RESTORE,
+                arguments={"target": policy.test_restore.target},
+            )
+        )
     if policy.verify is not None:
         found.append(leg("verify", policy.verify.schedule, JobKind.VERIFY, arguments=_verification(policy.verify)))
     if policy.witness.schedule:
@@ -146,8 +167,9 @@ def all_legs(settings: Settings) -> tuple[Leg, ...]:
     return tuple(leg for server in ("", *names) for leg in legs(settings, server))
 
 
-def next_runs(cadence: str, zone: str, after: datetime, *, count: int | None = None,
-              until: datetime | None = None) -> Iterator[datetime]:
+def next_runs(
+    cadence: str, zone: str, after: datetime, *, count: int | None = None, until: datetime | None = None
+) -> Iterator[datetime]:
     """The due times after ``after``, in UTC, in order, none twice: ``count`` of them, or those up to ``until``.
 
     Without either it goes on for as long as there are any. Raises ValueError for what is not a cadence.
@@ -155,8 +177,13 @@ def next_runs(cadence: str, zone: str, after: datetime, *, count: int | None = N
     return islice(_until(_runs(cadence, zone, after.astimezone(UTC)), until), count)
 
 
-def due_times(leg: Leg, after: datetime, *, count: int | None = None, until: datetime | None = None,
-              ) -> Iterator[datetime]:
+def due_times(
+    leg: Leg,
+    after: datetime,
+    *,
+    count: int | None = None,
+    until: datetime | None = None,
+) -> Iterator[datetime]:
     """The due times of ``leg`` after ``after``, as ``next_runs`` gives them."""
     runs = _until(_runs(leg.cadence, leg.zone, after.astimezone(UTC)), until)
     other = leg.besides
@@ -255,8 +282,12 @@ def _triggers(cadence: str) -> tuple[CronTrigger, ...]:
     by_day = {**whole, "day": days}
     by_weekday = {**whole, "day_of_week": frozenset((value - 1) % 7 for value in weekdays)}  # theirs: Monday is 0
     wanted = (by_day, by_weekday) if either else ({**by_day, **by_weekday},)
-    return tuple(CronTrigger(**{name: ",".join(map(str, sorted(values))) for name, values in fields.items()},
-                             second=0, timezone=UTC) for fields in wanted)
+    return tuple(
+        CronTrigger(
+            **{name: ",".join(map(str, sorted(values))) for name, values in fields.items()}, second=0, timezone=UTC
+        )
+        for fields in wanted
+    )
 
 
 def _moment(wall: datetime, zone: ZoneInfo) -> datetime:
@@ -324,8 +355,11 @@ class AlarmClock:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": DebugExecutor()}, job_defaults={
-            "misfire_grace_time": None, "coalesce": True, "max_instances": 1000})
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC,
+            executors={"default": DebugExecutor()},
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1000},
+        )
         self._set: frozenset[datetime] = frozenset()
         self._lock = threading.Lock()
 

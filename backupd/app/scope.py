@@ -31,8 +31,11 @@ def require_known(wiring: Wiring, server: str) -> None:
     if server in wiring.settings.servers:
         return
     catalog = wiring.catalog
-    if not (catalog.backups.list(server, limit=1) or server in catalog.binlogs.servers()
-            or catalog.jobs.list(server, limit=1)):
+    if not (
+        catalog.backups.list(server, limit=1)
+        or server in catalog.binlogs.servers()
+        or catalog.jobs.list(server, limit=1)
+    ):
         wiring.settings.server(server)
 
 
@@ -45,8 +48,10 @@ def require_target(wiring: Wiring, server: str, text: str) -> None:
     target = parse_target(text)
     branches = [branch.id for branch in wiring.catalog.binlogs.branches(server)] if target.branch else []
     if target.branch and target.branch not in branches:
-        raise UnknownNameError(f"server {server} has no branch {target.branch!r}{suggestion(target.branch, branches)}",
-                               hint=f"`backupd timeline {server}` shows those that there are")
+        raise UnknownNameError(
+            f"server {server} has no branch {target.branch!r}{suggestion(target.branch, branches)}",
+            hint=f"`backupd timeline {server}` shows those that there are",
+        )
     if isinstance(target.goal, AtBackup):
         backup = target.goal.backup_id
         if not any(record.id == backup for record in wiring.catalog.backups.list(server, foreign=True)):

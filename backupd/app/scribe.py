@@ -48,8 +48,9 @@ class Scribe:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._requests.put(None)
         self._thread.join(PATIENCE)
         if not self._thread.is_alive():
@@ -67,8 +68,12 @@ class Scribe:
         seconds = PATIENCE if patience is None else patience
         with self._lock:
             if self._pending is not None and not self._pending.done():
-                raise self._said(CatalogError("the catalog does not answer", hint="is somebody holding a long "
-                                              "transaction on it, or is its server gone?"))
+                raise self._said(
+                    CatalogError(
+                        "the catalog does not answer",
+                        hint="is somebody holding a long transaction on it, or is its server gone?",
+                    )
+                )
             if patience is None and self._failed_at is not None and time.monotonic() - self._failed_at < PAUSE:
                 raise CatalogError(f"the catalog failed a moment ago: {self._trouble}")
             future: Future[Any] = Future()

@@ -56,8 +56,9 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
     headers, damages = _headers(destination, server)
     scrubbed = scrub(destination, headers, report=report, workers=workers, due=turn)
     names = {header.backup_id for header in headers} | {name for item in damages for name in item.backups}
-    found = _still_there(destination, server,
-                         (*damages, *scrubbed.damages, *_missing(wiring, destination, server, names)))
+    found = _still_there(
+        destination, server, (*damages, *scrubbed.damages, *_missing(wiring, destination, server, names))
+    )
     logs, count = verify_logs(wiring, destination, server, report=report, workers=workers, due=turn)
     found = _quarantined(wiring, destination, mend(wiring, destination, server, headers, (*found, *logs.damages)))
     wiring.catalog.scrubs.record(server, destination.name, shares, begun)
@@ -68,13 +69,29 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
         heads.settle(wiring, destination, server)
     else:
         heads.is_turned_back(wiring, destination, server)
-    settle_tampering(wiring.catalog, wiring.clock, destination.name, server, (
-        damage.key for damage in found if not damage.repaired_from
-        and damage.key.rpartition("/")[2] in (layout.MANIFEST, layout.SEGMENT)))
+    settle_tampering(
+        wiring.catalog,
+        wiring.clock,
+        destination.name,
+        server,
+        (
+            damage.key
+            for damage in found
+            if not damage.repaired_from and damage.key.rpartition("/")[2] in (layout.MANIFEST, layout.SEGMENT)
+        ),
+    )
     told = sample(wiring, destination, server, key, scrubbed.cold, {damage.key for damage in found})
-    return Read(tuple(sorted(names)), scrubbed.objects + logs.objects, scrubbed.bytes + logs.bytes, found, count,
-                len(scrubbed.cold) + len(logs.cold), len(scrubbed.unseen) + len(logs.unseen), told,
-                tuple(header.backup_id for header in headers if not header.is_bound))
+    return Read(
+        tuple(sorted(names)),
+        scrubbed.objects + logs.objects,
+        scrubbed.bytes + logs.bytes,
+        found,
+        count,
+        len(scrubbed.cold) + len(logs.cold),
+        len(scrubbed.unseen) + len(logs.unseen),
+        told,
+        tuple(header.backup_id for header in headers if not header.is_bound),
+    )
 
 
 def _headers(destination: Destination, server: str) -> tuple[list[Header], list[Damage]]:
@@ -96,7 +113,8 @@ def _missing(wiring: Wiring, destination: Destination, server: str, seen: Collec
     return [
         Damage(destination.name, layout.manifest_key(record.server, record.id), "missing", (record.id,))
         for record in wiring.catalog.backups.list(server, foreign=True)
-        if record.state is not BackupState.DELETED and record.id not in seen
+        if record.state is not BackupState.DELETED
+        and record.id not in seen
         and any(copy.destination == destination.name and copy.state != "deleted" for copy in record.copies)
     ]
 
@@ -107,8 +125,9 @@ def _still_there(destination: Destination, server: str, damages: Iterable[Damage
     if not found:
         return ()
     present = {backup_id for _server, backup_id in backup_ids(destination, server)}
-    return tuple(damage for damage in found
-                 if set(damage.backups) & present or damage.key.endswith(f"/{layout.MANIFEST}"))
+    return tuple(
+        damage for damage in found if set(damage.backups) & present or damage.key.endswith(f"/{layout.MANIFEST}")
+    )
 
 
 def _quarantined(wiring: Wiring, destination: Destination, damages: Iterable[Damage]) -> tuple[Damage, ...]:
@@ -124,15 +143,25 @@ def _quarantined(wiring: Wiring, destination: Destination, damages: Iterable[Dam
     return tuple(told)
 
 
-def _record(wiring: Wiring, destination: Destination, headers: Sequence[Header], damages: Sequence[Damage],
-            complete: datetime | None, *, unseen: Collection[str]) -> None:
+def _record(
+    wiring: Wiring,
+    destination: Destination,
+    headers: Sequence[Header],
+    damages: Sequence[Damage],
+    complete: datetime | None,
+    *,
+    unseen: Collection[str],
+) -> None:
     """What the catalog learns of the copies. ``complete``: since when everything there was read at least once."""
     hit = {name for damage in damages if not damage.repaired_from for name in damage.backups}
     mended = {name for damage in damages if damage.repaired_from for name in damage.backups} - hit
     for name in sorted(hit):
         _mark_damaged(wiring, name, destination.name)
-    blind = {header.backup_id for header in headers
-             if unseen and any(layout.object_key(item.name) in unseen for item in header.objects)}
+    blind = {
+        header.backup_id
+        for header in headers
+        if unseen and any(layout.object_key(item.name) in unseen for item in header.objects)
+    }
     for header in headers:
         name = header.backup_id
         if name in hit:
@@ -163,8 +192,12 @@ def _stored_before(wiring: Wiring, backup_id: str, place: str, moment: datetime)
         record = wiring.catalog.backups.get(backup_id)
     except NotFoundError:
         return False  # a backup that the catalog does not know yet: fsck says so
-    return any(copy.destination == place and copy.stored_at <= moment
-               and (copy.verified_at is None or copy.verified_at <= moment) for copy in record.copies)
+    return any(
+        copy.destination == place
+        and copy.stored_at <= moment
+        and (copy.verified_at is None or copy.verified_at <= moment)
+        for copy in record.copies
+    )
 
 
 def _mark_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:

@@ -50,11 +50,23 @@ class Found:
 
     def as_json(self) -> dict[str, Any]:
         one = self.transaction
-        return {"at": format_time(one.at), "precise": one.precise, "gtid": one.gtid, "file": self.file,
-                "pos": one.start, "end": one.end, "branch": self.branch, "server_id": one.server_id,
-                "changes": [{"schema": change.schema, "table": change.name, "kind": str(change.kind),
-                             "rows": change.rows} for change in one.changes],
-                "statement": one.statement or None, "state": one.state or None, "restore_before": self.target}
+        return {
+            "at": format_time(one.at),
+            "precise": one.precise,
+            "gtid": one.gtid,
+            "file": self.file,
+            "pos": one.start,
+            "end": one.end,
+            "branch": self.branch,
+            "server_id": one.server_id,
+            "changes": [
+                {"schema": change.schema, "table": change.name, "kind": str(change.kind), "rows": change.rows}
+                for change in one.changes
+            ],
+            "statement": one.statement or None,
+            "state": one.state or None,
+            "restore_before": self.target,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +103,24 @@ class Wanted:
             return False
         return not self.tables or any(
             fnmatchcase(f"{change.schema}.{change.name}" if "." in pattern else change.name, pattern)
-            for pattern in self.tables)
+            for pattern in self.tables
+        )
 
 
-def search(wiring: Wiring, server: str, *, tables: Sequence[str] = (), kinds: Sequence[ChangeKind] = (),
-           since: datetime | None = None, until: datetime | None = None, gtid: str | None = None,
-           limit: int | None = None, branch: str | None = None, after: str | None = None,
-           seconds: float | None = None) -> Iterator[Found]:
+def search(
+    wiring: Wiring,
+    server: str,
+    *,
+    tables: Sequence[str] = (),
+    kinds: Sequence[ChangeKind] = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
+    gtid: str | None = None,
+    limit: int | None = None,
+    branch: str | None = None,
+    after: str | None = None,
+    seconds: float | None = None,
+) -> Iterator[Found]:
     """Transactions in log order, the oldest branch first; at most ``limit``, and only those behind the cursor
     ``after``. ``seconds``: so long may it take to the last of them.
 
@@ -108,14 +131,17 @@ def search(wiring: Wiring, server: str, *, tables: Sequence[str] = (), kinds: Se
     require_known(wiring, server)
     known = [one.id for one in wiring.catalog.binlogs.branches(server)]
     if branch is not None and branch not in known:
-        raise UnknownNameError(f"no binary log of branch {branch} of {server} is archived{suggestion(branch, known)}",
-                               hint=f"`backupd timeline {server}` shows the branches that there are")
+        raise UnknownNameError(
+            f"no binary log of branch {branch} of {server} is archived{suggestion(branch, known)}",
+            hint=f"`backupd timeline {server}` shows the branches that there are",
+        )
     if not known:
-        raise NotFoundError(f"no binary log of {server} is archived",
-                            hint=f"`backupd binlog status {server}` shows what there is")
+        raise NotFoundError(
+            f"no binary log of {server} is archived", hint=f"`backupd binlog status {server}` shows what there is"
+        )
     branches = [one for one in known if branch in (None, one)]
     beyond = _place(after, branches) if after is not None else _BEGINNING
-    branches = branches[branches.index(beyond[0]):] if beyond[0] else branches
+    branches = branches[branches.index(beyond[0]) :] if beyond[0] else branches
     wanted = Wanted(tuple(tables), frozenset(kinds), since, until, gtid, beyond)
     return _found(wiring, server, branches, known[-1], wanted, limit, seconds)
 
@@ -123,14 +149,22 @@ def search(wiring: Wiring, server: str, *, tables: Sequence[str] = (), kinds: Se
 def _place(after: str, branches: Sequence[str]) -> tuple[str, int, int]:
     branch, _, place = after.partition(":")
     number, _, start = place.partition(":")
-    if branch not in branches or not all(word.isascii() and word.isdigit() and len(word) < 16
-                                         for word in (number, start)):
+    if branch not in branches or not all(
+        word.isascii() and word.isdigit() and len(word) < 16 for word in (number, start)
+    ):
         raise UsageError(f"{after[:80]!r} is no cursor", hint="take it as the page before gave it, or begin anew")
     return branch, int(number), int(start)
 
 
-def _found(wiring: Wiring, server: str, branches: Sequence[str], current: str, wanted: Wanted, limit: int | None,
-           seconds: float | None) -> Iterator[Found]:
+def _found(
+    wiring: Wiring,
+    server: str,
+    branches: Sequence[str],
+    current: str,
+    wanted: Wanted,
+    limit: int | None,
+    seconds: float | None,
+) -> Iterator[Found]:
     indexes = Indexes(wiring)
     failures: list[DamagedError | DestinationError] = []
     told = 0
@@ -148,8 +182,9 @@ def _found(wiring: Wiring, server: str, branches: Sequence[str], current: str, w
                 changes = wanted.changes_of(one) if one.start >= first else None
                 if changes is None:
                     continue
-                yield Found(one, record.segment.file, record.key.branch, record.segment, changes,
-                            _target(one, record, current))
+                yield Found(
+                    one, record.segment.file, record.key.branch, record.segment, changes, _target(one, record, current)
+                )
                 told += 1
                 if told == limit:
                     return
@@ -170,7 +205,8 @@ def _too_long(record: SegmentRecord, told: int, seconds: float | None) -> TooLon
         f"the search was not over within {seconds:g} seconds",
         detail=f"it had come to {segment.file} of branch {record.key.branch}{begun}, and had found {told} transactions",
         hint="narrow it by since and until; at the command line it may take as long as it needs: backupd binlog search "
-             f"{segment.server}")
+        f"{segment.server}",
+    )
 
 
 def _target(one: Transaction, record: SegmentRecord, current: str) -> str:
@@ -178,8 +214,12 @@ def _target(one: Transaction, record: SegmentRecord, current: str) -> str:
     return place if record.key.branch == current else f"{place}@{record.key.branch}"
 
 
-def _segments(wiring: Wiring, server: str, branches: Sequence[str], wanted: Wanted,
-              ) -> Iterator[tuple[SegmentRecord, int]]:
+def _segments(
+    wiring: Wiring,
+    server: str,
+    branches: Sequence[str],
+    wanted: Wanted,
+) -> Iterator[tuple[SegmentRecord, int]]:
     """Each with the first of its bytes that no segment before it has told of."""
     binlogs = wiring.catalog.binlogs
     if wanted.gtid is not None:
@@ -187,12 +227,18 @@ def _segments(wiring: Wiring, server: str, branches: Sequence[str], wanted: Want
             held = binlogs.holding_gtid(server, wanted.gtid)
         except ValueError as error:
             raise UsageError(f"{wanted.gtid!r} is no GTID of {server}: {error}") from error
-        yield from ((record, wanted.first(record)) for record in held if record.key.branch in branches
-                    and record.segment.transactions and record.key.number >= wanted.file(record.key.branch))
+        yield from (
+            (record, wanted.first(record))
+            for record in held
+            if record.key.branch in branches
+            and record.segment.transactions
+            and record.key.number >= wanted.file(record.key.branch)
+        )
         return
     for name in branches:
-        found = binlogs.each_segment(server, name, from_place=(wanted.file(name), 0), since=wanted.since,
-                                     until=wanted.until)
+        found = binlogs.each_segment(
+            server, name, from_place=(wanted.file(name), 0), since=wanted.since, until=wanted.until
+        )
         for _number, of_file in groupby(found, key=lambda record: record.key.number):
             reached = 0
             for record in of_file:

@@ -68,8 +68,9 @@ class Service:
 
     @classmethod
     @contextmanager
-    def open(cls, config_path: Path, held: Path | None = None, opening: Opening = Opening.MAKES, *,
-             new_catalog: bool = False) -> Iterator[Service]:
+    def open(
+        cls, config_path: Path, held: Path | None = None, opening: Opening = Opening.MAKES, *, new_catalog: bool = False
+    ) -> Iterator[Service]:
         """Read the configuration and open the catalog. ``held``: the settings that a service has in force, which then
         count in place of the files. ``opening``: what becomes of a catalog that is not there; ``new_catalog``: as
         ``new`` of ``catalog_of``.
@@ -115,12 +116,19 @@ class Service:
         """Incidents, and the messages about them."""
         return Telling(self._wiring, self.actor)
 
-    def alerts(self, server: str | None = None, *, is_open: bool | None = True, before: str | None = None,
-               limit: int = 100) -> tuple[Incident, ...]:
+    def alerts(
+        self, server: str | None = None, *, is_open: bool | None = True, before: str | None = None, limit: int = 100
+    ) -> tuple[Incident, ...]:
         return self.telling.alerts(server, is_open=is_open, before=before, limit=limit)
 
-    def messages(self, *, state: MessageState | None = None, incident: str | None = None, before: str | None = None,
-                 limit: int = 100) -> tuple[Message, ...]:
+    def messages(
+        self,
+        *,
+        state: MessageState | None = None,
+        incident: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+    ) -> tuple[Message, ...]:
         return self.telling.messages(state=state, incident=incident, before=before, limit=limit)
 
     def test_alerts(self) -> tuple[Message, ...]:
@@ -150,8 +158,9 @@ class Service:
 
         return check(self._wiring, server)
 
-    def jobs(self, server: str | None, *, kind: str | None = None, state: JobState | None = None,
-             limit: int | None = None) -> tuple[JobRecord, ...]:
+    def jobs(
+        self, server: str | None, *, kind: str | None = None, state: JobState | None = None, limit: int | None = None
+    ) -> tuple[JobRecord, ...]:
         """Newest first. Jobs of servers that are not configured any more are still told. Raises UnknownNameError."""
         if server is not None:
             require_known(self._wiring, server)
@@ -237,8 +246,9 @@ class Service:
         """Every hold and pause."""
         from backupd.app import holds
 
-        return tuple(one for one in holds.listed(self._wiring)
-                     if one.server == EVERY_SERVER or self.actor.sees(one.server))
+        return tuple(
+            one for one in holds.listed(self._wiring) if one.server == EVERY_SERVER or self.actor.sees(one.server)
+        )
 
     def hold(self, server: str, reason: str) -> Held:
         """``server`` may be ``*`` here and below: every one."""
@@ -279,9 +289,18 @@ class Service:
 
         return explain_here(self._wiring, policy, server)
 
-    def plan(self, server: str, target: str, datadir: Path | None, *, exclude: Sequence[str] = (),
-             replay_with: str | None = None, thaw: str | None = None, accept_older: bool = False,
-             accept_inexact: bool = False) -> Plan:
+    def plan(
+        self,
+        server: str,
+        target: str,
+        datadir: Path | None,
+        *,
+        exclude: Sequence[str] = (),
+        replay_with: str | None = None,
+        thaw: str | None = None,
+        accept_older: bool = False,
+        accept_inexact: bool = False,
+    ) -> Plan:
         """``thaw``: the tier that the plan counts with, where something has to be thawed; ``accept_older``,
         ``accept_inexact``: see ``Wishes``."""
         from backupd.app.restores import Wishes, plan
@@ -289,9 +308,19 @@ class Service:
         wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         return plan(self._wiring, server, target, datadir, wishes=wishes)
 
-    def plan_tables(self, server: str, target: str, tables: Sequence[str], *, rename: str | None = None,
-                    exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
-                    accept_older: bool = False, accept_inexact: bool = False) -> TablePlan:
+    def plan_tables(
+        self,
+        server: str,
+        target: str,
+        tables: Sequence[str],
+        *,
+        rename: str | None = None,
+        exclude: Sequence[str] = (),
+        source: str | None = None,
+        thaw: str | None = None,
+        accept_older: bool = False,
+        accept_inexact: bool = False,
+    ) -> TablePlan:
         """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
         from backupd.app.restores import Wishes
         from backupd.app.tables import plan_tables
@@ -300,8 +329,9 @@ class Service:
         wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         return plan_tables(self._wiring, server, target, TableWishes.of(tables, rename, wishes, source))
 
-    def thaw(self, server: str, target: str, *, tier: str | None = None, days: int | None = None,
-             tables: Sequence[str] = ()) -> Thawed:
+    def thaw(
+        self, server: str, target: str, *, tier: str | None = None, days: int | None = None, tables: Sequence[str] = ()
+    ) -> Thawed:
         """Ask for what a restore to ``target`` (of ``tables`` only, where some are named) needs out of archives."""
         from backupd.app.restores import Wishes
         from backupd.app.thawing import thaw_for
@@ -387,16 +417,37 @@ class Service:
 
         return tuple(one for one in status(self._wiring, server) if self.actor.sees(one.server))
 
-    def search_binlogs(self, server: str, *, tables: Sequence[str] = (), kinds: Sequence[ChangeKind] = (),
-                       since: datetime | None = None, until: datetime | None = None, gtid: str | None = None,
-                       limit: int | None = None, branch: str | None = None, after: str | None = None,
-                       seconds: float | None = None) -> Iterator[Found]:
+    def search_binlogs(
+        self,
+        server: str,
+        *,
+        tables: Sequence[str] = (),
+        kinds: Sequence[ChangeKind] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
+        gtid: str | None = None,
+        limit: int | None = None,
+        branch: str | None = None,
+        after: str | None = None,
+        seconds: float | None = None,
+    ) -> Iterator[Found]:
         """``after``: the cursor of one that was found; ``seconds``: so long may it take."""
         from backupd.app.search import search
 
         self._concern(server)
-        return search(self._wiring, server, tables=tables, kinds=kinds, since=since, until=until, gtid=gtid,
-                      limit=limit, branch=branch, after=after, seconds=seconds)
+        return search(
+            self._wiring,
+            server,
+            tables=tables,
+            kinds=kinds,
+            since=since,
+            until=until,
+            gtid=gtid,
+            limit=limit,
+            branch=branch,
+            after=after,
+            seconds=seconds,
+        )
 
     def timeline(self, server: str) -> Timeline:
         from backupd.app.timeline import timeline
@@ -424,8 +475,9 @@ class Service:
 
     # -- inside
 
-    def _deed(self, action: str, *, server: str = "", subject: str = "", detail: str = ""
-              ) -> AbstractContextManager[Deed]:
+    def _deed(
+        self, action: str, *, server: str = "", subject: str = "", detail: str = ""
+    ) -> AbstractContextManager[Deed]:
         return deed(self._wiring, self.actor, action, server=server, subject=subject, detail=detail)
 
     @contextmanager

@@ -79,25 +79,45 @@ class ServerSettings:
         """
         config = self.config
         connection = Connection.from_config(
-            socket=config.socket, host=config.host, port=config.port, user=config.user,
-            password_file=config.password_file, defaults_file=config.defaults_file,
-            tls=self._tls, tls_ca=config.tls_ca)
+            socket=config.socket,
+            host=config.host,
+            port=config.port,
+            user=config.user,
+            password_file=config.password_file,
+            defaults_file=config.defaults_file,
+            tls=self._tls,
+            tls_ca=config.tls_ca,
+        )
         if config.password_env is None:
             return connection
         if config.password_env not in environ:
-            raise ConfigurationError([Problem(str(self.file), None, f"servers.{self.name}.password_env",
-                                              f"the environment has no {config.password_env}")])
+            raise ConfigurationError(
+                [
+                    Problem(
+                        str(self.file),
+                        None,
+                        f"servers.{self.name}.password_env",
+                        f"the environment has no {config.password_env}",
+                    )
+                ]
+            )
         return dataclasses.replace(connection, password=environ[config.password_env])
-
 
     def restore_connection(self) -> Connection:
         """The same server, as the account that may write. Raises ConfigurationError as ``connection`` does."""
         config = self.config
         if config.restore_defaults_file is None:
             return self.connection()
-        return Connection.from_config(socket=config.socket, host=config.host, port=config.port, user=None,
-                                      password_file=None, defaults_file=config.restore_defaults_file,
-                                      tls=self._tls, tls_ca=config.tls_ca)
+        return Connection.from_config(
+            socket=config.socket,
+            host=config.host,
+            port=config.port,
+            user=None,
+            password_file=None,
+            defaults_file=config.restore_defaults_file,
+            tls=self._tls,
+            tls_ca=config.tls_ca,
+        )
 
     @property
     def _tls(self) -> Tls | None:
@@ -162,16 +182,26 @@ class Settings:
         """Raises UnknownNameError."""
         config = self.servers.get(name)
         if config is None:
-            raise UnknownNameError(f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
-                                   hint="servers are named under `servers:` in the configuration file")
-        return ServerSettings(name, self.file, config, self.destinations, self.policies.get(config.policy),
-                              self.broken.get(config.policy, ()))
+            raise UnknownNameError(
+                f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
+                hint="servers are named under `servers:` in the configuration file",
+            )
+        return ServerSettings(
+            name,
+            self.file,
+            config,
+            self.destinations,
+            self.policies.get(config.policy),
+            self.broken.get(config.policy, ()),
+        )
 
     def destination(self, name: str) -> DestinationSettings:
         """Raises UnknownNameError."""
         if name not in self.destinations:
-            raise UnknownNameError(f"no destination {name!r} in {self.file}{suggestion(name, self.destinations)}",
-                                   hint="destinations are named under `destinations:` in the configuration file")
+            raise UnknownNameError(
+                f"no destination {name!r} in {self.file}{suggestion(name, self.destinations)}",
+                hint="destinations are named under `destinations:` in the configuration file",
+            )
         return self.destinations[name]
 
     def unused(self) -> tuple[Problem, ...]:
@@ -189,8 +219,10 @@ class Settings:
     def needs_restore(self) -> Restore:
         """The restore section. Raises ConfigurationError when this machine has none."""
         if self.restore is None:
-            raise ConfigurationError([Problem(str(self.file), None, "restore", "is missing: it names the private key")],
-                                     hint="restores and test restores run only where a decryption key lives")
+            raise ConfigurationError(
+                [Problem(str(self.file), None, "restore", "is missing: it names the private key")],
+                hint="restores and test restores run only where a decryption key lives",
+            )
         return self.restore
 
 
@@ -199,8 +231,9 @@ def settings_file(named: Path | None = None, environ: Mapping[str, str] = os.env
     return named or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
 
 
-def load_settings(file: Path | None = None, environ: Mapping[str, str] = os.environ, *,
-                  strict: bool = True) -> Settings:
+def load_settings(
+    file: Path | None = None, environ: Mapping[str, str] = os.environ, *, strict: bool = True
+) -> Settings:
     """Read the configuration and all policies. Raises ConfigurationError with every problem of every file in use; with
     ``strict`` False those of policies are left to whoever needs the policy."""
     return _settings(load(settings_file(file, environ), strict=strict))

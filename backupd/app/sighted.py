@@ -16,9 +16,11 @@ from storage.destination import Destination
 
 def sightings_at(wiring: Wiring, destination: Destination) -> Sightings:
     """Of every mark there is at ``destination``."""
+
     def look(found: Mapping[Backup, Mark]) -> Mapping[Backup, Sighting]:
-        return wiring.catalog.marks.look(destination.name, {owner: note.stored for owner, note in found.items()},
-                                         wiring.clock())
+        return wiring.catalog.marks.look(
+            destination.name, {owner: note.stored for owner, note in found.items()}, wiring.clock()
+        )
 
     return look
 
@@ -51,6 +53,9 @@ def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
     known = sightings_at(wiring, destination)(found)
     now = wiring.clock()
     for owner, note in found.items():
-        if owner[0] == server and not known[owner].confirmed and (
-                known[owner].ours or is_due(note, known[owner], now, GRACE)):
+        if (
+            owner[0] == server
+            and not known[owner].confirmed
+            and (known[owner].ours or is_due(note, known[owner], now, GRACE))
+        ):
             wiring.catalog.marks.take(destination.name, owner, now, stored=note.stored, confirmed=True)

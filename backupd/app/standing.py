@@ -96,8 +96,11 @@ class _Answer:
     servers: tuple[ServerOverview, ...]
 
     def serves(self, mark: tuple[int, int] | None, now: datetime) -> bool:
-        return (self.mark == mark and time.monotonic() - self.made < SHARED
-                and abs(now - self.at) < timedelta(seconds=SHARED))
+        return (
+            self.mark == mark
+            and time.monotonic() - self.made < SHARED
+            and abs(now - self.at) < timedelta(seconds=SHARED)
+        )
 
 
 class Standings:
@@ -111,8 +114,12 @@ class Standings:
         self._thread: threading.Thread | None = None
         self._answers: dict[tuple[str, ...], _Answer] = {}
 
-    def shared(self, wiring: Wiring, now: datetime, make: Callable[[], tuple[ServerOverview, ...]],
-               ) -> tuple[ServerOverview, ...]:
+    def shared(
+        self,
+        wiring: Wiring,
+        now: datetime,
+        make: Callable[[], tuple[ServerOverview, ...]],
+    ) -> tuple[ServerOverview, ...]:
         """What ``make`` gives, or gave a moment ago, for the servers that are configured in ``wiring``."""
         names = tuple(wiring.settings.servers)
         with self._lock:
@@ -142,8 +149,10 @@ class Standings:
         markers = wiring.catalog.glances.markers()
         seen = tuple(sorted(identities(wiring).items()))
         configured = wiring.settings.destinations
-        confirmed = {name: {place: at for place, at in places.items() if place in configured}
-                     for name, places in wiring.catalog.glances.confirmed().items()}
+        confirmed = {
+            name: {place: at for place, at in places.items() if place in configured}
+            for name, places in wiring.catalog.glances.confirmed().items()
+        }
         busy = self._thread is not None and self._thread.is_alive()
         deadline = time.monotonic() + (BUDGET / 4 if busy else BUDGET)
         later: list[tuple[str, Marker]] = []
@@ -158,14 +167,18 @@ class Standings:
                 later.append((name, marker))
         if later and not busy:
             # A daemon thread: whoever asks next begins where it was.
-            self._thread = threading.Thread(target=self._catch_up, args=(wiring, later, confirmed), name="standing",
-                                            daemon=True)
+            self._thread = threading.Thread(
+                target=self._catch_up, args=(wiring, later, confirmed), name="standing", daemon=True
+            )
             self._thread.start()
-        return {name: self._known[name][1].moved(confirmed.get(name, {}), now) for name in names
-                if name in self._known}
+        return {name: self._known[name][1].moved(confirmed.get(name, {}), now) for name in names if name in self._known}
 
-    def _catch_up(self, wiring: Wiring, names: Sequence[tuple[str, Marker]], confirmed: Mapping[str, Confirmed],
-                  ) -> None:
+    def _catch_up(
+        self,
+        wiring: Wiring,
+        names: Sequence[tuple[str, Marker]],
+        confirmed: Mapping[str, Confirmed],
+    ) -> None:
         """Work at half speed: those who ask meanwhile come first."""
         for name, marker in names:
             begun = time.monotonic()
@@ -218,13 +231,25 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
     later = [one.finished_at for one in complete if newest is None or one.finished_at > newest]
     alive = [one for one in records.values() if one.state is not BackupState.DELETED]
     return Standing(
-        at=now, latest=found.latest, first=min((window.begin for window in found.windows), default=None),
-        windows=len(found.windows), gaps=found.gaps, reach=found.destinations, predicted_rto=found.predicted_rto,
-        last_backups=_last(complete), backups=len(complete), protected=len(good),
+        at=now,
+        latest=found.latest,
+        first=min((window.begin for window in found.windows), default=None),
+        windows=len(found.windows),
+        gaps=found.gaps,
+        reach=found.destinations,
+        predicted_rto=found.predicted_rto,
+        last_backups=_last(complete),
+        backups=len(complete),
+        protected=len(good),
         unprotected_since=min(later, default=None),
-        bytes_stored=max(sum(one.stats.bytes_new for one in alive),
-                         max((one.stats.bytes_stored for one in alive), default=0)), confirmed=confirmed,
-        tables_only=found.tables_only, bare=not counted(wiring, name), doubts=found.doubts)
+        bytes_stored=max(
+            sum(one.stats.bytes_new for one in alive), max((one.stats.bytes_stored for one in alive), default=0)
+        ),
+        confirmed=confirmed,
+        tables_only=found.tables_only,
+        bare=not counted(wiring, name),
+        doubts=found.doubts,
+    )
 
 
 def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:
@@ -234,6 +259,17 @@ def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:
         key = list(BackupKind).index(one.kind), one.table_set
         if key not in newest or newest[key].finished_at < one.finished_at:
             newest[key] = one
-    return tuple(LastBackup(one.id, one.kind, one.table_set, one.started_at, one.finished_at, one.stats.bytes_source,
-                            one.stats.bytes_stored, one.stats.bytes_new, one.tables_missing)
-                 for _key, one in sorted(newest.items(), key=lambda item: item[0]))
+    return tuple(
+        LastBackup(
+            one.id,
+            one.kind,
+            one.table_set,
+            one.started_at,
+            one.finished_at,
+            one.stats.bytes_source,
+            one.stats.bytes_stored,
+            one.stats.bytes_new,
+            one.tables_missing,
+        )
+        for _key, one in sorted(newest.items(), key=lambda item: item[0])
+    )

@@ -19,15 +19,22 @@ T = TypeVar("T")
 def detail(wiring: Wiring, backup_id: str) -> BackupDetail:
     """Raises NotFoundError, and the first reason where no copy can be read."""
     (record,) = with_protection(wiring, [wiring.catalog.backups.get(backup_id)])
-    return _of_first(wiring, record, lambda _destination, header: BackupDetail(
-        record, len(header.objects), header.recipients, header.codec, header.is_bound,
-        header.runbook.sha256))
+    return _of_first(
+        wiring,
+        record,
+        lambda _destination, header: BackupDetail(
+            record, len(header.objects), header.recipients, header.codec, header.is_bound, header.runbook.sha256
+        ),
+    )
 
 
 def runbook(wiring: Wiring, backup_id: str) -> str:
     """How to restore it by hand. Raises as ``detail`` does."""
-    return _of_first(wiring, wiring.catalog.backups.get(backup_id), lambda destination, header: load_side_file(
-        destination, header, header.runbook).decode())
+    return _of_first(
+        wiring,
+        wiring.catalog.backups.get(backup_id),
+        lambda destination, header: load_side_file(destination, header, header.runbook).decode(),
+    )
 
 
 def _of_first(wiring: Wiring, record: BackupRecord, read: Callable[[Destination, Header], T]) -> T:

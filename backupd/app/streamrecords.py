@@ -91,8 +91,9 @@ class CatalogRecorder:
         event = _gap_event(gap, self._clock())
 
         def write(catalog: Catalog) -> None:
-            known = {(one.branch, one.destination, one.after.file, one.after.pos)
-                     for one in catalog.binlogs.gaps(gap.server)}
+            known = {
+                (one.branch, one.destination, one.after.file, one.after.pos) for one in catalog.binlogs.gaps(gap.server)
+            }
             if (gap.branch, gap.destination, gap.after.file, gap.after.pos) not in known:
                 catalog.events.add(event)
             catalog.binlogs.add_gap(gap)
@@ -117,8 +118,11 @@ class CatalogRecorder:
         def write(catalog: Catalog) -> None:
             for name, one in due.items():
                 if name not in self._written:  # the first of this process: what the one before it knew is the start
-                    before = [run.confirmed_at for run in catalog.binlogs.runs(self._server, name)
-                              if run.branch == one.branch and run.confirmed_at is not None]
+                    before = [
+                        run.confirmed_at
+                        for run in catalog.binlogs.runs(self._server, name)
+                        if run.branch == one.branch and run.confirmed_at is not None
+                    ]
                     if before:
                         catalog.lags.note(self._server, name, max(0.0, (now - max(before)).total_seconds()), now)
                 catalog.binlogs.confirm(self._server, name, one.branch, one.place, one.at)
@@ -141,19 +145,30 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
     """``others``: what the catalog knows of the server already."""
     if branch.reason is BranchReason.FIRST and any(one.noticed_at < branch.noticed_at for one in others):
         return Event(
-            now, "branch-begun", Severity.WARNING,
+            now,
+            "branch-begun",
+            Severity.WARNING,
             f"the binary log of {branch.server} is archived anew from {branch.file(branch.first_number)} on: its spool "
             "is another one than before, and nothing shows that no transaction is missing in between",
-            server=branch.server, subject=branch.id, detail=branch.note,
-            hint="take a full backup now: nothing before is rolled forward past this point")
+            server=branch.server,
+            subject=branch.id,
+            detail=branch.note,
+            hint="take a full backup now: nothing before is rolled forward past this point",
+        )
     known = branch.parent is None or branch.fork is not None
     why = branch.note if branch.reason is BranchReason.UNKNOWN and known else _REASONS[branch.reason]
     return Event(
-        now, "branch-begun", Severity.INFO if branch.reason is BranchReason.FIRST else Severity.WARNING,
-        f"a branch of {branch.server}'s history begins with {branch.file(branch.first_number)}: "
-        f"{why}", server=branch.server, subject=branch.id, detail=branch.note,
-        hint="" if known else "nothing is recovered across it: take a full backup now, so that there is one on this "
-                              "branch")
+        now,
+        "branch-begun",
+        Severity.INFO if branch.reason is BranchReason.FIRST else Severity.WARNING,
+        f"a branch of {branch.server}'s history begins with {branch.file(branch.first_number)}: {why}",
+        server=branch.server,
+        subject=branch.id,
+        detail=branch.note,
+        hint=""
+        if known
+        else "nothing is recovered across it: take a full backup now, so that there is one on this branch",
+    )
 
 
 def _close_gap(catalog: Catalog, segment: Segment, now: datetime) -> None:
@@ -168,16 +183,28 @@ def _close_gap(catalog: Catalog, segment: Segment, now: datetime) -> None:
             catalog.binlogs.add_gap(left)
     rest = catalog.binlogs.gaps(segment.server)
     if len(rest) < len(gaps) and all(gap.branch != segment.branch for gap in rest):
-        catalog.events.add(Event(
-            now, "binlog-gap-closed", Severity.INFO, f"no binary log of {segment.server} is missing any more: "
-            f"{segment.file} is archived whole after all", server=segment.server, subject=segment.branch))
+        catalog.events.add(
+            Event(
+                now,
+                "binlog-gap-closed",
+                Severity.INFO,
+                f"no binary log of {segment.server} is missing any more: {segment.file} is archived whole after all",
+                server=segment.server,
+                subject=segment.branch,
+            )
+        )
 
 
 def _gap_event(gap: Gap, now: datetime) -> Event:
     until = f"{gap.before.file}:{gap.before.pos}" if gap.before is not None else "the end of what there is"
     times = " to ".join(format_time(moment) if moment else "an unknown moment" for moment in (gap.from_at, gap.to_at))
     return Event(
-        now, "binlog-gap", Severity.ERROR,
+        now,
+        "binlog-gap",
+        Severity.ERROR,
         f"binary logs of {gap.server} are missing between {gap.after.file}:{gap.after.pos} and {until}: {gap.reason}",
-        server=gap.server, subject=gap.branch, detail=f"no moment in between can be recovered: {times}",
-        hint="take a full backup now: what comes after it is recoverable again")
+        server=gap.server,
+        subject=gap.branch,
+        detail=f"no moment in between can be recovered: {times}",
+        hint="take a full backup now: what comes after it is recoverable again",
+    )

@@ -54,8 +54,15 @@ class Follower(Protocol):
 class StreamReport:
     """``heard`` from any thread, everything else from one."""
 
-    def __init__(self, server: ServerSettings, scribe: Scribe, recorder: CatalogRecorder, spool: Spool, clock: Clock,
-                 followers: Sequence[Follower] = ()) -> None:
+    def __init__(
+        self,
+        server: ServerSettings,
+        scribe: Scribe,
+        recorder: CatalogRecorder,
+        spool: Spool,
+        clock: Clock,
+        followers: Sequence[Follower] = (),
+    ) -> None:
         self.followers = tuple(followers)
         self._server, self._scribe, self._recorder, self._spool = server, scribe, recorder, spool
         self._clock = clock
@@ -91,13 +98,18 @@ class StreamReport:
             self._recorder.flush()
             self._scribe.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))
         except BackupdError as error:
-            say("stream-trouble", f"its last row was not written: {error.message}", level=logging.WARNING,
-                server=self._server.name)
+            say(
+                "stream-trouble",
+                f"its last row was not written: {error.message}",
+                level=logging.WARNING,
+                server=self._server.name,
+            )
 
     # -- the row
 
-    def _document(self, status: StreamStatus, behind: Mapping[str, Behind], troubles: Mapping[str, str],
-                  now: datetime) -> dict[str, Any]:
+    def _document(
+        self, status: StreamStatus, behind: Mapping[str, Behind], troubles: Mapping[str, str], now: datetime
+    ) -> dict[str, Any]:
         standing = self._recorder.standing()
         destinations = {}
         for name in self._server.required:
@@ -107,12 +119,23 @@ class StreamReport:
                 "behind_since": format_time(one.since) if one and one.since else None,
                 "error": (one.error if one else "") or troubles.get(name, ""),
                 "confirmed_at": format_time(confirmed.at) if confirmed else None,
-                "lag_seconds": round(max(0.0, (now - confirmed.at).total_seconds()), 3) if confirmed else None}
-        destinations |= {follower.place: {"bytes_behind": None, "confirmed_at": None, "lag_seconds": None,
-                                          **follower.standing()} for follower in self.followers}
-        return {**status.as_json(), "pid": os.getpid(), "owner": owner(), "started_at": format_time(self._started_at),
-                "spool_bytes": self._spool.bytes(), "max_spool_bytes": self._leg_bytes(), "rss_bytes": _resident(),
-                "destinations": destinations, "trouble": troubles.get("", "")}
+                "lag_seconds": round(max(0.0, (now - confirmed.at).total_seconds()), 3) if confirmed else None,
+            }
+        destinations |= {
+            follower.place: {"bytes_behind": None, "confirmed_at": None, "lag_seconds": None, **follower.standing()}
+            for follower in self.followers
+        }
+        return {
+            **status.as_json(),
+            "pid": os.getpid(),
+            "owner": owner(),
+            "started_at": format_time(self._started_at),
+            "spool_bytes": self._spool.bytes(),
+            "max_spool_bytes": self._leg_bytes(),
+            "rss_bytes": _resident(),
+            "destinations": destinations,
+            "trouble": troubles.get("", ""),
+        }
 
     def _leg_bytes(self) -> int:
         leg = self._server.policy.binlog
@@ -125,18 +148,35 @@ class StreamReport:
         told: list[Told] = []
         lost = status.state is StreamState.WAITING and now - status.since >= OUT_OF_REACH
         if status.state is StreamState.FAILED or lost:
-            told.append(self._broken(STREAM, SUBJECT, f"the binary log of {name} is not streamed: {status.error}", now,
-                                     hint=f"is the server up? `backupd check {name}` names what an account or a host "
-                                          "lacks. It is tried again all the time, and goes on where it was"))
+            told.append(
+                self._broken(
+                    STREAM,
+                    SUBJECT,
+                    f"the binary log of {name} is not streamed: {status.error}",
+                    now,
+                    hint=f"is the server up? `backupd check {name}` names what an account or a host "
+                    "lacks. It is tried again all the time, and goes on where it was",
+                )
+            )
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
             told.append(self._mended(STREAM, SUBJECT, f"the binary log of {name} is streamed again", now))
         if status.state is StreamState.PAUSED:
-            hint = ("make room there: what else lies in it?" if status.error == NO_ROOM else
-                    "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool")
-            told.append(self._broken(
-                SPOOL, SUBJECT, f"the spool of {name} is full, so its binary log is not copied any more: "
-                f"{format_size(self._spool.bytes())} wait for a destination", now, detail=status.error,
-                hint=f"{hint}; the server must keep its binary log until then, and it goes on by itself"))
+            hint = (
+                "make room there: what else lies in it?"
+                if status.error == NO_ROOM
+                else "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool"
+            )
+            told.append(
+                self._broken(
+                    SPOOL,
+                    SUBJECT,
+                    f"the spool of {name} is full, so its binary log is not copied any more: "
+                    f"{format_size(self._spool.bytes())} wait for a destination",
+                    now,
+                    detail=status.error,
+                    hint=f"{hint}; the server must keep its binary log until then, and it goes on by itself",
+                )
+            )
         elif status.state is StreamState.STREAMING:
             told.append(self._mended(SPOOL, SUBJECT, f"the spool of {name} has room again", now))
         with self._lock:
@@ -152,20 +192,46 @@ class StreamReport:
         told: list[Told] = []
         for name, one in behind.items():
             if one.since is None:
-                told.append(self._mended(DESTINATION, name, f"{name} has all binary logs of {self._server.name} again",
-                                         now))
+                told.append(
+                    self._mended(DESTINATION, name, f"{name} has all binary logs of {self._server.name} again", now)
+                )
             elif now - one.since >= self._limit:
                 late = format_duration((now - one.since).total_seconds())
-                told.append(self._broken(
-                    DESTINATION, name, f"{name} lacks binary logs of {self._server.name} since {late}: "
-                    f"{format_size(one.bytes)} wait in the spool", now, detail=one.error,
-                    hint="nothing is lost: they are stored when it takes them; until then they are on this host only"))
+                told.append(
+                    self._broken(
+                        DESTINATION,
+                        name,
+                        f"{name} lacks binary logs of {self._server.name} since {late}: "
+                        f"{format_size(one.bytes)} wait in the spool",
+                        now,
+                        detail=one.error,
+                        hint=(
+                            "nothing is lost: they are stored when it takes them; until then they are on this host only"
+                        ),
+                    )
+                )
         return told
 
-    def _broken(self, pair: Pair, subject: str, message: str, now: datetime, *, detail: str = "", hint: str = "",
-                ) -> Told:
-        event = Event(now, pair.broken, Severity.ERROR, message, server=self._server.name, subject=subject,
-                      detail=detail, hint=hint)
+    def _broken(
+        self,
+        pair: Pair,
+        subject: str,
+        message: str,
+        now: datetime,
+        *,
+        detail: str = "",
+        hint: str = "",
+    ) -> Told:
+        event = Event(
+            now,
+            pair.broken,
+            Severity.ERROR,
+            message,
+            server=self._server.name,
+            subject=subject,
+            detail=detail,
+            hint=hint,
+        )
         return lambda incidents: incidents.broken(pair, event)
 
     def _mended(self, pair: Pair, subject: str, message: str, now: datetime) -> Told:

@@ -94,8 +94,9 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
             signal.setitimer(signal.ITIMER_REAL, DEADLINE)
 
         # Whatever still waits then (a slow destination, a dead disk) is given up: it can be killed at any moment.
-        stack.enter_context(Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end),
-                                     signal.SIGALRM: _give_up}))
+        stack.enter_context(
+            Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end), signal.SIGALRM: _give_up})
+        )
         stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
         scribe = stack.enter_context(Scribe(settings.catalog, make=held is None))
         StreamRun(Wiring(settings, scribe.catalog), server, scribe, waker, stop).run(once=once)
@@ -128,19 +129,38 @@ class StreamRun:
             followers = [LogFollower(wiring, self._server, place, self._stop) for place in self._server.others]
             report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock, followers)
             wanted, given_up = self._wanted(), self._given_up()
-            archiver = stack.enter_context(Archiver(self._spool, destinations, sealer, recorder,
-                                                    checkpoint=self._policy.checkpoint, clock=wiring.clock,
-                                                    patience=PATIENCE))
+            archiver = stack.enter_context(
+                Archiver(
+                    self._spool,
+                    destinations,
+                    sealer,
+                    recorder,
+                    checkpoint=self._policy.checkpoint,
+                    clock=wiring.clock,
+                    patience=PATIENCE,
+                )
+            )
             streamer = Streamer(
-                name, source, tool, self._spool, installation=wiring.identity_key().hex(), wanted=wanted,
-                max_spool_bytes=self._policy.max_spool, clock=wiring.clock,
-                on_event=lambda event: self._heard(event, report), archived_to=archiver.archived_to,
-                programs=wiring.settings.spool, given_up=lambda: given_up, ours=self._ours)
+                name,
+                source,
+                tool,
+                self._spool,
+                installation=wiring.identity_key().hex(),
+                wanted=wanted,
+                max_spool_bytes=self._policy.max_spool,
+                clock=wiring.clock,
+                on_event=lambda event: self._heard(event, report),
+                archived_to=archiver.archived_to,
+                programs=wiring.settings.spool,
+                given_up=lambda: given_up,
+                ours=self._ours,
+            )
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
-            recollection = Recollection(name, wiring.settings.catalog, destinations, self._spool, self._stop,
-                                        wiring.clock)
+            recollection = Recollection(
+                name, wiring.settings.catalog, destinations, self._spool, self._stop, wiring.clock
+            )
             recollection.start()
             for follower in report.followers:
                 follower.start()
@@ -153,8 +173,9 @@ class StreamRun:
                 recollection.join(PATIENCE)
                 for follower in report.followers:
                     follower.join(PATIENCE / len(report.followers))
-                report.over(replace(streamer.status(), state=last.state, error=last.error, away=last.away),
-                            archiver.behind())
+                report.over(
+                    replace(streamer.status(), state=last.state, error=last.error, away=last.away), archiver.behind()
+                )
             say("stream-stopped", "bye", server=name)
 
     # -- the beginning
@@ -170,14 +191,18 @@ class StreamRun:
             except (DestinationError, CatalogError) as error:
                 say("stream-trouble", f"{name}: {error}", level=logging.WARNING, server=self._server.name)
         send = self._server.policy.limits.send
-        return {name: throttled(destination, put=TokenBucket(send, cancel=self._stop)) if send else destination
-                for name, destination in opened.items()}
+        return {
+            name: throttled(destination, put=TokenBucket(send, cancel=self._stop)) if send else destination
+            for name, destination in opened.items()
+        }
 
     def _was_used(self, destination: str) -> bool:
         """One that was used and is bare now is most likely not mounted."""
+
         def look(catalog: Catalog) -> bool:
             return self._wiring.holds_backups(destination) or any(
-                catalog.binlogs.runs(server, destination) for server in catalog.binlogs.servers())
+                catalog.binlogs.runs(server, destination) for server in catalog.binlogs.servers()
+            )
 
         return self._scribe.ask(look, patience=OPENING)
 
@@ -191,8 +216,11 @@ class StreamRun:
         if self._spool.branches():
             return None
         name = self._server.name
-        physical = [record for record in self._scribe.ask(lambda catalog: catalog.backups.list(name), patience=OPENING)
-                    if record.state is BackupState.COMPLETE and record.position.file]
+        physical = [
+            record
+            for record in self._scribe.ask(lambda catalog: catalog.backups.list(name), patience=OPENING)
+            if record.state is BackupState.COMPLETE and record.position.file
+        ]
         return min(physical, key=lambda record: record.finished_at).position if physical else None
 
     def _given_up(self) -> Sequence[tuple[str, int]]:
@@ -201,16 +229,19 @@ class StreamRun:
             gaps = self._scribe.ask(lambda catalog: catalog.binlogs.gaps(self._server.name), patience=PATIENCE)
         except CatalogError:
             return ()  # the next process asks again
-        return [(gap.branch, place[0]) for gap in gaps
-                if not gap.destination and (place := place_of(gap.after)) is not None]
+        return [
+            (gap.branch, place[0]) for gap in gaps if not gap.destination and (place := place_of(gap.after)) is not None
+        ]
 
     def _ours(self) -> Collection[str]:
         """Of those that answered under this name. Raises ServerError where the catalog does not tell."""
         try:
             known = self._scribe.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
         except CatalogError as error:
-            raise ServerError(f"who answers at {self._server.connection().address} cannot be compared: {error.message}",
-                              hint="it is asked again; nothing is concluded until then") from error
+            raise ServerError(
+                f"who answers at {self._server.connection().address} cannot be compared: {error.message}",
+                hint="it is asked again; nothing is concluded until then",
+            ) from error
         return {one.uuid for one in known if not one.is_stranger}
 
     # -- the work
@@ -222,8 +253,16 @@ class StreamRun:
             self._broken = error
         self._waker.wake()
 
-    def _keep_going(self, streamer: Streamer, archiver: Archiver, recorder: CatalogRecorder, report: StreamReport,
-                    recollection: Recollection, *, once: bool) -> None:
+    def _keep_going(
+        self,
+        streamer: Streamer,
+        archiver: Archiver,
+        recorder: CatalogRecorder,
+        report: StreamReport,
+        recollection: Recollection,
+        *,
+        once: bool,
+    ) -> None:
         begun = time.monotonic()
         wanted_at: datetime | None = None
         reported = 0.0
@@ -239,8 +278,13 @@ class StreamRun:
             if time.monotonic() - reported >= REPORT:
                 report.beat(status, archiver.behind(), self._troubles)
                 reported = time.monotonic()
-            if (once and wanted_at is not None and self._everything_by(wanted_at, recorder)
-                    and recollection.was_tried and self._met == status.branch):
+            if (
+                once
+                and wanted_at is not None
+                and self._everything_by(wanted_at, recorder)
+                and recollection.was_tried
+                and self._met == status.branch
+            ):
                 return
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
@@ -262,11 +306,16 @@ class StreamRun:
         connection = self._server.connection()
         try:
             state = BinlogSource(connection, marker=lambda datadir: restored_by(Path(datadir))).look(files=False)
-            self._scribe.ask(lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch,
-                                                          connection.address))
+            self._scribe.ask(
+                lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch, connection.address)
+            )
         except (ServerError, RefusedError, CatalogError) as error:
-            say("stream-trouble", f"who answers could not be compared: {error}", level=logging.WARNING,
-                server=self._server.name)
+            say(
+                "stream-trouble",
+                f"who answers could not be compared: {error}",
+                level=logging.WARNING,
+                server=self._server.name,
+            )
             return
         self._met = branch_id
 
@@ -282,13 +331,17 @@ class StreamRun:
             self._failing_since = time.monotonic()
         failing = self._failing_since is not None and time.monotonic() - self._failing_since
         if failing and failing > (ONCE_TROUBLE if once else RENEW):
-            raise ServerError(f"the binary log of {self._server.name} cannot be streamed: {status.error}",
-                              hint="`backupd check` names what this account or this host lacks")
+            raise ServerError(
+                f"the binary log of {self._server.name} cannot be streamed: {status.error}",
+                hint="`backupd check` names what this account or this host lacks",
+            )
         if once and time.monotonic() - begun > ONCE_TROUBLE and (self._troubles or status.error):
             lines = [f"{name}: {why}" for name, why in self._troubles.items()]
-            raise DestinationError(f"not everything of {self._server.name}'s binary log could be stored",
-                                   detail="\n".join([*lines, *([status.error] if status.error else [])]),
-                                   hint="what is in the spool is stored by the next run")
+            raise DestinationError(
+                f"not everything of {self._server.name}'s binary log could be stored",
+                detail="\n".join([*lines, *([status.error] if status.error else [])]),
+                hint="what is in the spool is stored by the next run",
+            )
 
     def _tell(self, shipped: Shipped) -> None:
         """What is new of trouble, once."""
@@ -315,6 +368,8 @@ def _give_up() -> None:
 def _leg(server: ServerSettings) -> Binlog:
     leg = server.policy.binlog
     if leg is None or not streams(server.policy):
-        raise RefusedError(f"policy {server.policy_name} does not ask for the binary log of {server.name}",
-                           hint="add `binlog: {stream: true}` to it")
+        raise RefusedError(
+            f"policy {server.policy_name} does not ask for the binary log of {server.name}",
+            hint="add `binlog: {stream: true}` to it",
+        )
     return leg

@@ -67,8 +67,11 @@ class StreamWatch(ProcessWatch):
 
     def running(self) -> dict[str, int]:
         """Process ids by server."""
-        return {name: process.child.pid for name, one in list(self._streams.items())  # the thread goes on meanwhile
-                if (process := one.process) is not None}
+        return {
+            name: process.child.pid
+            for name, one in list(self._streams.items())  # the thread goes on meanwhile
+            if (process := one.process) is not None
+        }
 
     def step(self) -> None:
         """One look. Raises CatalogError at the end when pauses could not be asked for, or an event not be told."""
@@ -105,8 +108,9 @@ class StreamWatch(ProcessWatch):
         settings = self._wiring.settings
         one.basis, one.began, one.asked, one.well = basis, now, None, False
         try:
-            one.process = start(settings, self._held.file(settings), "run-stream", name,
-                                log=open_log(_log(settings, name)))
+            one.process = start(
+                settings, self._held.file(settings), "run-stream", name, log=open_log(_log(settings, name))
+            )
         except (BackupdError, OSError, RuntimeError) as error:
             one.last_words = str(error)
             self._failed(name, one, f"cannot be started: {error}", now)
@@ -138,20 +142,36 @@ class StreamWatch(ProcessWatch):
         one.failures += 1
         pause = min(LONGEST_PAUSE, 2.0 ** (one.failures - 1))
         one.next_start = now + pause
-        say("stream-ended", f"its process {how}; the next one starts in {pause:g} s\n{one.last_words}",
-            level=logging.WARNING, server=name)
+        say(
+            "stream-ended",
+            f"its process {how}; the next one starts in {pause:g} s\n{one.last_words}",
+            level=logging.WARNING,
+            server=name,
+        )
         if one.failures >= REPEATED:
             event = Event(
-                self._wiring.clock(), STREAM.broken, Severity.ERROR, server=name, subject=SUBJECT,
+                self._wiring.clock(),
+                STREAM.broken,
+                Severity.ERROR,
+                server=name,
+                subject=SUBJECT,
                 message=f"the binary log of {name} is not streamed: its process has ended {one.failures} times in a "
-                        f"row, and {how} the last time", detail=one.last_words,
+                f"row, and {how} the last time",
+                detail=one.last_words,
                 hint=f"its log is {_log(self._wiring.settings, name)}; it is tried again every minute, and goes on "
-                     "where it was")
+                "where it was",
+            )
             self._scribe.ask(lambda _catalog: self._incidents.broken(STREAM, event))
 
     def _recovered(self, name: str, one: _Stream) -> None:
-        event = Event(self._wiring.clock(), STREAM.mended, Severity.INFO,
-                      f"the binary log of {name} is streamed again", server=name, subject=SUBJECT)
+        event = Event(
+            self._wiring.clock(),
+            STREAM.mended,
+            Severity.INFO,
+            f"the binary log of {name} is streamed again",
+            server=name,
+            subject=SUBJECT,
+        )
         one.failures = 0
         self._scribe.ask(lambda _catalog: self._incidents.mended(STREAM, event))
         one.well = True
@@ -199,8 +219,16 @@ def _wanted(settings: Settings, paused: frozenset[str]) -> dict[str, str]:
 def _basis(settings: Settings, name: str) -> str:
     server, configuration = settings.server(name), settings.configuration
     policy = server.policy
-    parts = [server.config, policy.binlog, policy.destinations, policy.objectives, policy.limits,
-             *server.required.values(), *server.others.values(), configuration.encryption]
+    parts = [
+        server.config,
+        policy.binlog,
+        policy.destinations,
+        policy.objectives,
+        policy.limits,
+        *server.required.values(),
+        *server.others.values(),
+        configuration.encryption,
+    ]
     texts = [part.model_dump_json() for part in parts if part is not None]
     return json.dumps([*texts, str(settings.spool), settings.catalog, dict(settings.programs)])
 

@@ -81,8 +81,12 @@ def restore_tables(
     promise(chosen)
     refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
     if goal is not None:
-        refuse_stranger(wiring, goal.name, goal.restore_connection(),
-                        "its tables are neither compared nor replaced: they are not those that are meant")
+        refuse_stranger(
+            wiring,
+            goal.name,
+            goal.restore_connection(),
+            "its tables are neither compared nor replaced: they are not those that are meant",
+        )
     require_keys(wiring, server_name, chosen.base.chain)
     gate = gate_of(wiring, chosen.base, wanted.wishes)
     for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
@@ -90,23 +94,50 @@ def restore_tables(
     for one in wiring.catalog.restores.list(server_name, limit=_LOOKED_AT):
         if one.state is JobState.SUCCEEDED:  # and killed while it put its tools away
             discard(settings.scratch.path, one.id)
-    row = (wiring.catalog.restores.take_up(restore_id, run.job.id, owner()) if restore_id
-           else _begin(wiring, chosen, place_of(chosen, into, sql, wanted, triggers), run))
+    row = (
+        wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
+        if restore_id
+        else _begin(wiring, chosen, place_of(chosen, into, sql, wanted, triggers), run)
+    )
     spec = TablesSpec(
-        restore_id=row.id, server=server_name, target=target, way=chosen.chosen.way, chain=chosen.base.chain,
-        replay=chosen.base.replay, statements=way.statements, goals=chosen.goals, into=into or "", sql=sql,
-        whole=wanted.whole_schemas(chosen.goals), missing=way.missing,
-        replace=wanted.renaming is None, compare=compare, keys=keys, triggers=triggers, folder=settings.scratch.path,
-        memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes,
-        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs,
-        key_files=settings.key_files)
+        restore_id=row.id,
+        server=server_name,
+        target=target,
+        way=chosen.chosen.way,
+        chain=chosen.base.chain,
+        replay=chosen.base.replay,
+        statements=way.statements,
+        goals=chosen.goals,
+        into=into or "",
+        sql=sql,
+        whole=wanted.whole_schemas(chosen.goals),
+        missing=way.missing,
+        replace=wanted.renaming is None,
+        compare=compare,
+        keys=keys,
+        triggers=triggers,
+        folder=settings.scratch.path,
+        memory=settings.scratch.memory,
+        max_bytes=settings.scratch.max_bytes,
+        workers=worker_count(),
+        templates=templates(wiring),
+        programs=wiring.settings.programs,
+        key_files=settings.key_files,
+    )
     try:
         outcome = tablerestore.execute(
-            spec, goal.restore_connection() if goal else None, destinations=sources(wiring, chosen.base),
-            archives=archives(wiring, chosen.base), unsealer=wiring.unsealer(), clock=wiring.clock,
-            report=run.report, cancel=run.cancel,
-            confirm=_answer(into, confirm, ask), on_phase=lambda phase: _note(wiring, row.id, phase),
-            on_done=lambda phases: _succeeded(wiring, row.id, phases))
+            spec,
+            goal.restore_connection() if goal else None,
+            destinations=sources(wiring, chosen.base),
+            archives=archives(wiring, chosen.base),
+            unsealer=wiring.unsealer(),
+            clock=wiring.clock,
+            report=run.report,
+            cancel=run.cancel,
+            confirm=_answer(into, confirm, ask),
+            on_phase=lambda phase: _note(wiring, row.id, phase),
+            on_done=lambda phases: _succeeded(wiring, row.id, phases),
+        )
     except BaseException as error:
         if isinstance(error, DamagedError | DestinationError) and wanted.source is None:
             other = Source.PHYSICAL if chosen.chosen.way is Source.LOGICAL else Source.LOGICAL
@@ -114,12 +145,16 @@ def restore_tables(
         stopped = isinstance(error, KeyboardInterrupt | CancelledError)
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
         with contextlib.suppress(RefusedError):  # it was over, and stopped while it put its tools away
-            wiring.catalog.restores.finish(row.id, JobState.CANCELLED if stopped else JobState.FAILED, wiring.clock(),
-                                           error=text)
+            wiring.catalog.restores.finish(
+                row.id, JobState.CANCELLED if stopped else JobState.FAILED, wiring.clock(), error=text
+            )
         raise
     left = _forget_superseded(wiring, goal.restore_connection() if goal else None, row, settings.scratch.path)
-    return replace(outcome, inexact=bool(chosen.base.inexact), warnings=tuple(dict.fromkeys(
-        (*chosen.warnings, *outcome.warnings, *left))))
+    return replace(
+        outcome,
+        inexact=bool(chosen.base.inexact),
+        warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings, *left))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +171,19 @@ class Leftover:
     def as_json(self) -> dict[str, Any]:
         one = self.staging
         moving = self.pending
-        return {"restore": self.restore_id, "schemas": list(one.schemas), "tables": one.tables, "bytes": one.bytes,
-                "begun": format_time(one.begun) if one.begun else None, "active": one.active,
-                "hand_over": {"tables": [name.shown for name in moving.tables], "renamed": moving.renamed}
-                if moving else None,
-                "finished": self.finished, "dropped": self.dropped}
+        return {
+            "restore": self.restore_id,
+            "schemas": list(one.schemas),
+            "tables": one.tables,
+            "bytes": one.bytes,
+            "begun": format_time(one.begun) if one.begun else None,
+            "active": one.active,
+            "hand_over": {"tables": [name.shown for name in moving.tables], "renamed": moving.renamed}
+            if moving
+            else None,
+            "finished": self.finished,
+            "dropped": self.dropped,
+        }
 
     @property
     def restore_id(self) -> str:
@@ -157,12 +200,17 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
     connection = wiring.settings.server(server_name).restore_connection()
     refuse_stranger(wiring, server_name, connection, "what is on it was left by no restore into the one that is meant")
     found = stagings(connection)
-    wanted = [one for one in found if drop is not None and (one.restore_id == drop.lower() or
-                                                            (drop == "all" and not one.active))]
+    wanted = [
+        one
+        for one in found
+        if drop is not None and (one.restore_id == drop.lower() or (drop == "all" and not one.active))
+    ]
     if drop not in (None, "all") and not wanted:
         near = suggestion(drop, [one.restore_id for one in found])
-        raise UnknownNameError(f"restore {drop} left nothing on {server_name}{near}",
-                               hint=f"`backupd leftovers {server_name}` lists what there is")
+        raise UnknownNameError(
+            f"restore {drop} left nothing on {server_name}{near}",
+            hint=f"`backupd leftovers {server_name}` lists what there is",
+        )
     told = []
     for one in found:
         begun = next((moving for schema in one.schemas if (moving := pending(connection, schema))), None)
@@ -178,17 +226,21 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
     return tuple(told)
 
 
-def refuse_unconfirmed(wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
-                        ) -> None:
+def refuse_unconfirmed(
+    wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
+) -> None:
     if into is None or wanted.renaming is not None or compare:
         return
     if confirm is not None and confirm != into:
-        raise RefusedError(f"--confirm {confirm} is not the server that gets the tables, which is {into}",
-                           hint=f"look twice; to replace tables of {into} say --confirm {into}")
+        raise RefusedError(
+            f"--confirm {confirm} is not the server that gets the tables, which is {into}",
+            hint=f"look twice; to replace tables of {into} say --confirm {into}",
+        )
     if confirm is None and not asked:
         raise RefusedError(
             f"these tables take the place of those on {into} that have the same names, and nobody confirmed that",
-            hint=f"look first with --compare; then say --confirm {into}, or give them other names with --as")
+            hint=f"look first with --compare; then say --confirm {into}, or give them other names with --as",
+        )
 
 
 def _answer(into: str | None, confirm: str | None, ask: Confirm | None) -> Confirm:
@@ -203,8 +255,14 @@ def place_of(chosen: TablePlan, into: str | None, sql: Path | None, wanted: Tabl
     tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
     name = f" as {wanted.renaming.schema}.{wanted.renaming.table}" if wanted.renaming else ""
     replay = chosen.base.replay
-    rows = (str(chosen.chosen.way), chosen.base.chain, chosen.base.until, replay.exclude if replay else (),
-            [goal.as_json() for goal in chosen.goals], str(triggers))
+    rows = (
+        str(chosen.chosen.way),
+        chosen.base.chain,
+        chosen.base.until,
+        replay.exclude if replay else (),
+        [goal.as_json() for goal in chosen.goals],
+        str(triggers),
+    )
     return f"{tables}{name} -> {into or sql} [{hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}]"
 
 
@@ -216,8 +274,16 @@ def _begin(wiring: Wiring, chosen: TablePlan, place: str, run: JobRun) -> Restor
     if earlier is not None:
         return restores.take_up(earlier.id, run.job.id, owner())
     row = RestoreRecord(
-        id=new_id(wiring.clock()), server=base.server, backup_id=base.backup_id, target=base.target, datadir=place,
-        state=JobState.RUNNING, started_at=wiring.clock(), owner=owner(), job_id=run.job.id)
+        id=new_id(wiring.clock()),
+        server=base.server,
+        backup_id=base.backup_id,
+        target=base.target,
+        datadir=place,
+        state=JobState.RUNNING,
+        started_at=wiring.clock(),
+        owner=owner(),
+        job_id=run.job.id,
+    )
     restores.start(row)
     return row
 
@@ -230,8 +296,11 @@ def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreReco
     """Remove what earlier attempts at the same tables left that came to be done in another way, or to another moment.
     Gives what could not be removed."""
     order = row.datadir.rpartition(" [")[0]
-    over = {one.id.lower(): one.id for one in wiring.catalog.restores.list(row.server, limit=_LOOKED_AT)
-            if one.id != row.id and one.datadir.rpartition(" [")[0] == order and one.state is not JobState.RUNNING}
+    over = {
+        one.id.lower(): one.id
+        for one in wiring.catalog.restores.list(row.server, limit=_LOOKED_AT)
+        if one.id != row.id and one.datadir.rpartition(" [")[0] == order and one.state is not JobState.RUNNING
+    }
     for restore_id in over.values():
         discard(folder, restore_id)
     if into is None or not over:

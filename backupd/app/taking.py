@@ -53,9 +53,12 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
             except TamperedError as error:
                 told = error.detail
             if told:
-                raise RefusedError(f"backup {record.id} is in the catalog already, and its manifest at destination "
-                                   f"{destination.name} is not the one that was stored just now", detail=told,
-                                   hint="look who writes there; then take the backup again") from None
+                raise RefusedError(
+                    f"backup {record.id} is in the catalog already, and its manifest at destination "
+                    f"{destination.name} is not the one that was stored just now",
+                    detail=told,
+                    hint="look who writes there; then take the backup again",
+                ) from None
         known = wiring.catalog.backups.get(record.id)
         copies = {copy.destination: copy for copy in (*known.copies, *record.copies)}
         wiring.catalog.backups.add(replace(record, copies=tuple(copies.values()), pinned=known.pinned), replace=True)
@@ -64,12 +67,26 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
 def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tuple[str, ...]) -> BackupRecord:
     """The row of a backup that was committed just now."""
     return BackupRecord(
-        id=header.backup_id, server=header.server, kind=BackupKind(header.kind), state=BackupState.COMPLETE,
-        parent=header.parent, started_at=header.started_at, finished_at=header.finished_at, stats=header.stats,
-        position=facts.position, flavour=str(facts.server.flavour), server_version=str(facts.server.version),
-        tool_version=str(facts.tool.version), warnings=warnings,
+        id=header.backup_id,
+        server=header.server,
+        kind=BackupKind(header.kind),
+        state=BackupState.COMPLETE,
+        parent=header.parent,
+        started_at=header.started_at,
+        finished_at=header.finished_at,
+        stats=header.stats,
+        position=facts.position,
+        flavour=str(facts.server.flavour),
+        server_version=str(facts.server.version),
+        tool_version=str(facts.tool.version),
+        warnings=warnings,
         copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
-        from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason,
-        table_set=header.table_set, tables_missing=header.tables_missing,
+        from_lsn=header.from_lsn,
+        to_lsn=header.to_lsn,
+        server_uuid=header.server_uuid,
+        reason=header.reason,
+        table_set=header.table_set,
+        tables_missing=header.tables_missing,
         missing=None if facts.inventory is None else tuple(name.shown for name in facts.missing),
-        manifest=hashlib.sha256(encode_header(header)).hexdigest())
+        manifest=hashlib.sha256(encode_header(header)).hexdigest(),
+    )

@@ -38,8 +38,9 @@ class CatalogRecords:
             told_tampered(self._catalog, self._clock, destination, server, backup_id, error)
 
 
-def told_tampered(catalog: Catalog, clock: Clock, destination: str, server: str, backup_id: str,
-                  error: TamperedError) -> None:
+def told_tampered(
+    catalog: Catalog, clock: Clock, destination: str, server: str, backup_id: str, error: TamperedError
+) -> None:
     """An incident, and the copy counts as damaged. It is over when a verification finds nothing like it any more."""
     if backup_id:
         with contextlib.suppress(NotFoundError):  # one that has no row, or none there, yet
@@ -47,14 +48,32 @@ def told_tampered(catalog: Catalog, clock: Clock, destination: str, server: str,
             record = catalog.backups.get(backup_id)
             if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
                 catalog.backups.set_state(backup_id, BackupState.DAMAGED)
-    Incidents(catalog).broken(TAMPERED, Event(
-        clock(), TAMPERED.broken, Severity.ERROR, error.message, server=server, subject=destination,
-        detail=error.detail, hint=error.hint))
+    Incidents(catalog).broken(
+        TAMPERED,
+        Event(
+            clock(),
+            TAMPERED.broken,
+            Severity.ERROR,
+            error.message,
+            server=server,
+            subject=destination,
+            detail=error.detail,
+            hint=error.hint,
+        ),
+    )
 
 
 def settle_tampering(catalog: Catalog, clock: Clock, destination: str, server: str, left: Iterable[str]) -> None:
     """After every document of ``server`` there was read: ``left`` are the keys of those that are damaged still."""
     if not any(left):
-        Incidents(catalog).mended(TAMPERED, Event(
-            clock(), TAMPERED.mended, Severity.INFO, f"every document of {server} at {destination} is what was stored "
-            "there", server=server, subject=destination))
+        Incidents(catalog).mended(
+            TAMPERED,
+            Event(
+                clock(),
+                TAMPERED.mended,
+                Severity.INFO,
+                f"every document of {server} at {destination} is what was stored there",
+                server=server,
+                subject=destination,
+            ),
+        )

@@ -65,8 +65,9 @@ class Targets:
     """Implements ``restore.history.TargetResolver``. ``prefer``: names of destinations, the one to read from first;
     without ``exact`` transactions are counted by whole segments."""
 
-    def __init__(self, wiring: Wiring, server: str, branches: Iterable[Branch], *, prefer: Sequence[str] = (),
-                 exact: bool = True) -> None:
+    def __init__(
+        self, wiring: Wiring, server: str, branches: Iterable[Branch], *, prefer: Sequence[str] = (), exact: bool = True
+    ) -> None:
         self._exact = exact
         self._binlogs = wiring.catalog.binlogs
         self._server = server
@@ -97,8 +98,15 @@ class Targets:
         if pos <= below:
             first = next(self._log.met(holding), None)
             following = first.transaction if first else None
-            return Stop(branch, segment.file, below, segment.gtids_before, None, following.gtid if following else "",
-                        following.at if following else None)
+            return Stop(
+                branch,
+                segment.file,
+                below,
+                segment.gtids_before,
+                None,
+                following.gtid if following else "",
+                following.at if following else None,
+            )
         above = segment.end
         for met in self._log.met(holding):
             one = met.transaction
@@ -115,7 +123,8 @@ class Targets:
         raise RefusedError(
             f"{segment.file}:{pos} is not between two transactions",
             detail=f"nearest before: {segment.file}:{below}\nnearest after:  {segment.file}:{above}",
-            hint=f"choose one of them: --to {segment.file}:{below} or --to {segment.file}:{above}")
+            hint=f"choose one of them: --to {segment.file}:{below} or --to {segment.file}:{above}",
+        )
 
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
         found = self._moments.later_before(branch, place, moment, since)
@@ -131,19 +140,28 @@ class Targets:
             lines.append(
                 f"{len(same)} transactions of the target's own second are replayed, though some may have committed "
                 f"after {format_time(moment)}, since this server's log tells whole seconds only: from {one.text} to "
-                f"{last.text}")
-        turned = [f"{met.text}: it lies behind the target's place with an earlier time (its session set it, the "
-                  "clock went back, or commits overtook each other) and is not replayed"
-                  for met in self._log.each(branch, stop, end, lambda record: _before_moment(record, moment))
-                  if met.transaction.at <= moment]
-        ahead = [f"{met.text}: the log's order contradicts that time (its session set it, or the clock was set back); "
-                 "it is replayed, as it lies before the target's place"
-                 for met in self._log.each(branch, start, stop, lambda record: _is_later(record, moment + APART))
-                 if met.transaction.at > moment + APART]
-        ahead += [f"{met.text}: its session set that time, which is still to come; it lies at the target's place and "
-                  "is not replayed" for met in itertools.takewhile(
-                      lambda met: met.start[0] == stop[0] and self._moments.is_ahead(met),
-                      self._log.each(branch, stop, end, lambda record: _is_later(record, moment)))]
+                f"{last.text}"
+            )
+        turned = [
+            f"{met.text}: it lies behind the target's place with an earlier time (its session set it, the "
+            "clock went back, or commits overtook each other) and is not replayed"
+            for met in self._log.each(branch, stop, end, lambda record: _before_moment(record, moment))
+            if met.transaction.at <= moment
+        ]
+        ahead = [
+            f"{met.text}: the log's order contradicts that time (its session set it, or the clock was set back); "
+            "it is replayed, as it lies before the target's place"
+            for met in self._log.each(branch, start, stop, lambda record: _is_later(record, moment + APART))
+            if met.transaction.at > moment + APART
+        ]
+        ahead += [
+            f"{met.text}: its session set that time, which is still to come; it lies at the target's place and "
+            "is not replayed"
+            for met in itertools.takewhile(
+                lambda met: met.start[0] == stop[0] and self._moments.is_ahead(met),
+                self._log.each(branch, stop, end, lambda record: _is_later(record, moment)),
+            )
+        ]
         for like in (turned, ahead):
             lines += like[:_TOLD]
             if len(like) > _TOLD:
@@ -158,12 +176,19 @@ class Targets:
         ids = {number for record in chosen for number in record.segment.server_ids}
         remarks = dict.fromkeys(remark for record in chosen for remark in record.segment.remarks)
         return Material(
-            segments=tuple(record.key for record in chosen), size=sum(sizes), transactions=sum(counts),
-            server_ids=tuple(sorted(ids)), repeated=self._repeated(chosen, begin, end, leg.start.gtid),
-            unended=sum(1 for one, other in pairwise(chosen)
-                        if one.key.number != other.key.number and not one.segment.is_final
-                        and not _ends_at_fork(one.key, leg)),
-            remarks=tuple(remarks), by_statements=sum(STATEMENTS in record.segment.remarks for record in chosen))
+            segments=tuple(record.key for record in chosen),
+            size=sum(sizes),
+            transactions=sum(counts),
+            server_ids=tuple(sorted(ids)),
+            repeated=self._repeated(chosen, begin, end, leg.start.gtid),
+            unended=sum(
+                1
+                for one, other in pairwise(chosen)
+                if one.key.number != other.key.number and not one.segment.is_final and not _ends_at_fork(one.key, leg)
+            ),
+            remarks=tuple(remarks),
+            by_statements=sum(STATEMENTS in record.segment.remarks for record in chosen),
+        )
 
     def repeats(self, leg: RouteLeg) -> bool:
         known = (self._server, leg.branch, leg.start, leg.spans[0].first) if leg.spans else None
@@ -200,14 +225,21 @@ class Targets:
         known = self._known(leg)
         chosen = [known[key] for key in leg.segments]
         size = sum(_overlap(record, begin, where) for record in chosen)
-        count = None if leg.transactions is None else sum(self._count(record, begin, where) for record in chosen
-                                                          if (record.key.number, record.key.start) < where)
+        count = (
+            None
+            if leg.transactions is None
+            else sum(
+                self._count(record, begin, where) for record in chosen if (record.key.number, record.key.start) < where
+            )
+        )
         first = tuple(key for key in leg.segments if (key.number, key.start) < where)
         rest = tuple(key for key in leg.segments if key.number >= where[0])
         stop = replace(stop, branch=leg.stop.branch)
         later = None if count is None or leg.transactions is None else leg.transactions - count
-        return (ReplayLeg(first, leg.start, stop, size, count),
-                ReplayLeg(rest, stop.position, leg.stop, leg.size - size, later))
+        return (
+            ReplayLeg(first, leg.start, stop, size, count),
+            ReplayLeg(rest, stop.position, leg.stop, leg.size - size, later),
+        )
 
     def _is_behind(self, stop: Stop, place: Position, start: Position) -> bool:
         """Is ``stop`` the state of ``place``, as far as GTIDs tell, and not in the part of its file that only repeats
@@ -233,19 +265,36 @@ class Targets:
         for leg in legs:
             place = _place(leg.start.file, leg.start.pos)
             branch = leg.segments[0].branch if leg.segments else leg.stop.branch
-            past = [record for record in self._log.records(branch, (max(place[0] - _LOOK_BACK, 0), 0), place)
-                    if record.segment.start < place[1] or record.key.number < place[0]] if leg is legs[0] else []
-            began = next((number for number, record in reversed(list(enumerate(past)))
-                          if record.segment.ending in _RESTARTED and record.key.number < place[0]), None)
+            past = (
+                [
+                    record
+                    for record in self._log.records(branch, (max(place[0] - _LOOK_BACK, 0), 0), place)
+                    if record.segment.start < place[1] or record.key.number < place[0]
+                ]
+                if leg is legs[0]
+                else []
+            )
+            began = next(
+                (
+                    number
+                    for number, record in reversed(list(enumerate(past)))
+                    if record.segment.ending in _RESTARTED and record.key.number < place[0]
+                ),
+                None,
+            )
             known = leg is not legs[0] or began is not None or bool(past and past[0].key.number == 1)
-            past = past[began + 1:] if began is not None else past
+            past = past[began + 1 :] if began is not None else past
             marked = [record for record in past if OF_TEMPORARY & set(record.segment.remarks)]
-            inside = any(OF_TEMPORARY & set(record.segment.remarks) for record in self._known(leg).values()
-                         if record.key in leg.segments)
+            inside = any(
+                OF_TEMPORARY & set(record.segment.remarks)
+                for record in self._known(leg).values()
+                if record.key in leg.segments
+            )
             if not marked and not inside:
                 continue
-            before = open_before(met.transaction.statement for record in marked
-                                 for met in self._log.met(record, last=place))
+            before = open_before(
+                met.transaction.statement for record in marked for met in self._log.met(record, last=place)
+            )
             if why := over_temporary(self.within(leg), before, known=known, backup=backup):
                 return why
         return ""
@@ -254,9 +303,11 @@ class Targets:
         """See ``restore.inexact``; indexes are read only where a segment says that files are made elsewhere. Raises
         KeyUnusableError, ConfigurationError."""
         for leg in legs:
-            if any(ELSEWHERE in record.segment.remarks for record in self._known(leg).values()
-                   if record.key in leg.segments) and (
-                       found := beyond_replay(one for one in self.within(leg) if one.gtid not in exclude)):
+            if any(
+                ELSEWHERE in record.segment.remarks
+                for record in self._known(leg).values()
+                if record.key in leg.segments
+            ) and (found := beyond_replay(one for one in self.within(leg) if one.gtid not in exclude)):
                 return found
         return None
 
@@ -264,9 +315,13 @@ class Targets:
         numbers: dict[str, list[int]] = {}
         for key in leg.segments:
             numbers.setdefault(key.branch, []).append(key.number)
-        return {record.key: record for branch, found in numbers.items()
-                for record in self._binlogs.each_segment(self._server, branch, from_place=(min(found), 0),
-                                                         to_place=(max(found) + 1, 0))}
+        return {
+            record.key: record
+            for branch, found in numbers.items()
+            for record in self._binlogs.each_segment(
+                self._server, branch, from_place=(min(found), 0), to_place=(max(found) + 1, 0)
+            )
+        }
 
     # -- segments
 
@@ -295,8 +350,9 @@ class Targets:
         count = 0
         for record in chosen:
             segment = record.segment
-            if not segment.gtids_after or (segment.gtids_before and covers(segment.gtids_before, executed,
-                                                                           mariadb=mariadb)):
+            if not segment.gtids_after or (
+                segment.gtids_before and covers(segment.gtids_before, executed, mariadb=mariadb)
+            ):
                 break
             with suppress(ConfigurationError, KeyUnusableError):
                 count += sum(held(met.transaction.gtid) for met in self._log.met(record, begin, end))
@@ -306,22 +362,39 @@ class Targets:
 
     def _before(self, met: Met, at: datetime | None) -> Stop:
         one = met.transaction
-        return Stop(met.record.key.branch, met.record.segment.file, one.start, self._state(met, included=False), at,
-                    one.gtid, one.at)
+        return Stop(
+            met.record.key.branch,
+            met.record.segment.file,
+            one.start,
+            self._state(met, included=False),
+            at,
+            one.gtid,
+            one.at,
+        )
 
     def _after(self, met: Met) -> Stop:
         one, record = met.transaction, met.record
         following = self._next(met)
-        return Stop(record.key.branch, record.segment.file, one.end, self._state(met, included=True), one.at,
-                    following.gtid if following else "", following.at if following else None)
+        return Stop(
+            record.key.branch,
+            record.segment.file,
+            one.end,
+            self._state(met, included=True),
+            one.at,
+            following.gtid if following else "",
+            following.at if following else None,
+        )
 
     def _next(self, met: Met) -> Transaction | None:
         """The transaction after it, as far as its own segment tells, or the segment right behind it."""
         record = met.record
         end = (record.key.number, met.transaction.end)
         for candidate in self._log.records(record.key.branch, end, (record.key.number + 2, 0)):
-            if candidate.segment.transactions and (candidate.key.number, candidate.key.end) > end and (
-                    found := next(self._log.met(candidate, end), None)):
+            if (
+                candidate.segment.transactions
+                and (candidate.key.number, candidate.key.end) > end
+                and (found := next(self._log.met(candidate, end), None))
+            ):
                 return found.transaction
         return None
 
@@ -352,8 +425,12 @@ class Targets:
         """Where something archived begins with exactly this executed, which itself is not archived."""
         for run in parted(self._log.runs(branch), self._binlogs.gaps(self._server)):
             if same_state(run.gtids_before, gtids):
-                return Stop(branch, self._branches[branch].file(run.first_number), max(run.first_pos, FIRST_EVENT),
-                            run.gtids_before)
+                return Stop(
+                    branch,
+                    self._branches[branch].file(run.first_number),
+                    max(run.first_pos, FIRST_EVENT),
+                    run.gtids_before,
+                )
         return None
 
     def _state(self, met: Met, *, included: bool) -> str:

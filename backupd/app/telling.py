@@ -21,24 +21,39 @@ class Telling:
     def __init__(self, wiring: Wiring, actor: Actor) -> None:
         self._wiring, self._actor = wiring, actor
 
-    def alerts(self, server: str | None = None, *, is_open: bool | None = True, severity: Severity | None = None,
-               span: Span = EVER, before: str | None = None, limit: int = PAGE) -> tuple[Incident, ...]:
+    def alerts(
+        self,
+        server: str | None = None,
+        *,
+        is_open: bool | None = True,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int = PAGE,
+    ) -> tuple[Incident, ...]:
         """Newest first. ``is_open`` None: those that are over, too; ``before``: only those older than the one with this
         id. Raises NotFoundError for a server that the actor may not see, and for one that is neither configured nor in
         the list."""
-        found = self._wiring.catalog.incidents.list(seen(self._actor, server), is_open=is_open, severity=severity,
-                                                    span=span, before=before, limit=limit)
+        found = self._wiring.catalog.incidents.list(
+            seen(self._actor, server), is_open=is_open, severity=severity, span=span, before=before, limit=limit
+        )
         if not found and server is not None and before is None:
             self._wiring.settings.server(server)
         return found
 
-    def messages(self, *, state: MessageState | None = None, incident: str | None = None, span: Span = EVER,
-                 before: str | None = None, limit: int = PAGE) -> tuple[Message, ...]:
+    def messages(
+        self,
+        *,
+        state: MessageState | None = None,
+        incident: str | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int = PAGE,
+    ) -> tuple[Message, ...]:
         """Newest first. One message may be about many servers, so they are for those who see all. Raises
         ForbiddenError."""
         require_all(self._actor)
-        return self._wiring.catalog.messages.list(state=state, incident=incident, span=span, before=before,
-                                                  limit=limit)
+        return self._wiring.catalog.messages.list(state=state, incident=incident, span=span, before=before, limit=limit)
 
     def test(self, *, wait: bool = True) -> tuple[Message, ...]:
         """Send a test by every channel; how each fared. Without ``wait`` the service sends it. Raises ForbiddenError,

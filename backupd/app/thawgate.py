@@ -59,11 +59,22 @@ class ThawGate:
             objects, size = thawing.total(part=part)
             by = thawing.expected_at
             what = "binary logs" if part == LOGS else f"backup {part}"
-            report(Progress("thaw", ready_bytes, size, ready, objects,
-                            note=f"{what}, expected by {format_time(by)}" if by else what, waits=True))
+            report(
+                Progress(
+                    "thaw",
+                    ready_bytes,
+                    size,
+                    ready,
+                    objects,
+                    note=f"{what}, expected by {format_time(by)}" if by else what,
+                    waits=True,
+                )
+            )
             if cancelled():
-                raise CancelledError("the restore was cancelled while it waited for an archive",
-                                     hint=f"the thaw goes on (job {job_id}); the same command joins it")
+                raise CancelledError(
+                    "the restore was cancelled while it waited for an archive",
+                    hint=f"the thaw goes on (job {job_id}); the same command joins it",
+                )
             time.sleep(STEP)
 
     def reopen(self, part: str) -> bool:

@@ -26,18 +26,24 @@ class Thawed:
     thawing: Thawing | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.plan.server, "target": self.plan.target, "chain": list(self.plan.chain),
-                "needed": self.plan.thaw.as_json() if self.plan.thaw else None,
-                "job": self.job.as_json() if self.job else None,
-                "thaw": self.thawing.as_json() if self.thawing else None}
+        return {
+            "server": self.plan.server,
+            "target": self.plan.target,
+            "chain": list(self.plan.chain),
+            "needed": self.plan.thaw.as_json() if self.plan.thaw else None,
+            "job": self.job.as_json() if self.job else None,
+            "thaw": self.thawing.as_json() if self.thawing else None,
+        }
 
 
-def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str], by: str = ""
-             ) -> Thawed:
+def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str], by: str = "") -> Thawed:
     """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
     wishes = replace(wishes, everywhere=True, accept_older=True, accept_inexact=True)
-    base = plan_tables(wiring, server, target, TableWishes.of(tables, None, wishes)).base if tables else plan(
-        wiring, server, target, None, wishes=wishes)
+    base = (
+        plan_tables(wiring, server, target, TableWishes.of(tables, None, wishes)).base
+        if tables
+        else plan(wiring, server, target, None, wishes=wishes)
+    )
     if base.thaw is None:
         return Thawed(base)
     begun = begin(wiring, server, target, base.thaw, parts_of(base), of=" ".join(tables), by=by)

@@ -32,8 +32,9 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
     records = counted(wiring, server_name)
     archived = history(wiring, server, exact=False)
     now = wiring.clock()
-    preferences = Preferences(destinations=server.preferred,
-                              rates=measured_rates(wiring, server_name), start=True, accept_older=True)
+    preferences = Preferences(
+        destinations=server.preferred, rates=measured_rates(wiring, server_name), start=True, accept_older=True
+    )
     try:
         plan = make_plan(server_name, records, Target(Latest()), preferences, now=now, history=archived)
     except (NotFoundError, RefusedError):
@@ -41,16 +42,23 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
     said = wiring.catalog.binlogs.stream_state(server_name)
     is_streamed = server.usable and streams(server.policy)
     return made(
-        server_name, records, archived.branches if archived else (), archived.runs if archived else (),
-        archived.gaps if archived else (), now=now, proofs=wiring.catalog.proofs.list(server_name, limit=1),
+        server_name,
+        records,
+        archived.branches if archived else (),
+        archived.runs if archived else (),
+        archived.gaps if archived else (),
+        now=now,
+        proofs=wiring.catalog.proofs.list(server_name, limit=1),
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
         troubles=place_troubles(server, said[0] if said else None, now),
         doubts=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name)),
         warnings=stream_troubles(server_name, said, now) if is_streamed else (),
-        places=server.others if server.usable else (), by_dumps=by_dumps(server),
+        places=server.others if server.usable else (),
+        by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows,
-        first_due=None if records or not server.usable else first_to_come(wiring, server_name, now))
+        first_due=None if records or not server.usable else first_to_come(wiring, server_name, now),
+    )
 
 
 def by_dumps(server: ServerSettings) -> bool:

@@ -117,8 +117,9 @@ class Timetable:
         actions: tuple[Action, ...] = ()
         if due:
             standing = self._standing(why)
-            actions = absorb(action for key in due for action in self._safely(
-                key, now, partial(self._account, key, now, standing)))
+            actions = absorb(
+                action for key in due for action in self._safely(key, now, partial(self._account, key, now, standing))
+            )
         for action in actions:
             changes[action.leg.key] = replace(self._rows[action.leg.key], handled=action.due)
         jobs = self._write(self._rows, list(changes.values()), actions, now, events)
@@ -133,8 +134,14 @@ class Timetable:
         leg = self._legs[key]
         return account(leg, self._rows[key].handled, now, standing(leg))
 
-    def _write(self, before: dict[Key, Schedule], after: list[Schedule], actions: Iterable[Action], now: datetime,
-               events: Iterable[Event]) -> tuple[JobRecord, ...]:
+    def _write(
+        self,
+        before: dict[Key, Schedule],
+        after: list[Schedule],
+        actions: Iterable[Action],
+        now: datetime,
+        events: Iterable[Event],
+    ) -> tuple[JobRecord, ...]:
         made = records(tuple(actions), now)
         events = (*self._events, *events, *made.events)
         if after or events or made.jobs:
@@ -155,8 +162,9 @@ class Timetable:
             else:
                 open_jobs[key] = job
         paused = {hold.server: hold.text for hold in self._catalog.holds.all() if hold.kind is HoldKind.PAUSE}
-        return lambda leg: Standing(why, open_jobs.get(leg.key), waiting.get(leg.key, ()),
-                                    paused.get(leg.server, paused.get(EVERY_SERVER)))
+        return lambda leg: Standing(
+            why, open_jobs.get(leg.key), waiting.get(leg.key, ()), paused.get(leg.server, paused.get(EVERY_SERVER))
+        )
 
     def _look_ahead(self, key: Key, now: datetime) -> None:
         self._next[key] = next(iter(self._safely(key, now, partial(self._starts, key))), None)
@@ -176,10 +184,17 @@ class Timetable:
             if self._broken.get(key) != problem:
                 self._broken[key] = problem
                 say("schedule-broken", "".join(traceback.format_exception(error)), level=logging.ERROR, server=key[0])
-                self._events.append(Event(
-                    at=now, kind="schedule-broken", severity=Severity.ERROR, server=key[0], subject=key[1],
-                    message=f"the schedule {'/'.join(filter(None, key))} cannot be followed: {problem}",
-                    hint="write it otherwise in the policy and reload; the service's log says more"))
+                self._events.append(
+                    Event(
+                        at=now,
+                        kind="schedule-broken",
+                        severity=Severity.ERROR,
+                        server=key[0],
+                        subject=key[1],
+                        message=f"the schedule {'/'.join(filter(None, key))} cannot be followed: {problem}",
+                        hint="write it otherwise in the policy and reload; the service's log says more",
+                    )
+                )
             return ()
 
 
@@ -188,13 +203,20 @@ def _rests(settings: Settings, server: str) -> bool:
     return server in settings.servers and not settings.server(server).usable
 
 
-def _changed(leg: Leg, row: Schedule, rows: dict[Key, Schedule], now: datetime, standing: Standing,
-             ) -> tuple[Action, ...]:
+def _changed(
+    leg: Leg,
+    row: Schedule,
+    rows: dict[Key, Schedule],
+    now: datetime,
+    standing: Standing,
+) -> tuple[Action, ...]:
     """What becomes of the time up to now of a leg whose cadence is not that of its row."""
     if not row.cadence:
         return account(leg, row.handled, now, replace(standing, why=NOT_CONFIGURED))
-    return tuple(replace(action, leg=leg) for action in
-                 conclude(leg.at_rhythm(row.cadence, _full(row, rows)), row.handled, now, standing))
+    return tuple(
+        replace(action, leg=leg)
+        for action in conclude(leg.at_rhythm(row.cadence, _full(row, rows)), row.handled, now, standing)
+    )
 
 
 def _ended(row: Schedule, rows: dict[Key, Schedule], now: datetime, why: str) -> tuple[Action, ...]:
@@ -210,9 +232,15 @@ def _full(row: Schedule, rows: dict[Key, Schedule]) -> str | None:
 def _told_end(row: Schedule, settings: Settings, now: datetime) -> Event:
     gone = bool(row.server) and row.server not in settings.servers
     reason = f"server {row.server} is not configured any more" if gone else "its policy has no such schedule any more"
-    return Event(at=now, kind="schedule-ended", severity=Severity.WARNING if gone else Severity.INFO, server=row.server,
-                 subject=row.leg, message=f"{row.leg}{' of ' + row.server if row.server else ''} is not started any "
-                                          f"more: {reason}", detail=f"it was: {row.cadence}")
+    return Event(
+        at=now,
+        kind="schedule-ended",
+        severity=Severity.WARNING if gone else Severity.INFO,
+        server=row.server,
+        subject=row.leg,
+        message=f"{row.leg}{' of ' + row.server if row.server else ''} is not started any more: {reason}",
+        detail=f"it was: {row.cadence}",
+    )
 
 
 def _corrected(rows: list[Schedule], jobs: tuple[JobRecord, ...], now: datetime) -> Event:
@@ -223,7 +251,12 @@ def _corrected(rows: list[Schedule], jobs: tuple[JobRecord, ...], now: datetime)
     if jobs:
         said.append(f"{len(jobs)} jobs were queued at")
     return Event(
-        at=now, kind="clock-jump", severity=Severity.WARNING, subject="schedules",
+        at=now,
+        kind="clock-jump",
+        severity=Severity.WARNING,
+        subject="schedules",
         message=f"{' and '.join(said)} {format_time(furthest)}, which is still to come: the clock was wrong then. They "
-                f"go on from now", detail=", ".join(job.id for job in jobs),
-        hint="look at this host's time service, and at the jobs of that time, which went by the wrong clock")
+        f"go on from now",
+        detail=", ".join(job.id for job in jobs),
+        hint="look at this host's time service, and at the jobs of that time, which went by the wrong clock",
+    )

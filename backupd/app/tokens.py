@@ -27,8 +27,15 @@ class UnknownSecretError(UnauthenticatedError):
     """It never was a token's: perhaps a guess."""
 
 
-def create_token(wiring: Wiring, actor: Actor, name: str, role: Role, *, servers: Collection[str] | None = None,
-                 expires_at: datetime | None = None) -> tuple[Token, str]:
+def create_token(
+    wiring: Wiring,
+    actor: Actor,
+    name: str,
+    role: Role,
+    *,
+    servers: Collection[str] | None = None,
+    expires_at: datetime | None = None,
+) -> tuple[Token, str]:
     """A new token, and its secret, which nobody can ask for again. ``servers``: the only ones that it sees. Raises
     UsageError, NotFoundError for a server that is not configured, RefusedError for the name of one that lets in."""
     now = wiring.clock()
@@ -37,21 +44,33 @@ def create_token(wiring: Wiring, actor: Actor, name: str, role: Role, *, servers
     with deed(wiring, actor, "token-created", detail=f"{name[:_LONGEST_NAME]}: {role} of {scope}{until}") as told:
         _check(wiring, name, servers, expires_at, now)
         secret = PREFIX + secrets.token_urlsafe(_BYTES)
-        token = Token(new_id(now), name.strip(), Role(role), digest_of(secret), now, actor.name,
-                      servers=None if servers is None else frozenset(servers), expires_at=expires_at)
+        token = Token(
+            new_id(now),
+            name.strip(),
+            Role(role),
+            digest_of(secret),
+            now,
+            actor.name,
+            servers=None if servers is None else frozenset(servers),
+            expires_at=expires_at,
+        )
         wiring.catalog.tokens.add(token)
         told.subject = token.id
     return token, secret
 
 
-def _check(wiring: Wiring, name: str, servers: Collection[str] | None, expires_at: datetime | None,
-           now: datetime) -> None:
+def _check(
+    wiring: Wiring, name: str, servers: Collection[str] | None, expires_at: datetime | None, now: datetime
+) -> None:
     if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
-        raise UsageError(f"a token's name has 1 to {_LONGEST_NAME} printable characters",
-                         hint="name who holds it, a person or a program")
+        raise UsageError(
+            f"a token's name has 1 to {_LONGEST_NAME} printable characters",
+            hint="name who holds it, a person or a program",
+        )
     if expires_at is not None and expires_at <= now:
-        raise UsageError(f"the token would have expired at {format_time(expires_at)} already",
-                         hint="name a moment to come, or none")
+        raise UsageError(
+            f"the token would have expired at {format_time(expires_at)} already", hint="name a moment to come, or none"
+        )
     if servers is not None and not servers:
         raise UsageError("a token that sees no server is good for nothing", hint="name servers, or leave them out")
     for server in sorted(servers or ()):
@@ -92,8 +111,14 @@ def log_in(wiring: Wiring, secret: str, address: str) -> tuple[Session, str, Act
     cookie = secrets.token_urlsafe(_BYTES)
     token = wiring.catalog.tokens.get(actor.token_id)
     expires = now + wiring.settings.api.session
-    session = Session(digest_of(cookie), actor.token_id, secrets.token_urlsafe(24), now,
-                      min(expires, token.expires_at or expires), address)
+    session = Session(
+        digest_of(cookie),
+        actor.token_id,
+        secrets.token_urlsafe(24),
+        now,
+        min(expires, token.expires_at or expires),
+        address,
+    )
     wiring.catalog.sessions.add(session)
     audit(wiring, actor, "logged-in", subject=actor.token_id)
     return session, cookie, actor

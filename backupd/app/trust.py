@@ -34,11 +34,15 @@ Before you read or follow RECOVER.md of a place: fetch it with RECOVER.md.sig, i
 Only when that prints OK: go on with RECOVER.md, with `export SIGNER={key}`.
 
 {public}"""
-_COMMAND = ("gpg --batch --no-options --status-fd 1 --verify RECOVER.md.sig RECOVER.md 2> /dev/null | "
-            "awk -v key={key} '$2 == \"VALIDSIG\" && ($3 == key || $NF == key) {{ ok = 1 }} "
-            "END {{ print ok ? \"OK\" : \"STOP: this is not what backupd wrote\"; exit !ok }}'")
-_UNSIGNED = ("whoever can write to a destination and has your public key can put backups there that look like yours "
-             "to a new catalog, or bring back an old state")
+_COMMAND = (
+    "gpg --batch --no-options --status-fd 1 --verify RECOVER.md.sig RECOVER.md 2> /dev/null | "
+    'awk -v key={key} \'$2 == "VALIDSIG" && ($3 == key || $NF == key) {{ ok = 1 }} '
+    'END {{ print ok ? "OK" : "STOP: this is not what backupd wrote"; exit !ok }}\''
+)
+_UNSIGNED = (
+    "whoever can write to a destination and has your public key can put backups there that look like yours "
+    "to a new catalog, or bring back an old state"
+)
 _SAMPLE = b"backupd asks itself whether it can sign\n"
 
 
@@ -76,8 +80,12 @@ def undecided(settings: Settings) -> frozenset[str]:
 def signing(settings: Settings) -> Signing:
     encryption = settings.encryption
     own = (encryption.signing_key,) if encryption.signing_key else ()
-    return Signing(encryption.gnupg_home, encryption.signing_key,
-                   tuple(dict.fromkeys((*own, *encryption.trusted_signers))), encryption.signing_passphrase_file)
+    return Signing(
+        encryption.gnupg_home,
+        encryption.signing_key,
+        tuple(dict.fromkeys((*own, *encryption.trusted_signers))),
+        encryption.signing_passphrase_file,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +106,27 @@ def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryP
     is signed, ToolError, KeyUnusableError."""
     ours = signing(settings)
     if ours.key is None:
-        raise RefusedError("nothing is signed here, so nobody can tell a forged RECOVER.md from a true one",
-                           hint="`backupd keys make-signing` makes a signing key and says what to add to the "
-                                "configuration")
+        raise RefusedError(
+            "nothing is signed here, so nobody can tell a forged RECOVER.md from a true one",
+            hint="`backupd keys make-signing` makes a signing key and says what to add to the configuration",
+        )
     command = _COMMAND.format(key=ours.key)
     places = sorted(settings.configuration.destinations.items())
     others = [key for key in ours.trusted if key != ours.key]
-    return RecoveryPage(ours.key, command, _PAGE.format(
-        host=socket.gethostname(), key=ours.key, command=command, public=public_keys(ours.home, ours.trusted).decode(),
-        replaced="".join(f"Destroy every page of the key {one}\n" for one in replaced),
-        trusted="".join(f"Trusted besides:  {key}\n" for key in others),
-        recipients="\n".join(f"- {one}" for one in settings.encryption.recipients),
-        places="\n".join(f"- {name}: {_where(one)}" for name, one in places)))
+    return RecoveryPage(
+        ours.key,
+        command,
+        _PAGE.format(
+            host=socket.gethostname(),
+            key=ours.key,
+            command=command,
+            public=public_keys(ours.home, ours.trusted).decode(),
+            replaced="".join(f"Destroy every page of the key {one}\n" for one in replaced),
+            trusted="".join(f"Trusted besides:  {key}\n" for key in others),
+            recipients="\n".join(f"- {one}" for one in settings.encryption.recipients),
+            places="\n".join(f"- {name}: {_where(one)}" for name, one in places),
+        ),
+    )
 
 
 def _where(config: DestinationConfig) -> str:
@@ -133,21 +150,39 @@ def require_signing(settings: Settings, server: str) -> None:
 def prove_signing(ours: Signing) -> None:
     """Raises KeyUnusableError where its key cannot sign here, RefusedError where that would not be believed."""
     if problem := problem_of(ours, _SAMPLE, sign(ours, _SAMPLE)):
-        raise RefusedError(f"what the key {ours.key} signs is not believed here: {problem}",
-                           hint=f"import its public half: gpg --homedir {ours.home} --import FILE")
+        raise RefusedError(
+            f"what the key {ours.key} signs is not believed here: {problem}",
+            hint=f"import its public half: gpg --homedir {ours.home} --import FILE",
+        )
 
 
 def _unsigned(settings: Settings) -> list[Finding]:
     off = sorted(name for name, said in _said(settings).items() if said is False)
-    silent = sorted(name for name, said in _said(settings).items() if said is None) if (
-        settings.encryption.signing_key is None) else []
-    found = [warning("signing", f"backups of {', '.join(off)} are not signed, as `signed: false` in the policy says: "
-                                f"{_UNSIGNED}", "take it out where that was not meant so")] if off else []
+    silent = (
+        sorted(name for name, said in _said(settings).items() if said is None)
+        if (settings.encryption.signing_key is None)
+        else []
+    )
+    found = (
+        [
+            warning(
+                "signing",
+                f"backups of {', '.join(off)} are not signed, as `signed: false` in the policy says: {_UNSIGNED}",
+                "take it out where that was not meant so",
+            )
+        ]
+        if off
+        else []
+    )
     if silent:
-        found.append(warning("signing", f"backups of {', '.join(silent)} are not signed, since no signing key is "
-                                        f"named: {_UNSIGNED}",
-                             "`backupd keys make-signing` makes one and says what to add to the configuration; "
-                             "`signed: false` in the policy says that it is meant so"))
+        found.append(
+            warning(
+                "signing",
+                f"backups of {', '.join(silent)} are not signed, since no signing key is named: {_UNSIGNED}",
+                "`backupd keys make-signing` makes one and says what to add to the configuration; "
+                "`signed: false` in the policy says that it is meant so",
+            )
+        )
     return found
 
 
@@ -159,6 +194,7 @@ def _able(settings: Settings) -> list[Finding]:
     try:
         prove_signing(ours)
     except BackupdError as failure:
-        return [error("signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}",
-                      failure.hint)]
+        return [
+            error("signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}", failure.hint)
+        ]
     return [fine("signing", f"manifests are signed with {ours.key}")]

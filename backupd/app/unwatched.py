@@ -17,9 +17,22 @@ from backupd.model.incident import Incident
 from policies.lint import streams
 
 _OF_STREAMS = frozenset(topic_of(pair.broken) for pair in (STREAM, SPOOL, PURGE))
-_OF_PLACES = frozenset({DESTINATION.broken, PLACE_RPO.broken, SLOW.broken, "replication", "destination-unreachable",
-                        "destination-filling", "copies-failed", "copies-damaged", "removal-locked", "removal-braked",
-                        "manifests-missing", "rot-found"})
+_OF_PLACES = frozenset(
+    {
+        DESTINATION.broken,
+        PLACE_RPO.broken,
+        SLOW.broken,
+        "replication",
+        "destination-unreachable",
+        "destination-filling",
+        "copies-failed",
+        "copies-damaged",
+        "removal-locked",
+        "removal-braked",
+        "manifests-missing",
+        "rot-found",
+    }
+)
 """Topics of which the subject is a destination."""
 _OF_COPIES = frozenset({DESTINATION.broken, SLOW.broken, "replication"})
 """And one of the server's policy."""

@@ -31,8 +31,16 @@ class Upkeep:
     def __init__(self, wiring: Wiring, actor: Actor) -> None:
         self._wiring, self._actor = wiring, actor
 
-    def rebuild(self, destination: str, report: Report, *, merge: bool = False, adopt: bool = False,
-                failed_at: datetime | None = None, counters: Mapping[str, int] | None = None) -> Rebuilt:
+    def rebuild(
+        self,
+        destination: str,
+        report: Report,
+        *,
+        merge: bool = False,
+        adopt: bool = False,
+        failed_at: datetime | None = None,
+        counters: Mapping[str, int] | None = None,
+    ) -> Rebuilt:
         """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
         did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the place was turned back
         (see ``heads.compare``)."""
@@ -42,8 +50,12 @@ class Upkeep:
         with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
             seen = compare(self._wiring, failed_at=failed_at, counters=counters)
             done = rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
-            return replace(done, heads=seen.lines, problems=(*done.problems, *seen.suspicions),
-                           elsewhere=lists_compared(self._wiring))
+            return replace(
+                done,
+                heads=seen.lines,
+                problems=(*done.problems, *seen.suspicions),
+                elsewhere=lists_compared(self._wiring),
+            )
 
     def adopt(self, names: Sequence[str]) -> tuple[Adopted, ...]:
         """Foreign backups, or all those of servers: they count as ours from now on."""
@@ -63,8 +75,9 @@ class Upkeep:
         agrees with the catalog."""
         from backupd.app.vouching import vouch
 
-        with deed(self._wiring, self._actor, "documents-signed", subject=destination,
-                  detail="unproven" if unproven else ""):
+        with deed(
+            self._wiring, self._actor, "documents-signed", subject=destination, detail="unproven" if unproven else ""
+        ):
             return vouch(self._wiring, destination, unproven=unproven)
 
     def make_signing(self) -> Made:
@@ -95,8 +108,7 @@ class Upkeep:
     def bring_back(self, destination: str, since: datetime, report: Report) -> BroughtBack:
         from backupd.app.bringingback import act
 
-        with deed(self._wiring, self._actor, "brought-back", subject=destination,
-                  detail=f"since {format_time(since)}"):
+        with deed(self._wiring, self._actor, "brought-back", subject=destination, detail=f"since {format_time(since)}"):
             return act(self._wiring, destination, since, report)
 
     def fsck(self, *, repair: bool) -> FsckOutcome:

@@ -56,14 +56,24 @@ class VerifyOutcome:
         return all(damage.repaired_from for damage in self.damages) and not self.lacking
 
     def as_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "backups": list(self.backups), "binlogs": self.binlogs, "objects": self.objects,
-                "bytes": self.bytes, "damages": [damage.as_json() for damage in self.damages], "cold": self.cold,
-                "unseen": self.unseen, "samples": list(self.samples),
-                "lacking": [one.as_json() for one in self.lacking], "unbound": list(self.unbound)}
+        return {
+            "ok": self.ok,
+            "backups": list(self.backups),
+            "binlogs": self.binlogs,
+            "objects": self.objects,
+            "bytes": self.bytes,
+            "damages": [damage.as_json() for damage in self.damages],
+            "cold": self.cold,
+            "unseen": self.unseen,
+            "samples": list(self.samples),
+            "lacking": [one.as_json() for one in self.lacking],
+            "unbound": list(self.unbound),
+        }
 
 
-def verify(wiring: Wiring, server: str | None, subset: float | None, report: Report, *,
-           period: timedelta | None = None) -> VerifyOutcome:
+def verify(
+    wiring: Wiring, server: str | None, subset: float | None, report: Report, *, period: timedelta | None = None
+) -> VerifyOutcome:
     """Re-read the stored bytes of all backups and binary logs (of ``server``) at every destination.
 
     ``subset``: share of the objects to read, 0 to 1, the ones that were not read for longest; ``period``: as many as it
@@ -85,33 +95,54 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
     gone = _out_of_reach(wiring, server, {destination.name for destination in usable})
     names = {name for one in results for name in one.backups}
     return VerifyOutcome(
-        tuple(sorted(names)), sum(one.objects for one in results), sum(one.bytes for one in results),
-        (*(damage for one in results for damage in one.damages), *copies, *gone), sum(one.binlogs for one in results),
-        sum(one.cold for one in results), sum(one.unseen for one in results),
-        tuple(one.sample for one in results if one.sample), look_back(wiring, server),
-        tuple(sorted({name for one in results for name in one.unbound})))
+        tuple(sorted(names)),
+        sum(one.objects for one in results),
+        sum(one.bytes for one in results),
+        (*(damage for one in results for damage in one.damages), *copies, *gone),
+        sum(one.binlogs for one in results),
+        sum(one.cold for one in results),
+        sum(one.unseen for one in results),
+        tuple(one.sample for one in results if one.sample),
+        look_back(wiring, server),
+        tuple(sorted({name for one in results for name in one.unbound})),
+    )
 
 
 def _markers(wiring: Wiring, usable: Iterable[Destination]) -> tuple[Damage, ...]:
     """Markers of places that are not as they were written."""
     found = [(destination, texts_problems(wiring, destination).get(layout.REPOSITORY, "")) for destination in usable]
-    return tuple(Damage(destination.name, layout.REPOSITORY, why, trouble="`backupd fsck --repair` puts it back")
-                 for destination, why in found if why)
+    return tuple(
+        Damage(destination.name, layout.REPOSITORY, why, trouble="`backupd fsck --repair` puts it back")
+        for destination, why in found
+        if why
+    )
 
 
 def _texts(wiring: Wiring, destination: Destination) -> list[Finding]:
     """What is wrong at the top of a destination."""
     known = bool(noted_marker(wiring, destination.name))
-    return [Finding(Invariant.MARKER_INTACT if key == layout.REPOSITORY else Invariant.RECOVER_CURRENT, key, why,
-                    repairable=key == layout.RECOVER or known)
-            for key, why in sorted(texts_problems(wiring, destination).items())]
+    return [
+        Finding(
+            Invariant.MARKER_INTACT if key == layout.REPOSITORY else Invariant.RECOVER_CURRENT,
+            key,
+            why,
+            repairable=key == layout.RECOVER or known,
+        )
+        for key, why in sorted(texts_problems(wiring, destination).items())
+    ]
 
 
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     """Of whom something is there, or should be."""
     found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
-    return sorted(found | {record.server for record in wiring.catalog.backups.list(foreign=True) if any(
-        copy.destination == destination.name for copy in record.copies)})
+    return sorted(
+        found
+        | {
+            record.server
+            for record in wiring.catalog.backups.list(foreign=True)
+            if any(copy.destination == destination.name for copy in record.copies)
+        }
+    )
 
 
 def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
@@ -119,12 +150,13 @@ def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple
     names: dict[str, list[str]] = {}
     for record in wiring.catalog.backups.list(server, foreign=True):
         for copy in record.copies:
-            if (copy.destination not in usable and record.state is not BackupState.DELETED
-                    and copy.state != "deleted"):
+            if copy.destination not in usable and record.state is not BackupState.DELETED and copy.state != "deleted":
                 names.setdefault(copy.destination, []).append(record.id)
     why = _why_out_of_reach(wiring, names)
-    return tuple(Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(backups))
-                 for name, backups in sorted(names.items()))
+    return tuple(
+        Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(backups))
+        for name, backups in sorted(names.items())
+    )
 
 
 def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
@@ -138,7 +170,8 @@ def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
         elif name in wiring.settings.destinations:
             marker = noted_marker(wiring, name)
             found[name] = "its folder is empty or no repository: is its file system mounted?" + (
-                f" Where only {layout.REPOSITORY} is gone, put it back: {marker}" if marker else "")
+                f" Where only {layout.REPOSITORY} is gone, put it back: {marker}" if marker else ""
+            )
         else:
             found[name] = "it is not configured any more: put it back, or `backupd backups delete ID` forgets a copy"
     return found
@@ -156,13 +189,21 @@ class FsckOutcome:
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "findings": [_shown(*item) for item in self.findings],
-                "repaired": [_shown(*item) for item in self.repaired]}
+        return {
+            "ok": self.ok,
+            "findings": [_shown(*item) for item in self.findings],
+            "repaired": [_shown(*item) for item in self.repaired],
+        }
 
 
 def _shown(destination: str, finding: Finding) -> dict[str, Any]:
-    return {"destination": destination, "invariant": str(finding.invariant), "subject": finding.subject,
-            "message": finding.message, "repairable": finding.repairable}
+    return {
+        "destination": destination,
+        "invariant": str(finding.invariant),
+        "subject": finding.subject,
+        "message": finding.message,
+        "repairable": finding.repairable,
+    }
 
 
 def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
@@ -173,15 +214,20 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
         abandon_dead(wiring)
     for name in wiring.catalog.integrity():
         found.append(("", Finding(Invariant.CATALOG_INTACT, wiring.catalog.name, name, repairable=False)))
-    found += [("", Finding(Invariant.ONE_SERVER_OF_A_NAME, name, f"{one.words(name)}; {STRANGE_HINT}",
-                           repairable=False))
-              for name in wiring.catalog.backups.servers()
-              for one in strangers(wiring.catalog.backups.list(name, foreign=True)) if not one.former and not one.apart]
+    found += [
+        ("", Finding(Invariant.ONE_SERVER_OF_A_NAME, name, f"{one.words(name)}; {STRANGE_HINT}", repairable=False))
+        for name in wiring.catalog.backups.servers()
+        for one in strangers(wiring.catalog.backups.list(name, foreign=True))
+        if not one.former and not one.apart
+    ]
     for destination in wiring.usable_destinations():
         body = _body_reader(wiring, destination)
         if mend:
-            before = [*examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                      *_marks(wiring, destination), *_texts(wiring, destination)]
+            before = [
+                *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
+                *_marks(wiring, destination),
+                *_texts(wiring, destination),
+            ]
             before += examine_logs(wiring, destination)
             for item in before:
                 if item.invariant is Invariant.MARKER_INTACT:
@@ -190,19 +236,34 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
             repair_logs(wiring, destination)
             sweep_destination(wiring, destination)
             _forget_gone(wiring, destination)
-            after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body,
-                           dying=believed(wiring, destination)[1])
+            after = repair(
+                destination,
+                _views(wiring, destination),
+                clock=wiring.clock,
+                read_body=body,
+                dying=believed(wiring, destination)[1],
+            )
             if any(item.invariant is Invariant.RECOVER_CURRENT for item in _texts(wiring, destination)):
                 read_copies(wiring, None, whole=False)
-            remaining = [*after.left, *_marks(wiring, destination), *examine_logs(wiring, destination),
-                         *_texts(wiring, destination)]
+            remaining = [
+                *after.left,
+                *_marks(wiring, destination),
+                *examine_logs(wiring, destination),
+                *_texts(wiring, destination),
+            ]
             left = {(item.invariant, item.subject) for item in remaining}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
             found += [(destination.name, item) for item in remaining]
         else:
-            found += [(destination.name, item) for item in (
-                *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                *_marks(wiring, destination), *examine_logs(wiring, destination), *_texts(wiring, destination))]
+            found += [
+                (destination.name, item)
+                for item in (
+                    *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
+                    *_marks(wiring, destination),
+                    *examine_logs(wiring, destination),
+                    *_texts(wiring, destination),
+                )
+            ]
     found += _unreachable(wiring)
     return FsckOutcome(tuple(found), tuple(repaired))
 
@@ -219,26 +280,39 @@ def _forget_gone(wiring: Wiring, destination: Destination) -> None:
             continue
         states = {copy.destination: copy.state for copy in record.copies}
         here = states.pop(destination.name, None)
-        if (here is not None and str(BackupState.COMPLETE) in states.values()
-                and (record.server, record.id) not in present
-                and not exists(destination, layout.body_key(record.server, record.id))):
+        if (
+            here is not None
+            and str(BackupState.COMPLETE) in states.values()
+            and (record.server, record.id) not in present
+            and not exists(destination, layout.body_key(record.server, record.id))
+        ):
             forget_swept(wiring, destination, [record.id])
 
 
 def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
     """Backups that are marked deleted here while the catalog offers them: a process died, or the catalog is older."""
     marked = {backup_id for _server, backup_id in marks(destination)}
-    return [Finding(Invariant.MARK_MATCHES_CATALOG, record.id,
-                    f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
-                    f"{record.id}` keeps it, --repair believes the mark", repairable=True)
-            for record in wiring.catalog.backups.list(foreign=True)
-            if record.id in marked and record.state is not BackupState.DELETED
-            for copy in record.copies if copy.destination == destination.name and copy.state != "deleted"]
+    return [
+        Finding(
+            Invariant.MARK_MATCHES_CATALOG,
+            record.id,
+            f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
+            f"{record.id}` keeps it, --repair believes the mark",
+            repairable=True,
+        )
+        for record in wiring.catalog.backups.list(foreign=True)
+        if record.id in marked and record.state is not BackupState.DELETED
+        for copy in record.copies
+        if copy.destination == destination.name and copy.state != "deleted"
+    ]
 
 
 def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:
-    return [CatalogView(record.server, record.id) for record in wiring.catalog.backups.list(foreign=True)
-            if any(copy.destination == destination.name for copy in record.copies)]
+    return [
+        CatalogView(record.server, record.id)
+        for record in wiring.catalog.backups.list(foreign=True)
+        if any(copy.destination == destination.name for copy in record.copies)
+    ]
 
 
 def _body_reader(wiring: Wiring, destination: Destination) -> ReadBody | None:
@@ -253,16 +327,40 @@ def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
     usable = {destination.name for destination in wiring.usable_destinations()}
     records: tuple[BackupRecord, ...] = wiring.catalog.backups.list(foreign=True)
     binlogs = wiring.catalog.binlogs
-    logs = [(server, name) for server in binlogs.servers()
-            for name in sorted({run.destination for run in binlogs.runs(server)} - usable)]
-    copies = [(record, copy.destination) for record in records for copy in record.copies
-              if copy.destination not in usable]
+    logs = [
+        (server, name)
+        for server in binlogs.servers()
+        for name in sorted({run.destination for run in binlogs.runs(server)} - usable)
+    ]
+    copies = [
+        (record, copy.destination) for record in records for copy in record.copies if copy.destination not in usable
+    ]
     why = _why_out_of_reach(wiring, {name for _server, name in logs} | {name for _record, name in copies})
     return [
-        *((name, Finding(Invariant.SEGMENT_IS_STORED, server, f"the catalog expects binary logs of {server} at "
-                         f"destination {name}, which was not looked at: {why[name]}", repairable=False))
-          for server, name in logs),
-        *((name, Finding(Invariant.BACKUP_HAS_MANIFEST, record.id,
-                         f"the catalog expects this backup of {record.server} at destination {name}, which was not "
-                         f"looked at: {why[name]}", repairable=False)) for record, name in copies),
+        *(
+            (
+                name,
+                Finding(
+                    Invariant.SEGMENT_IS_STORED,
+                    server,
+                    f"the catalog expects binary logs of {server} at "
+                    f"destination {name}, which was not looked at: {why[name]}",
+                    repairable=False,
+                ),
+            )
+            for server, name in logs
+        ),
+        *(
+            (
+                name,
+                Finding(
+                    Invariant.BACKUP_HAS_MANIFEST,
+                    record.id,
+                    f"the catalog expects this backup of {record.server} at destination {name}, which was not "
+                    f"looked at: {why[name]}",
+                    repairable=False,
+                ),
+            )
+            for record, name in copies
+        ),
     ]

@@ -36,8 +36,10 @@ from storage import layout, objects
 
 _BATCH = 256
 _OTHERWISE = "it agrees with the catalog, which holds no digest of it: with --unproven it is signed all the same"
-_FOUND = ("the catalog took it in from a destination, where whoever has the former key could have put it: with "
-          "--unproven it is signed all the same")
+_FOUND = (
+    "the catalog took it in from a destination, where whoever has the former key could have put it: with "
+    "--unproven it is signed all the same"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,14 @@ class _Allowed:
 def _vouch(wiring: Wiring, name: str, allowed: _Allowed) -> Vouched:
     destination = wiring.destination(name)
     if not isinstance(destination, SignedDestination):
-        raise RefusedError("no policy says `signed: true`, so nothing has to be",
-                           hint="set it in the policy of a server first, or name a signing key: backupd keys "
-                                "make-signing")
-    left = [f"{name}: nothing of {server} is signed: its policy cannot be used; mend it first"
-            for server in sorted(undecided(wiring.settings))]
+        raise RefusedError(
+            "no policy says `signed: true`, so nothing has to be",
+            hint="set it in the policy of a server first, or name a signing key: backupd keys make-signing",
+        )
+    left = [
+        f"{name}: nothing of {server} is signed: its policy cannot be used; mend it first"
+        for server in sorted(undecided(wiring.settings))
+    ]
 
     def look(found: tuple[str, _Judge]) -> str | None:
         return _look(destination, *found, keeps=allowed.former is not None)
@@ -114,8 +119,10 @@ def _look(destination: SignedDestination, key: str, judge: _Judge, *, keeps: boo
     except ObjectMissingError:
         return None  # removed while we look
     except TamperedError as error:
-        return ("it is not what the run stored that made this backup, or what was found there when it was taken in: "
-                f"{error.detail}")
+        return (
+            "it is not what the run stored that made this backup, or what was found there when it was taken in: "
+            f"{error.detail}"
+        )
     if not doubt:
         return None
     signature = destination.signature(key)
@@ -133,8 +140,10 @@ def _documents(wiring: Wiring, destination: SignedDestination, allowed: _Allowed
     for server in servers:
         yield from _Server(wiring, destination, server, allowed).documents()
     if allowed.former is not None:  # else what lacks a signature is put anew
-        stored = {**CopyNote(wiring.settings.spool / COPY_NOTE).stored(destination.name),
-                  **wiring.catalog.deposits.at(destination.name)}
+        stored = {
+            **CopyNote(wiring.settings.spool / COPY_NOTE).stored(destination.name),
+            **wiring.catalog.deposits.at(destination.name),
+        }
         for key, digest in sorted(stored.items()):
             if layout.signed_of(key) in (EVERY_SERVER, *servers):
                 yield key, _Stored(destination, allowed, digest)
@@ -159,8 +168,10 @@ class _Server:
         presence: Presence | None = None
         for _server, backup_id in backup_ids(destination, server):
             presence = presence or Presence(destination)
-            yield layout.manifest_key(server, backup_id), _Backup(
-                destination, self._allowed, self._record(backup_id), presence, unsealer)
+            yield (
+                layout.manifest_key(server, backup_id),
+                _Backup(destination, self._allowed, self._record(backup_id), presence, unsealer),
+            )
         branches = {branch.id: branch for branch in binlogs.branches(server)}
         for info in list(destination.list(layout.binlogs_folder(server))):
             owner = layout.branch_of(info.key)
@@ -186,7 +197,7 @@ class _Judge:
         self._destination, self._allowed = destination, allowed
 
     def why_not(self, document: bytes, signature: bytes | None) -> str:
-        """"" where it may. ``signature``: one that is not believed. Raises DamagedError."""
+        """ "" where it may. ``signature``: one that is not believed. Raises DamagedError."""
         digest = self.digest()
         if digest:
             same = hashlib.sha256(document).hexdigest() == digest
@@ -207,8 +218,14 @@ class _Backup(_Judge):
     altered = "it is not what the run stored that made this backup"
     from_destination = True
 
-    def __init__(self, destination: SignedDestination, allowed: _Allowed, record: BackupRecord | None,
-                 presence: Presence, unsealer: Unsealer | None) -> None:
+    def __init__(
+        self,
+        destination: SignedDestination,
+        allowed: _Allowed,
+        record: BackupRecord | None,
+        presence: Presence,
+        unsealer: Unsealer | None,
+    ) -> None:
         super().__init__(destination, allowed)
         self._record, self._presence, self._unsealer = record, presence, unsealer
 
@@ -233,22 +250,50 @@ class _Backup(_Judge):
         if self._unsealer is None:
             return "the catalog holds no digest of it, and no private key is at hand to look into its body"
         facts = load_body(self._destination, header, self._unsealer).facts
-        same = (facts.parent, facts.position, str(facts.server.flavour), str(facts.server.version),
-                str(facts.tool.version)) == (
-            record.parent, record.position, record.flavour, record.server_version, record.tool_version)
+        same = (
+            facts.parent,
+            facts.position,
+            str(facts.server.flavour),
+            str(facts.server.version),
+            str(facts.tool.version),
+        ) == (record.parent, record.position, record.flavour, record.server_version, record.tool_version)
         return "" if same else "its body tells another parent, position or version than the catalog"
 
 
 def _told(header: Header) -> tuple[object, ...]:
-    return (header.backup_id, header.server, header.parent, header.kind, header.started_at, header.finished_at,
-            header.stats, header.from_lsn, header.to_lsn, header.server_uuid, header.reason, header.table_set,
-            header.tables_missing)
+    return (
+        header.backup_id,
+        header.server,
+        header.parent,
+        header.kind,
+        header.started_at,
+        header.finished_at,
+        header.stats,
+        header.from_lsn,
+        header.to_lsn,
+        header.server_uuid,
+        header.reason,
+        header.table_set,
+        header.tables_missing,
+    )
 
 
 def _known(record: BackupRecord) -> tuple[object, ...]:
-    return (record.id, record.server, record.parent, str(record.kind), record.started_at, record.finished_at,
-            record.stats, record.from_lsn, record.to_lsn, record.server_uuid, record.reason, record.table_set,
-            record.tables_missing)
+    return (
+        record.id,
+        record.server,
+        record.parent,
+        str(record.kind),
+        record.started_at,
+        record.finished_at,
+        record.stats,
+        record.from_lsn,
+        record.to_lsn,
+        record.server_uuid,
+        record.reason,
+        record.table_set,
+        record.tables_missing,
+    )
 
 
 class _Stored(_Judge):
@@ -273,17 +318,22 @@ class _Branch(_Judge):
 
 
 class _Segment(_Judge):
-    def __init__(self, destination: SignedDestination, allowed: _Allowed, wiring: Wiring, server: str,
-                 key: SegmentKey) -> None:
+    def __init__(
+        self, destination: SignedDestination, allowed: _Allowed, wiring: Wiring, server: str, key: SegmentKey
+    ) -> None:
         super().__init__(destination, allowed)
         self._wiring, self._server, self._key = wiring, server, key
 
     def disagreement(self, document: bytes) -> str:
         key = self._key
         found = decode_segment(document, where=layout.segment_key(self._server, key))
-        known = [record.segment for record in self._wiring.catalog.binlogs.segments(
-            self._server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end))
-            if record.key == key]
+        known = [
+            record.segment
+            for record in self._wiring.catalog.binlogs.segments(
+                self._server, key.branch, from_place=(key.number, key.start), to_place=(key.number, key.end)
+            )
+            if record.key == key
+        ]
         if [found.segment] != known:
             return "it is not what the catalog knows"
         wrong = segments.problems(self._destination, found)

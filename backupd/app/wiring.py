@@ -148,8 +148,10 @@ def is_bare(catalog: Catalog) -> bool:
 def absent_hint(settings: Settings) -> str:
     """What to do about a catalog that is not there."""
     places = " or ".join(sorted(settings.destinations)) or "DESTINATION"
-    return (f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; of backups that "
-            f"are stored already `backupd catalog rebuild --from {places}` makes one")
+    return (
+        f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; of backups that "
+        f"are stored already `backupd catalog rebuild --from {places}` makes one"
+    )
 
 
 def stored_already(settings: Settings) -> tuple[str, int, str] | None:
@@ -158,8 +160,11 @@ def stored_already(settings: Settings) -> tuple[str, int, str] | None:
     for name in settings.destinations:
         try:
             destination = trusting(settings, open_destination(name, settings.destination(name)))
-            found = [server for server, _id in backup_ids(destination)
-                     if server in settings.servers] if destination.is_initialised() else []
+            found = (
+                [server for server, _id in backup_ids(destination) if server in settings.servers]
+                if destination.is_initialised()
+                else []
+            )
         except BackupdError:
             continue  # a backup will say what is wrong with it
         if found:
@@ -174,7 +179,8 @@ def _refuse_bare(settings: Settings) -> None:
             f"destination {name} holds {count} backup{'s' if count > 1 else ''} of {servers}, and the catalog "
             f"{catalog_name(settings.catalog)} knows none",
             hint=f"is `catalog:` in {settings.file} right? `backupd catalog rebuild --from {name}` takes them in; to "
-                 "begin an empty catalog beside them: --new-catalog")
+            "begin an empty catalog beside them: --new-catalog",
+        )
 
 
 @dataclass(frozen=True)
@@ -207,12 +213,16 @@ class Wiring:
 
     def unreachable(self) -> dict[str, DestinationError]:
         """Configured destinations that do not answer, with why."""
-        return {name: found for name, found in zip(self.settings.destinations, self._looked_at(), strict=True)
-                if isinstance(found, DestinationError)}
+        return {
+            name: found
+            for name, found in zip(self.settings.destinations, self._looked_at(), strict=True)
+            if isinstance(found, DestinationError)
+        }
 
     def _looked_at(self) -> list[Destination | DestinationError | None]:
         """Of each configured destination: itself, why it cannot be reached, or None where it was never initialised.
         All are asked at once: one that hangs takes its minute, not everybody's."""
+
         def look(name: str) -> Destination | DestinationError | None:
             try:
                 destination = self.destination(name)
@@ -235,15 +245,19 @@ class Wiring:
                 if self.holds_backups(name):
                     raise RefusedError(
                         f"destination {name} should hold backups, but its folder is empty or not a repository",
-                        hint=EMPTIED_HINT)
+                        hint=EMPTIED_HINT,
+                    )
                 destination.initialise(self.clock())
             opened.append(destination)
         return tuple(opened)
 
     def holds_backups(self, destination: str) -> bool:
         """Does the catalog know a copy at ``destination``?"""
-        return any(copy.destination == destination for record in self.catalog.backups.list(foreign=True)
-                   for copy in record.copies)
+        return any(
+            copy.destination == destination
+            for record in self.catalog.backups.list(foreign=True)
+            for copy in record.copies
+        )
 
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
         """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all
@@ -253,9 +267,11 @@ class Wiring:
         problems = [f"{key.name}: {key.problem}" for key in found if key.problem]
         if problems:
             raise KeyUnusableError(
-                f"{len(problems)} of {len(found)} encryption keys cannot be used", detail="\n".join(problems),
+                f"{len(problems)} of {len(found)} encryption keys cannot be used",
+                detail="\n".join(problems),
                 hint=f"mend the keyring with gpg --homedir {encryption.gnupg_home}; "
-                     "`backupd check` shows the state of every key")
+                "`backupd check` shows the state of every key",
+            )
         return found, tuple(key.fingerprint for key in found)
 
     def unsealer(self) -> Unsealer:
@@ -272,8 +288,11 @@ class Wiring:
         BusyError with ``refusal``, naming the holder."""
         with self._lock(what, wait) as holder:
             if holder is not None:
-                raise BusyError(refusal, detail=f"held by {holder or 'a process without a name'}",
-                                hint="wait for it to end, then run the command again; if that process hangs, end it")
+                raise BusyError(
+                    refusal,
+                    detail=f"held by {holder or 'a process without a name'}",
+                    hint="wait for it to end, then run the command again; if that process hangs, end it",
+                )
             yield
 
     @contextmanager
@@ -284,9 +303,10 @@ class Wiring:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = (folder / what).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise RefusedError(f"the spool {self.settings.spool} cannot be used: {error.strerror or error}",
-                               hint="make it a writable folder of this user, with room; see spool: in the "
-                                    "configuration") from error
+            raise RefusedError(
+                f"the spool {self.settings.spool} cannot be used: {error.strerror or error}",
+                hint="make it a writable folder of this user, with room; see spool: in the configuration",
+            ) from error
         with file:
             if _take(file, wait):
                 _sign(file)
@@ -302,8 +322,11 @@ class Wiring:
         The others wait, and raise BusyError after ten minutes. With ``wait`` False nobody waits: they get False.
         """
         if wait:
-            with self.locked("removal", f"another process has been removing backups for {REMOVAL_SECONDS:g} seconds",
-                             wait=REMOVAL_SECONDS):
+            with self.locked(
+                "removal",
+                f"another process has been removing backups for {REMOVAL_SECONDS:g} seconds",
+                wait=REMOVAL_SECONDS,
+            ):
                 yield True
         else:
             with self._lock("removal", 0.0) as holder:

@@ -22,14 +22,18 @@ def take_witness(wiring: Wiring, run: JobRun) -> str:
     server = wiring.settings.server(run.job.server)
     budget = server.policy.witness.max_duration
     connection = server.connection()
-    refuse_stranger(wiring, server.name, connection,
-                    "no witness of it is taken: restored copies would be compared with its tables")
-    witness = take(connection, server=server.name, max_seconds=budget.total_seconds(), clock=wiring.clock,
-                   report=run.report)
+    refuse_stranger(
+        wiring, server.name, connection, "no witness of it is taken: restored copies would be compared with its tables"
+    )
+    witness = take(
+        connection, server=server.name, max_seconds=budget.total_seconds(), clock=wiring.clock, report=run.report
+    )
     if not witness.position.file:
-        raise RefusedError(f"{server.name} writes no binary log: no restore comes to the moment that was just read",
-                           hint="turn log_bin on, or take witness.schedule out of the policy; full backups have "
-                                "witnesses of their own")
+        raise RefusedError(
+            f"{server.name} writes no binary log: no restore comes to the moment that was just read",
+            hint="turn log_bin on, or take witness.schedule out of the policy; full backups have "
+            "witnesses of their own",
+        )
     run.check()
     witness_id = new_id(wiring.clock())
     wiring.catalog.witnesses.add(witness_id, witness)

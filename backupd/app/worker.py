@@ -84,8 +84,9 @@ class Worker:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def running(self) -> int:
@@ -138,8 +139,12 @@ class Worker:
             kill_family(one.process.child.pid)
         for one in left:
             one.process.child.wait(self._grace)
-        say("worker-trouble", f"the catalog does not answer: {len(left)} jobs were killed and are running by its rows; "
-            "they are queued again when the service starts", level=logging.ERROR)
+        say(
+            "worker-trouble",
+            f"the catalog does not answer: {len(left)} jobs were killed and are running by its rows; "
+            "they are queued again when the service starts",
+            level=logging.ERROR,
+        )
         return False
 
     def step(self) -> None:
@@ -191,17 +196,31 @@ class Worker:
         except Exception as error:  # noqa: BLE001  not hidden: it becomes the job's error, or is told as trouble
             self._next_start = time.monotonic() + _START_PAUSE
             why = error.strerror if isinstance(error, OSError) else None
-            self._end_row(job, JobState.FAILED, error if isinstance(error, BackupdError) else ToolError(
-                f"the process for this job cannot be started: {why or error}",
-                hint="look at the service's limits (open files, processes, memory) and at the journal"))
+            self._end_row(
+                job,
+                JobState.FAILED,
+                error
+                if isinstance(error, BackupdError)
+                else ToolError(
+                    f"the process for this job cannot be started: {why or error}",
+                    hint="look at the service's limits (open files, processes, memory) and at the journal",
+                ),
+            )
         else:
             self._running.append(one)
             say("job-process", f"process {one.process.child.pid} runs {job.kind}", server=job.server, job=job.id)
 
     def _started(self, job: JobRecord) -> _Running:
         settings = self._wiring.settings
-        process = start(settings, self._held_settings.file(settings), "run-job", job.id, "--token", str(job.token),
-                        log=open_log(log_path(settings, job.id)))
+        process = start(
+            settings,
+            self._held_settings.file(settings),
+            "run-job",
+            job.id,
+            "--token",
+            str(job.token),
+            log=open_log(log_path(settings, job.id)),
+        )
         return _Running(job, process, beat=job.heartbeat_at)
 
     def _watch(self) -> None:
@@ -248,9 +267,18 @@ class Worker:
         say("job-hanging", message, level=logging.WARNING, server=row.server, job=row.id)
         now = self._wiring.clock()
         self._wiring.catalog.jobs.request_cancel(row.id, HANG_WATCH, now)
-        self._wiring.catalog.events.add(Event(
-            at=now, kind="job-hanging", severity=Severity.ERROR, server=row.server, subject=row.leg or row.kind,
-            message=message, hint=hint, job_id=row.id))
+        self._wiring.catalog.events.add(
+            Event(
+                at=now,
+                kind="job-hanging",
+                severity=Severity.ERROR,
+                server=row.server,
+                subject=row.leg or row.kind,
+                message=message,
+                hint=hint,
+                job_id=row.id,
+            )
+        )
         return True
 
     def _ask_to_stop(self, one: _Running) -> None:
@@ -302,5 +330,7 @@ def _never_begun(row: JobRecord) -> tuple[JobState, BackupdError]:
     """What to say of a job that this worker has claimed and has no process for."""
     if row.cancel_by:
         return JobState.CANCELLED, BackupdError(f"stopped by {row.cancel_by} before its process was started")
-    return JobState.FAILED, BackupdError("the process for this job was not started: the worker failed in that moment",
-                                         hint="the service's log says why; run it again")
+    return JobState.FAILED, BackupdError(
+        "the process for this job was not started: the worker failed in that moment",
+        hint="the service's log says why; run it again",
+    )

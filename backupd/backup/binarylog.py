@@ -35,14 +35,22 @@ class Streaming:
     fulls: timedelta | None = None
 
 
-def examine_binary_log(session: Session, info: ServerInfo, streaming: Streaming, *,
-                       programs: Mapping[str, str] = NO_PATHS, spool: Path | None = None) -> Iterator[Finding]:
+def examine_binary_log(
+    session: Session,
+    info: ServerInfo,
+    streaming: Streaming,
+    *,
+    programs: Mapping[str, str] = NO_PATHS,
+    spool: Path | None = None,
+) -> Iterator[Finding]:
     """For a server whose binary log is streamed. ``programs``: paths of tools that are not searched; ``spool``: where
     the one that copies is tried, None: it is not."""
     if not info.log_bin:
-        yield error(SUBJECT, "the policy streams the binary log, and this server writes none (log_bin is off)",
-                    "set log_bin (and server_id) in the server's option file and restart it, or take binlog: out of "
-                    "the policy")
+        yield error(
+            SUBJECT,
+            "the policy streams the binary log, and this server writes none (log_bin is off)",
+            "set log_bin (and server_id) in the server's option file and restart it, or take binlog: out of the policy",
+        )
         return
     try:
         yield _copies(session, binlog_tool(info.flavour, paths=programs), spool)
@@ -50,8 +58,10 @@ def examine_binary_log(session: Session, info: ServerInfo, streaming: Streaming,
         yield from_error(SUBJECT, problem)
     problems = [*_expiry(info.variables, streaming.fulls), *_engines(info.engines)]
     try:
-        problems += [warning(SUBJECT, sentence, "let whoever does that write to the log again, or take a backup after "
-                                                "it") for sentence in unlogged(session, read_dialect(session))]
+        problems += [
+            warning(SUBJECT, sentence, "let whoever does that write to the log again, or take a backup after it")
+            for sentence in unlogged(session, read_dialect(session))
+        ]
     except ServerError as problem:
         problems.append(from_error(SUBJECT, problem))
     yield from problems
@@ -65,15 +75,17 @@ def _copies(session: Session, program: BinlogTool, spool: Path | None) -> Findin
         return fine(SUBJECT, f"{named} copies the binary log (not probed)")
     position = BinlogSource(session.connection).look(files=False).position
     try:
-        trial = tried(program, session.connection, position, spool,
-                      connection_id("check", secrets.token_hex(8)))
+        trial = tried(program, session.connection, position, spool, connection_id("check", secrets.token_hex(8)))
     except OSError as problem:
         return warning(SUBJECT, f"{named}: not probed, since {spool} cannot be written ({problem.strerror})")
     if trial.holds:
         raise HoldsBackError(tool)
     if trial.holds is None:
-        return warning(SUBJECT, f"{named} was to copy the end of the binary log, and did not: {trial.said}",
-                       "grant REPLICATION SLAVE ON *.* to the account, and see that the server is reached from here")
+        return warning(
+            SUBJECT,
+            f"{named} was to copy the end of the binary log, and did not: {trial.said}",
+            "grant REPLICATION SLAVE ON *.* to the account, and see that the server is reached from here",
+        )
     return fine(SUBJECT, f"{named} copies the binary log, and holds nothing back")
 
 
@@ -83,21 +95,32 @@ def _expiry(variables: Mapping[str, str], fulls: timedelta | None) -> Iterator[F
         return
     hint = "raise binlog_expire_logs_seconds (expire_logs_days on old servers) there"
     if kept < SHORTEST:
-        yield warning(SUBJECT, f"the server removes its binary log after {_span(kept)}: a stream that stands still for "
-                               "longer leaves a gap", hint)
+        yield warning(
+            SUBJECT,
+            f"the server removes its binary log after {_span(kept)}: a stream that stands still for "
+            "longer leaves a gap",
+            hint,
+        )
     elif fulls is not None and kept < fulls:
-        yield warning(SUBJECT, f"the server removes its binary log after {_span(kept)}, and full backups are up to "
-                               f"{_span(fulls)} apart: what is lost from the archive in between cannot be fetched "
-                               "again, and the gap stays until the next full backup", hint)
+        yield warning(
+            SUBJECT,
+            f"the server removes its binary log after {_span(kept)}, and full backups are up to "
+            f"{_span(fulls)} apart: what is lost from the archive in between cannot be fetched "
+            "again, and the gap stays until the next full backup",
+            hint,
+        )
 
 
 def _engines(engines: Mapping[str, int]) -> Iterator[Finding]:
     others = {engine: count for engine, count in engines.items() if engine not in TRANSACTIONAL | _NO_ROWS}
     if others:
         shown = ", ".join(f"{count} of {engine}" for engine, count in sorted(others.items()))
-        yield warning(SUBJECT, f"tables of engines without transactions ({shown}): a statement that failed half way "
-                               "has changed rows there, and a replay that stops there differs from the source",
-                      "ALTER TABLE ... ENGINE=InnoDB where the application allows")
+        yield warning(
+            SUBJECT,
+            f"tables of engines without transactions ({shown}): a statement that failed half way "
+            "has changed rows there, and a replay that stops there differs from the source",
+            "ALTER TABLE ... ENGINE=InnoDB where the application allows",
+        )
 
 
 def _span(span: timedelta) -> str:

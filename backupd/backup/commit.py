@@ -110,8 +110,13 @@ class Making:
         self._spec, self._intent, self._sealer, self._clock = spec, intent, sealer, clock
         self._parents, self._since = parents, clock()
         slowed = [throttled(destination, put=spec.send()) for destination in spec.destinations]
-        self.fanout = Fanout(slowed, sealer=sealer, identity_key=spec.identity_key, known=known,
-                             tree=layout.tree_name(spec.server, spec.backup_id))
+        self.fanout = Fanout(
+            slowed,
+            sealer=sealer,
+            identity_key=spec.identity_key,
+            known=known,
+            tree=layout.tree_name(spec.server, spec.backup_id),
+        )
         self._side_files: list[StoredObject] = []
         self._begun = False
         self._sealed_config: bytes | None = None
@@ -137,7 +142,9 @@ class Making:
             if missing:
                 raise DestinationError(
                     f"{len(missing)} objects vanished from destination {destination.name} while the backup ran",
-                    detail="\n".join(missing[:20]), hint="run the backup again: what is missing will be stored afresh")
+                    detail="\n".join(missing[:20]),
+                    hint="run the backup again: what is missing will be stored afresh",
+                )
         new = {layout.object_key(stored.name) for stored in fanout.new_objects}
         new |= {folder + stored.name for stored in header.side_files}
         for destination in spec.destinations:
@@ -167,35 +174,75 @@ class Making:
         objects = _referenced(packed, {**new, **{stored.name: stored for stored in self.fanout.reused_objects}})
         receipts, dump = captured.receipts, captured.dump
         facts = BodyFacts(
-            backup_id=spec.backup_id, position=receipts.position, server=spec.info, tool=captured.tool,
-            receipts=receipts, objects_digest=objects_digest(objects), warnings=(*spec.warnings, *captured.warnings),
-            parent=captured.parent, dump=dump, inventory=captured.inventory, missing=captured.missing)
+            backup_id=spec.backup_id,
+            position=receipts.position,
+            server=spec.info,
+            tool=captured.tool,
+            receipts=receipts,
+            objects_digest=objects_digest(objects),
+            warnings=(*spec.warnings, *captured.warnings),
+            parent=captured.parent,
+            dump=dump,
+            inventory=captured.inventory,
+            missing=captured.missing,
+        )
         body = Body(facts, packed.entries)
         stats = Stats(
-            bytes_source=packed.size, bytes_stored=sum(o.size for o in objects),
-            bytes_new=sum(o.size for o in objects if o.name in new), files=len(packed.entries),
-            files_linked=packed.linked)
+            bytes_source=packed.size,
+            bytes_stored=sum(o.size for o in objects),
+            bytes_new=sum(o.size for o in objects if o.name in new),
+            files=len(packed.entries),
+            files_linked=packed.linked,
+        )
         nothing = StoredObject("", 0, "")
         header = Header(
-            backup_id=spec.backup_id, server=spec.server, kind=str(captured.kind), parent=captured.parent,
-            from_lsn=receipts.from_lsn, to_lsn=receipts.to_lsn, server_uuid=spec.info.server_uuid, reason=spec.reason,
-            tool=captured.tool.name, started_at=spec.started_at, finished_at=self._clock() + spec.behind,
-            recipients=sealer.recipients, stats=stats, objects=objects, body=nothing, unpack=nothing, runbook=nothing,
-            codec=CODEC, config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
-            landmarks=captured.landmarks, table_set=dump.table_set if dump else "",
-            tables_missing=len(dump.failed) if dump else captured.lost + len(captured.missing))
+            backup_id=spec.backup_id,
+            server=spec.server,
+            kind=str(captured.kind),
+            parent=captured.parent,
+            from_lsn=receipts.from_lsn,
+            to_lsn=receipts.to_lsn,
+            server_uuid=spec.info.server_uuid,
+            reason=spec.reason,
+            tool=captured.tool.name,
+            started_at=spec.started_at,
+            finished_at=self._clock() + spec.behind,
+            recipients=sealer.recipients,
+            stats=stats,
+            objects=objects,
+            body=nothing,
+            unpack=nothing,
+            runbook=nothing,
+            codec=CODEC,
+            config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
+            landmarks=captured.landmarks,
+            table_set=dump.table_set if dump else "",
+            tables_missing=len(dump.failed) if dump else captured.lost + len(captured.missing),
+        )
         documents = spec.documents(body, header)
         sealed_unpack = sealer.seal(documents.unpack)
-        header, plain = bound(replace(header, unpack=described(layout.UNPACK, sealed_unpack),
-                                      runbook=described(layout.RUNBOOK, documents.runbook)), body)
+        header, plain = bound(
+            replace(
+                header,
+                unpack=described(layout.UNPACK, sealed_unpack),
+                runbook=described(layout.RUNBOOK, documents.runbook),
+            ),
+            body,
+        )
         sealed_body = sealer.seal(plain)
         header = replace(header, body=described(layout.BODY, sealed_body))
         if body_limit(header) < len(plain):
-            raise RefusedError(f"the list of files of backup {spec.backup_id} has {len(plain)} bytes, and would not be "
-                               f"read again: {body_limit(header)} are the most",
-                               hint="back up fewer files at once; a file of terabytes of zeros may be the cause")
-        contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook,
-                    **({layout.CONFIG: self._sealed_config} if self._sealed_config else {})}
+            raise RefusedError(
+                f"the list of files of backup {spec.backup_id} has {len(plain)} bytes, and would not be "
+                f"read again: {body_limit(header)} are the most",
+                hint="back up fewer files at once; a file of terabytes of zeros may be the cause",
+            )
+        contents = {
+            layout.BODY: sealed_body,
+            layout.UNPACK: sealed_unpack,
+            layout.RUNBOOK: documents.runbook,
+            **({layout.CONFIG: self._sealed_config} if self._sealed_config else {}),
+        }
         return header, facts, contents
 
     def _discard_side_files(self) -> list[BackupdError]:

@@ -86,8 +86,10 @@ def collect(connection: Connection, info: ServerInfo, config_files: Iterable[Pat
         user = user_behind(session)
     if here:
         if not process.pid:
-            files.notes.append("the server's process was not found, so its command line is unknown: the option files "
-                               "are those of the usual places")
+            files.notes.append(
+                "the server's process was not found, so its command line is unknown: the option files "
+                "are those of the usual places"
+            )
         with powers_of(user):  # who names these files is the server
             for path in dict.fromkeys(option_files(process, named)):
                 _option_file(files, path)
@@ -101,10 +103,12 @@ def collect(connection: Connection, info: ServerInfo, config_files: Iterable[Pat
         files.text("host/packages.txt", describe_packages(process))
         files.warnings += [warning] if warning else []
     else:
-        files.notes.append(f"the server runs on {info.hostname}: its files, mounts and packages are not here, only "
-                           "what it answers")
-        files.warnings += [f"{path} is not kept: the server runs on another host, {info.hostname}"
-                           for path in config_files]
+        files.notes.append(
+            f"the server runs on {info.hostname}: its files, mounts and packages are not here, only what it answers"
+        )
+        files.warnings += [
+            f"{path} is not kept: the server runs on another host, {info.hostname}" for path in config_files
+        ]
     files.text("README.txt", _README.format(name=info.hostname, flavour=info.flavour, version=info.version))
     files.text("NOTES.txt", "".join(f"{line}\n" for line in (*files.warnings, *files.notes)))
     return Artefact(files.tar(), tuple(f"configuration: {warning}" for warning in files.warnings))
@@ -136,9 +140,16 @@ def _plugins(session: Session, info: ServerInfo, files: HostFiles) -> None:
 def _status(session: Session, info: ServerInfo, files: HostFiles) -> None:
     rows = _ask_records(session, dialect_of(info.flavour, info.version).replica_status, files)
     replication = [{name: str(value) for name, value in row.items() if "password" not in name.lower()} for row in rows]
-    document = {"flavour": str(info.flavour), "version": info.version_text, "hostname": info.hostname,
-                "server_id": info.server_id, "server_uuid": info.server_uuid, "role": str(info.role),
-                "datadir": info.datadir, "replication": replication}
+    document = {
+        "flavour": str(info.flavour),
+        "version": info.version_text,
+        "hostname": info.hostname,
+        "server_id": info.server_id,
+        "server_uuid": info.server_uuid,
+        "role": str(info.role),
+        "datadir": info.datadir,
+        "replication": replication,
+    }
     files.text("server/status.json", json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
@@ -154,9 +165,11 @@ def _accounts(session: Session, info: ServerInfo, files: HostFiles) -> None:
 
 def _named_by_server(session: Session, info: ServerInfo) -> list[str]:
     """Option files that the server says its variables came from; none when it cannot say, or not to us."""
-    question = ("SELECT DISTINCT GLOBAL_VALUE_PATH FROM information_schema.SYSTEM_VARIABLES ORDER BY 1"
-                if info.flavour is Flavour.MARIADB
-                else "SELECT DISTINCT VARIABLE_PATH FROM performance_schema.variables_info ORDER BY 1")
+    question = (
+        "SELECT DISTINCT GLOBAL_VALUE_PATH FROM information_schema.SYSTEM_VARIABLES ORDER BY 1"
+        if info.flavour is Flavour.MARIADB
+        else "SELECT DISTINCT VARIABLE_PATH FROM performance_schema.variables_info ORDER BY 1"
+    )
     try:
         return [str(path) for (path,) in session.query(question) if path]
     except ServerError as error:

@@ -43,8 +43,9 @@ class RowCounter:
 
     def start(self, statements: Mapping[TableName, str]) -> None:
         """Begin to count; ``statements`` of ``counting_statement``."""
-        self._thread = threading.Thread(target=self._count, args=[tuple(statements.items())], name="counter",
-                                        daemon=True)
+        self._thread = threading.Thread(
+            target=self._count, args=[tuple(statements.items())], name="counter", daemon=True
+        )
         self._thread.start()
 
     def pause(self) -> None:

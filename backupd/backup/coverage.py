@@ -14,13 +14,17 @@ from backupd.recovery.windows import REPLAY_STOPS
 from policies.schema import Logical
 
 SUBJECT = "engines"
-REMEDY = ("give the policy a logical leg with a schedule of its own: it takes such tables by itself, whatever its "
-          "tables.include and max_size say, unless tables.exclude fits them; or move them to InnoDB: ALTER TABLE ... "
-          "ENGINE=InnoDB")
+REMEDY = (
+    "give the policy a logical leg with a schedule of its own: it takes such tables by itself, whatever its "
+    "tables.include and max_size say, unless tables.exclude fits them; or move them to InnoDB: ALTER TABLE ... "
+    "ENGINE=InnoDB"
+)
 _NO_SNAPSHOTS = ("MyISAM", "Aria")
 _SHOWN = 10
-_ROCKS_REMEDY = ("name them in tables.include of a logical schedule, so that a dump holds them too; or move them to "
-                 "InnoDB: ALTER TABLE ... ENGINE=InnoDB")
+_ROCKS_REMEDY = (
+    "name them in tables.include of a logical schedule, so that a dump holds them too; or move them to "
+    "InnoDB: ALTER TABLE ... ENGINE=InnoDB"
+)
 
 
 def left_out(tables: Iterable[Table], flavour: Flavour, tool: str) -> dict[str, list[TableName]]:
@@ -47,14 +51,20 @@ def lost_words(engine: str, names: Sequence[TableName]) -> str:
 def rocks_words(names: Sequence[TableName]) -> str:
     shown = ", ".join(name.shown for name in names[:_SHOWN])
     shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (f"the {len(names)} tables of engine {ROCKSDB} are in physical backups, and come back only with a restore "
-            "of the whole server as it was at a backup: the private server of a test restore, of a restore of tables "
-            "and of a replay does not load that engine, so these backups are never proved, and "
-            f"{REPLAY_STOPS} of their rows: {shown}")
+    return (
+        f"the {len(names)} tables of engine {ROCKSDB} are in physical backups, and come back only with a restore "
+        "of the whole server as it was at a backup: the private server of a test restore, of a restore of tables "
+        "and of a replay does not load that engine, so these backups are never proved, and "
+        f"{REPLAY_STOPS} of their rows: {shown}"
+    )
 
 
-def examine_coverage(tables: Iterable[Table], flavour: Flavour, tool: str, logical: Logical | None,
-                     ) -> Iterator[Finding]:
+def examine_coverage(
+    tables: Iterable[Table],
+    flavour: Flavour,
+    tool: str,
+    logical: Logical | None,
+) -> Iterator[Finding]:
     """``tool``: the name of the one that takes the physical backups. ``logical``: the policy's logical leg."""
     known = [table for table in tables if not table.is_system]
     left = left_out(known, flavour, tool)
@@ -66,8 +76,11 @@ def examine_coverage(tables: Iterable[Table], flavour: Flavour, tool: str, logic
         if engine in lost:
             yield warning(SUBJECT, lost_words(engine, lost[engine]), REMEDY)
         else:
-            yield fine(SUBJECT, f"physical backups leave out the {len(names)} tables of engine {engine}; all of them "
-                                "are in logical ones")
+            yield fine(
+                SUBJECT,
+                f"physical backups leave out the {len(names)} tables of engine {engine}; all of them "
+                "are in logical ones",
+            )
 
 
 def recommend(engines: Mapping[str, int]) -> Iterator[Finding]:
@@ -75,16 +88,21 @@ def recommend(engines: Mapping[str, int]) -> Iterator[Finding]:
     old = {engine: engines[engine] for engine in _NO_SNAPSHOTS if engine in engines}
     if old:
         shown = ", ".join(f"{count} of {engine}" for engine, count in old.items())
-        yield warning(SUBJECT, f"tables of engines without snapshots ({shown}): a crash can damage them, a dump may "
-                               "have newer rows than its position, and a witness compares them only where nothing is "
-                               "written meanwhile",
-                      "move them to InnoDB where the application allows: ALTER TABLE ... ENGINE=InnoDB")
+        yield warning(
+            SUBJECT,
+            f"tables of engines without snapshots ({shown}): a crash can damage them, a dump may "
+            "have newer rows than its position, and a witness compares them only where nothing is "
+            "written meanwhile",
+            "move them to InnoDB where the application allows: ALTER TABLE ... ENGINE=InnoDB",
+        )
 
 
 def _is_dumped(name: TableName, logical: Logical | None) -> bool:
     """The set without a name takes all such tables that it does not exclude."""
     if logical is None:
         return False
-    return any((not table_set or fits_any(name, map(TablePattern.parse, tables.include)))
-               and not fits_any(name, map(TablePattern.parse, tables.exclude))
-               for table_set, (_cadence, tables) in logical.selections.items())
+    return any(
+        (not table_set or fits_any(name, map(TablePattern.parse, tables.include)))
+        and not fits_any(name, map(TablePattern.parse, tables.exclude))
+        for table_set, (_cadence, tables) in logical.selections.items()
+    )

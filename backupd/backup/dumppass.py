@@ -108,32 +108,55 @@ class PassSettings:
     log: Path | None
 
 
-def dump(settings: PassSettings, watch: TableWatch, wanted: Sequence[Wanted], packer: Packer,
-         arrived: Callable[[TableName, int], None]) -> Passed:
+def dump(
+    settings: PassSettings,
+    watch: TableWatch,
+    wanted: Sequence[Wanted],
+    packer: Packer,
+    arrived: Callable[[TableName, int], None],
+) -> Passed:
     """Dump ``wanted``. What is bad leaves nothing in ``packer``. ``watch``: made before the definitions were read.
     ``arrived`` is told table and size of each file.
 
     Raises NotOpenedError, ToolError and ServerError when the snapshots cannot be opened, DestinationError and whatever
     else packing does, CancelledError. Trouble of a tool afterwards is trouble of its tables.
     """
+
     def seen(table: TableName, size: int) -> None:
         with contextlib.suppress(ServerError):  # the last look tells
             watch.written(table)
         arrived(table, size)
 
     with contextlib.ExitStack() as outer:
-        intake = outer.enter_context(Intake(
-            packer, throttle=settings.throttle, pressure=settings.pressure, room=_room(settings.folder),
-            cancel=settings.cancel, arrived=seen))
+        intake = outer.enter_context(
+            Intake(
+                packer,
+                throttle=settings.throttle,
+                pressure=settings.pressure,
+                room=_room(settings.folder),
+                cancel=settings.cancel,
+                arrived=seen,
+            )
+        )
         opened = outer.enter_context(_opened(settings, wanted))
         counter = opened.counter
         present, early = _first_look(watch, wanted)
         stale = settings.opened()
         if counter is not None:
-            counter.start({one.name: counting_statement(one.name, versioned=one.definition.columns.versioned)
-                           for one in wanted if _is_steady(settings, one)})
-        with WaitWatch(settings.connection, [one.name for one in wanted], bound=settings.max_lock,
-                       tell=settings.notice, log=settings.log) as waits:
+            counter.start(
+                {
+                    one.name: counting_statement(one.name, versioned=one.definition.columns.versioned)
+                    for one in wanted
+                    if _is_steady(settings, one)
+                }
+            )
+        with WaitWatch(
+            settings.connection,
+            [one.name for one in wanted],
+            bound=settings.max_lock,
+            tell=settings.notice,
+            log=settings.log,
+        ) as waits:
             ended = intake.take([run for _tool, run, _tables in opened.runs], [counter] if counter is not None else [])
             uncounted = _counted(counter, settings.cancel)
         trouble = (*opened.trouble, *uncounted, *waits.warnings)
@@ -160,8 +183,7 @@ def dump(settings: PassSettings, watch: TableWatch, wanted: Sequence[Wanted], pa
                     continue
                 received = intake.keep(one.name)
                 good[one.name] = Written(rows, received.bytes, received.files, tool, _note(settings, one))
-    return Passed(opened.position, opened.blocked, good, bad, blamed, early, present, trouble,
-                  opened.prepared, renamed)
+    return Passed(opened.position, opened.blocked, good, bad, blamed, early, present, trouble, opened.prepared, renamed)
 
 
 # -- before
@@ -187,8 +209,10 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
         settings.ready()
         shares = _shares(wanted, broken)
         with contextlib.ExitStack() as stack:
-            runs = tuple((tool, stack.enter_context(tool.run(_request(stack, settings, tables))), tables)
-                         for tool, tables in shares.items())
+            runs = tuple(
+                (tool, stack.enter_context(tool.run(_request(stack, settings, tables))), tables)
+                for tool, tables in shares.items()
+            )
             counter = stack.enter_context(RowCounter(settings.connection)) if settings.count_rows else None
             beginning: DumpTool | None = None
             moment = BlockedCommits(settings.connection, max_seconds=settings.max_lock)
@@ -210,8 +234,14 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                 continue
             else:
                 longest = max(longest, moment.seconds)
-                yield _Opened(runs, counter, moment.position, longest, moment.prepared,
-                              (*_overstayed(settings, longest), *_not_begun(broken)))
+                yield _Opened(
+                    runs,
+                    counter,
+                    moment.position,
+                    longest,
+                    moment.prepared,
+                    (*_overstayed(settings, longest), *_not_begun(broken)),
+                )
                 return
         longest = max(longest, moment.seconds)
         _wait(settings.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -220,8 +250,10 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
 def _overstayed(settings: PassSettings, seconds: float) -> tuple[str, ...]:
     if seconds <= settings.max_lock:
         return ()
-    words = (f"commits may have been blocked for up to {seconds:.1f} s, longer than logical.max_lock allows "
-             f"({settings.max_lock:g} s): this program or its machine stood still, or the server was slow to answer")
+    words = (
+        f"commits may have been blocked for up to {seconds:.1f} s, longer than logical.max_lock allows "
+        f"({settings.max_lock:g} s): this program or its machine stood still, or the server was slow to answer"
+    )
     return (words,)
 
 
@@ -245,10 +277,15 @@ def _request(stack: contextlib.ExitStack, settings: PassSettings, tables: Sequen
     folder = Path(tempfile.mkdtemp(prefix="rows-", dir=settings.folder))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return DumpRequest(
-        connection=settings.connection, folder=folder, chunk_bytes=settings.chunk_bytes,
+        connection=settings.connection,
+        folder=folder,
+        chunk_bytes=settings.chunk_bytes,
         threads=sessions([one.table.size for one in tables], most=settings.threads, each=settings.chunk_bytes),
         tables=tuple(DumpTable(one.name, one.table.engine, one.table.size) for one in tables),
-        log=settings.log, cancel=settings.cancel, on_stderr=settings.on_stderr)
+        log=settings.log,
+        cancel=settings.cancel,
+        on_stderr=settings.on_stderr,
+    )
 
 
 def sessions(sizes: Sequence[int], *, most: int, each: int) -> int:

@@ -126,8 +126,9 @@ def describe_mounts(info: ServerInfo, variables: Mapping[str, str]) -> tuple[str
     """The file systems of the datadir and of everything outside it, as a document; and a warning, or nothing."""
     mounts = read_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
     places = {info.datadir: "datadir", **{entry.path: f"{entry.kind} {entry.name}" for entry in info.external}}
-    lines = [f"{path}\n    {what}\n    on {mount_of(path, mounts) or 'an unknown mount'}"
-             for path, what in places.items()]
+    lines = [
+        f"{path}\n    {what}\n    on {mount_of(path, mounts) or 'an unknown mount'}" for path, what in places.items()
+    ]
     doublewrite = variables.get("innodb_doublewrite", "ON").upper()
     lines.append(f"innodb_doublewrite = {doublewrite}")
     warning = ""
@@ -137,26 +138,33 @@ def describe_mounts(info: ServerInfo, variables: Mapping[str, str]) -> tuple[str
         lines.append(
             "Without the doublewrite buffer a power failure leaves half-written pages, on every file system that does\n"
             "not write 16 KiB at once by itself. Where this configuration is restored on another file system than the\n"
-            "one above, take the option out before the first start, or make sure that the new one is as good.")
+            "one above, take the option out before the first start, or make sure that the new one is as good."
+        )
         if kind not in _WHOLE_PAGES:
-            warning = (f"innodb_doublewrite is {doublewrite} and {info.datadir} is on {kind}: unless the device writes "
-                       "whole pages, a power failure damages tables beyond repair")
+            warning = (
+                f"innodb_doublewrite is {doublewrite} and {info.datadir} is on {kind}: unless the device writes "
+                "whole pages, a power failure damages tables beyond repair"
+            )
     return "\n".join(lines) + "\n", warning
 
 
 def describe_system(process: ServerProcess) -> str:
     """The operating system, the limits of the server's process, and who watches over it."""
-    parts = [("kernel", " ".join((platform.system(), platform.release(), platform.machine()))),
-             ("processors", str(os.cpu_count())),
-             ("memory", _line(Path("/proc/meminfo"))),
-             ("transparent huge pages", _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))),
-             ("SELinux", {"1": "enforcing", "0": "permissive"}.get(_read(Path("/sys/fs/selinux/enforce")), "off")),
-             ("AppArmor", {"Y": "on"}.get(_read(Path("/sys/module/apparmor/parameters/enabled")), "off"))]
+    parts = [
+        ("kernel", " ".join((platform.system(), platform.release(), platform.machine()))),
+        ("processors", str(os.cpu_count())),
+        ("memory", _line(Path("/proc/meminfo"))),
+        ("transparent huge pages", _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))),
+        ("SELinux", {"1": "enforcing", "0": "permissive"}.get(_read(Path("/sys/fs/selinux/enforce")), "off")),
+        ("AppArmor", {"Y": "on"}.get(_read(Path("/sys/module/apparmor/parameters/enabled")), "off")),
+    ]
     if process.pid:
-        parts += [("security label of the server", _read(Path(f"/proc/{process.pid}/attr/current")).rstrip("\0")),
-                  ("program", process.program),
-                  ("command line", "\n".join(process.arguments)),
-                  ("limits", _read(Path(f"/proc/{process.pid}/limits")))]
+        parts += [
+            ("security label of the server", _read(Path(f"/proc/{process.pid}/attr/current")).rstrip("\0")),
+            ("program", process.program),
+            ("command line", "\n".join(process.arguments)),
+            ("limits", _read(Path(f"/proc/{process.pid}/limits"))),
+        ]
     parts.append(("/etc/os-release", _read(Path("/etc/os-release"))))
     return "".join(f"{title}:\n    {'    '.join(text.splitlines(keepends=True))}\n\n" for title, text in parts)
 
@@ -164,14 +172,17 @@ def describe_system(process: ServerProcess) -> str:
 def describe_packages(process: ServerProcess) -> str:
     """Installed packages of the server and its tools, where dpkg or rpm can tell."""
     answers = []
-    for ask in (("dpkg-query", "--show", "--showformat", "${db:Status-Abbrev}${Package} ${Version} ${Architecture}\n"),
-                ("rpm", "--query", "--all")):
+    for ask in (
+        ("dpkg-query", "--show", "--showformat", "${db:Status-Abbrev}${Package} ${Version} ${Architecture}\n"),
+        ("rpm", "--query", "--all"),
+    ):
         try:
             told = run(Command((*ask, *_PACKAGES)), timeout=_TOOL_SECONDS, check=False).stdout
         except ToolError:
             continue
-        lines = sorted(line.strip() for line in told.decode("utf-8", "replace").splitlines()
-                       if not line.startswith("un"))
+        lines = sorted(
+            line.strip() for line in told.decode("utf-8", "replace").splitlines() if not line.startswith("un")
+        )
         answers += [f"{ask[0]}:", *(f"    {line}" for line in lines if line)]
     if process.program:
         answers.append(f"program of the server: {process.program}")

@@ -64,8 +64,9 @@ class HostFiles:
     def tar(self) -> bytes:
         output = io.BytesIO()
         # GNU's format takes names of any length and bytes.
-        with tarfile.open(fileobj=output, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8",
-                          errors="surrogateescape") as tar:
+        with tarfile.open(
+            fileobj=output, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+        ) as tar:
             for _, (member, content) in sorted(self._members.items()):
                 tar.addfile(member, io.BytesIO(content))
         return output.getvalue()
@@ -121,15 +122,19 @@ class HostFiles:
     def _leave_out(self, path: Path, size: int) -> None:
         self._left_out += 1
         if self._left_out <= NAMED:
-            why = (f"{format_size(size)} is more than the {format_size(LARGEST_FILE)} of one file"
-                   if size > LARGEST_FILE
-                   else f"with its {format_size(size)} all would be more than {format_size(LARGEST_SUM)}")
+            why = (
+                f"{format_size(size)} is more than the {format_size(LARGEST_FILE)} of one file"
+                if size > LARGEST_FILE
+                else f"with its {format_size(size)} all would be more than {format_size(LARGEST_SUM)}"
+            )
             self.warnings.append(f"{path} is not kept: {why}")
             return
         if self._others:
             self.warnings.remove(self._others)
-        self._others = (f"{self._left_out - NAMED} more files are not kept, for the same reasons: name folders of "
-                        "configuration, none of data")
+        self._others = (
+            f"{self._left_out - NAMED} more files are not kept, for the same reasons: name folders of "
+            "configuration, none of data"
+        )
         self.warnings.append(self._others)
 
     def _has_room(self, path: Path) -> bool:

@@ -67,8 +67,16 @@ class Intake:
     file.
     """
 
-    def __init__(self, packer: Packer, *, throttle: Throttle, pressure: Callable[[], str], room: int,
-                 cancel: threading.Event | None, arrived: Callable[[TableName, int], None]) -> None:
+    def __init__(
+        self,
+        packer: Packer,
+        *,
+        throttle: Throttle,
+        pressure: Callable[[], str],
+        room: int,
+        cancel: threading.Event | None,
+        arrived: Callable[[TableName, int], None],
+    ) -> None:
         self._packer, self._throttle, self._pressure, self._room = packer, throttle, pressure, room
         self._cancel, self._arrived = cancel, arrived
         self._queue: queue.SimpleQueue[DumpedFile | _Ended] = queue.SimpleQueue()
@@ -239,13 +247,14 @@ def _read(file: DumpedFile) -> Iterator[bytes]:
     try:
         yield from file.blocks()
     except OSError as error:
-        raise ToolError(f"a file of the dump cannot be read: {error.strerror}", detail=str(file.path),
-                        hint="is the disk of the spool all right? See dmesg") from error
+        raise ToolError(
+            f"a file of the dump cannot be read: {error.strerror}",
+            detail=str(file.path),
+            hint="is the disk of the spool all right? See dmesg",
+        ) from error
 
 
 def together(path: str) -> str:
     """Which small files share objects: those of all tables of a schema, so that thousands of small tables do not make
     thousands of objects."""
     return "/".join(path.split("/")[:2])
-
-

@@ -26,9 +26,7 @@ def here(connection: Connection) -> Place:
         return Place(lsn=current_lsn(session), table=newest_table(session))
 
 
-def landmarks_of(
-    connection: Connection, info: ServerInfo, before: Place, receipts: Receipts, key: bytes
-) -> Landmarks:
+def landmarks_of(connection: Connection, info: ServerInfo, before: Place, receipts: Receipts, key: bytes) -> Landmarks:
     """The landmarks of a backup that was captured since ``before``; ``key`` hides what its log held.
 
     Raises ToolError when a table was imported while the tool ran, ServerError.
@@ -46,16 +44,21 @@ def _refuse_imports(session: Session, *, table: int, lsn: int) -> None:
     try:
         tables = imported_tables(session, newer_than=table, lsn=lsn)
     except OSError as error:
-        raise ToolError(f"a table that was made while the backup ran cannot be read: {error.strerror}",
-                        detail=str(error.filename),
-                        hint="backupd must run as a user who may read the datadir") from error
+        raise ToolError(
+            f"a table that was made while the backup ran cannot be read: {error.strerror}",
+            detail=str(error.filename),
+            hint="backupd must run as a user who may read the datadir",
+        ) from error
     if tables:
-        raise ToolError("a tablespace was imported while the backup ran, so it may hold the table as it was before",
-                        detail=", ".join(tables), hint="take the backup again when no IMPORT TABLESPACE runs")
+        raise ToolError(
+            "a tablespace was imported while the backup ran, so it may hold the table as it was before",
+            detail=", ".join(tables),
+            hint="take the backup again when no IMPORT TABLESPACE runs",
+        )
 
 
 def _digest(info: ServerInfo, receipts: Receipts, key: bytes) -> str:
-    """"" when the next increment will find no evidence in the binary log; it says so then."""
+    """ "" when the next increment will find no evidence in the binary log; it says so then."""
     if mute(info) or not receipts.position.file:
         return ""
     try:

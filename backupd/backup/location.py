@@ -29,8 +29,9 @@ def examine_location(session: Session, info: ServerInfo, *, physical: bool = Tru
     if not physical:
         return
     if (far := elsewhere(session, info)) is not None:
-        yield error("datadir", far, "run backupd there, or use the server's socket if this is that host under another "
-                                    "name")
+        yield error(
+            "datadir", far, "run backupd there, or use the server's socket if this is that host under another name"
+        )
         return
     yield from _files(info)
     yield from _process(session, info)
@@ -40,8 +41,10 @@ def elsewhere(session: Session, info: ServerInfo) -> str | None:
     """Why no physical backup can be taken from here, where the server says that it runs on another host."""
     if session.connection.socket or not info.hostname or info.hostname == socket.gethostname():
         return None
-    return (f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup reads the "
-            "server's files, so it must run on the database host")
+    return (
+        f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup reads the "
+        "server's files, so it must run on the database host"
+    )
 
 
 def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Finding]:
@@ -60,10 +63,13 @@ def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Fi
         yield from_error("datadir", problem)
         return
     if closed:
-        yield error("datadir", f"tables there have a DATA DIRECTORY: {tool} opens their .isl files as if to write, and "
-                               f"cannot do that in {', '.join(closed[:5])}{' and others' if len(closed) > 5 else ''}",
-                    "where the unit protects that folder: name it in ReadWritePaths= (systemctl edit backupd); a "
-                    "service that is not root needs rwX there, not rX")
+        yield error(
+            "datadir",
+            f"tables there have a DATA DIRECTORY: {tool} opens their .isl files as if to write, and "
+            f"cannot do that in {', '.join(closed[:5])}{' and others' if len(closed) > 5 else ''}",
+            "where the unit protects that folder: name it in ReadWritePaths= (systemctl edit backupd); a "
+            "service that is not root needs rwX there, not rX",
+        )
 
 
 def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:

@@ -51,8 +51,17 @@ from backupd.model.table import TableName, TablePattern
 from backupd.transfer.pack import Packer
 from policies.problems import suggestion
 
-_SETTINGS = ("character_set_server", "collation_server", "sql_mode", "lower_case_table_names", "time_zone",
-             "system_time_zone", "innodb_page_size", "innodb_default_row_format", "default_storage_engine")
+_SETTINGS = (
+    "character_set_server",
+    "collation_server",
+    "sql_mode",
+    "lower_case_table_names",
+    "time_zone",
+    "system_time_zone",
+    "innodb_page_size",
+    "innodb_default_row_format",
+    "default_storage_engine",
+)
 _STEADY = "SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES'"
 _SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
 _BEFORE = "it was dropped before the snapshot was taken"
@@ -64,9 +73,11 @@ _Read = TypeVar("_Read")
 def _none_fits(patterns: Sequence[TablePattern], tables: Iterable[Table]) -> UnknownTableError:
     asked = [pattern.text for pattern in patterns]
     near = suggestion(asked[0], (table.name.shown for table in tables if not table.is_system))
-    return UnknownTableError(f"there is no table to dump: none fits {', '.join(asked)}{near}",
-                             hint="names are case-sensitive: schema.table, with * for any text; the account sees only "
-                                  "tables on which it has SELECT")
+    return UnknownTableError(
+        f"there is no table to dump: none fits {', '.join(asked)}{near}",
+        hint="names are case-sensitive: schema.table, with * for any text; the account sees only "
+        "tables on which it has SELECT",
+    )
 
 
 def _no_pressure() -> str:
@@ -138,8 +149,15 @@ def execute(
 class _Dumping:
     """What is found out about tables on the way."""
 
-    def __init__(self, spec: LogicalSpec, packer: Packer, report: Report, on_stderr: Callable[[str], None] | None,
-                 cancel: Event | None, log: Path | None) -> None:
+    def __init__(
+        self,
+        spec: LogicalSpec,
+        packer: Packer,
+        report: Report,
+        on_stderr: Callable[[str], None] | None,
+        cancel: Event | None,
+        log: Path | None,
+    ) -> None:
         self._spec, self._packer, self._report = spec, packer, report
         self._on_stderr, self._cancel, self._log = on_stderr, cancel, log
         self._known: set[TableName] = set()
@@ -171,8 +189,15 @@ class _Dumping:
         facts = self._facts(blocked)
         tool = self._by_tool.most_common(1)[0][0].tool if self._by_tool else self._spec.tools[0].tool
         info = self._spec.info
-        receipts = Receipts(backup_type="logical", from_lsn=0, to_lsn=0, last_lsn=0, position=position,
-                            tool_version=str(tool.version), server_version=str(info.version))
+        receipts = Receipts(
+            backup_type="logical",
+            from_lsn=0,
+            to_lsn=0,
+            last_lsn=0,
+            position=position,
+            tool_version=str(tool.version),
+            server_version=str(info.version),
+        )
         return Captured(BackupKind.LOGICAL, tool, receipts, dump=facts, warnings=tuple(self._warnings)), facts
 
     # -- one pass
@@ -186,11 +211,22 @@ class _Dumping:
                 hurry(session)
                 wanted = self._wanted(session, watch, only)
             settings = PassSettings(
-                connection=spec.connection, folder=spec.folder, threads=spec.threads, chunk_bytes=spec.chunk_bytes,
-                max_lock=spec.max_lock, count_rows=spec.count_rows, steady=self._steady, throttle=spec.throttle,
-                pressure=spec.pressure, ready=self._ready, opened=self._redefined, notice=self._noticed,
+                connection=spec.connection,
+                folder=spec.folder,
+                threads=spec.threads,
+                chunk_bytes=spec.chunk_bytes,
+                max_lock=spec.max_lock,
+                count_rows=spec.count_rows,
+                steady=self._steady,
+                throttle=spec.throttle,
+                pressure=spec.pressure,
+                ready=self._ready,
+                opened=self._redefined,
+                notice=self._noticed,
                 cancel=self._cancel,
-                on_stderr=self._on_stderr, log=self._log)
+                on_stderr=self._on_stderr,
+                log=self._log,
+            )
             return dump(settings, watch, wanted, self._packer, self._arrived), wanted
 
     def _wanted(self, session: Session, watch: TableWatch, only: Sequence[TableName]) -> Sequence[Wanted]:
@@ -210,14 +246,25 @@ class _Dumping:
             if not chosen and not selection.skipped:
                 if spec.by_hand:
                     raise _none_fits(spec.include, there)
-                raise RefusedError("there is no table to dump", detail="\n".join(selection.warnings),
-                                   hint="look at logical.tables in the policy, and at what the account may see: it "
-                                        "needs SELECT, and SHOW VIEW, TRIGGER, EVENT for what goes with tables")
+                raise RefusedError(
+                    "there is no table to dump",
+                    detail="\n".join(selection.warnings),
+                    hint="look at logical.tables in the policy, and at what the account may see: it "
+                    "needs SELECT, and SHOW VIEW, TRIGGER, EVENT for what goes with tables",
+                )
         self._known |= {table.name for table in chosen}
         self._report(Progress("check", files_total=len(chosen)))
         closed = unreadable(session, grants, (table.name for table in chosen))
-        broken = {**closed, **check(session, [table for table in chosen if table.name not in closed],
-                                    repair=spec.repair, tell=self._warnings.append, cancel=self._cancel)}
+        broken = {
+            **closed,
+            **check(
+                session,
+                [table for table in chosen if table.name not in closed],
+                repair=spec.repair,
+                tell=self._warnings.append,
+                cancel=self._cancel,
+            ),
+        }
         definitions = read_tables(session, [table.name for table in chosen if table.name not in broken])
         self._under_way = definitions.tables
         present = watch.present() if definitions.failed else frozenset()
@@ -227,13 +274,25 @@ class _Dumping:
             if definition is None:
                 why = broken.get(table.name) or definitions.failed[table.name]
                 gone = table.name not in broken and table.name not in present
-                self._tell(DumpedTable(table.name, Outcome.SKIPPED if gone else Outcome.FAILED, engine=table.engine,
-                                       reason=_BEFORE if gone else why))
+                self._tell(
+                    DumpedTable(
+                        table.name,
+                        Outcome.SKIPPED if gone else Outcome.FAILED,
+                        engine=table.engine,
+                        reason=_BEFORE if gone else why,
+                    )
+                )
                 continue
             self._definitions[table.name] = definition
             if table.name in selection.bare:
-                self._tell(DumpedTable(table.name, Outcome.DUMPED, engine=table.engine,
-                                       note=f"its definition only: {selection.bare[table.name]}"))
+                self._tell(
+                    DumpedTable(
+                        table.name,
+                        Outcome.DUMPED,
+                        engine=table.engine,
+                        note=f"its definition only: {selection.bare[table.name]}",
+                    )
+                )
                 continue
             found += self._with_tools(table, definition)
         self._expected += sum(one.table.size for one in found)
@@ -260,8 +319,12 @@ class _Dumping:
         asked = DumpTable(table.name, table.engine, table.size)
         refusals = {tool: tool.refuses(asked, definition.columns) for tool in self._spec.tools}
         # One that failed at it before comes last.
-        tools = tuple(sorted((tool for tool, why in refusals.items() if not why),
-                             key=lambda tool: self._blamed.get(table.name) is tool))
+        tools = tuple(
+            sorted(
+                (tool for tool, why in refusals.items() if not why),
+                key=lambda tool: self._blamed.get(table.name) is tool,
+            )
+        )
         if tools:
             return [Wanted(table, definition, tools)]
         words = "; ".join(f"{tool.tool.name}: {why}" for tool, why in refusals.items())
@@ -278,21 +341,34 @@ class _Dumping:
         except BackupdError as error:
             why = f"{error.message}: {error.detail.splitlines()[0]}" if error.detail else error.message
             for name in names:
-                self._tell(DumpedTable(
-                    name, Outcome.FAILED, engine=self._outcomes[name].engine if name in self._outcomes else "",
-                    reason=f"{before.get(name, _SINCE)}; and could not be dumped by itself: {why}"))
+                self._tell(
+                    DumpedTable(
+                        name,
+                        Outcome.FAILED,
+                        engine=self._outcomes[name].engine if name in self._outcomes else "",
+                        reason=f"{before.get(name, _SINCE)}; and could not be dumped by itself: {why}",
+                    )
+                )
             return None
         self._settle(second, wanted, before, None if nothing_yet else second.position)
         for name in before.keys() - {one.name for one in wanted} - second.present:
             self._lose(name)
         if second.position != position:
             count = len(second.good)
-            self._warnings += [f"{count} tables were dumped by themselves after the others, and have a later position"
-                               ] if count and not nothing_yet else []
+            self._warnings += (
+                [f"{count} tables were dumped by themselves after the others, and have a later position"]
+                if count and not nothing_yet
+                else []
+            )
         return second
 
-    def _settle(self, passed: Passed, wanted: Sequence[Wanted], before: Mapping[TableName, str] | None = None,
-                position: Position | None = None) -> None:
+    def _settle(
+        self,
+        passed: Passed,
+        wanted: Sequence[Wanted],
+        before: Mapping[TableName, str] | None = None,
+        position: Position | None = None,
+    ) -> None:
         self._warnings += passed.trouble
         self._prepared |= dict.fromkeys(passed.prepared)
         self._renamed |= passed.renamed
@@ -303,26 +379,38 @@ class _Dumping:
                 self._by_tool[written.tool] += max(written.bytes, 1)
                 why = (before or {}).get(one.name)
                 notes = [written.note, f"dumped again by itself: {why}" if why else ""]
-                self._tell(DumpedTable(
-                    one.name, Outcome.DUMPED, engine=one.table.engine, rows=written.rows, bytes=written.bytes,
-                    files=written.files, tool=written.tool.tool.name, note="; ".join(filter(None, notes)),
-                    position=position))
+                self._tell(
+                    DumpedTable(
+                        one.name,
+                        Outcome.DUMPED,
+                        engine=one.table.engine,
+                        rows=written.rows,
+                        bytes=written.bytes,
+                        files=written.files,
+                        tool=written.tool.tool.name,
+                        note="; ".join(filter(None, notes)),
+                        position=position,
+                    )
+                )
             elif one.name in passed.early:
                 self._tell(DumpedTable(one.name, Outcome.SKIPPED, engine=one.table.engine, reason=_BEFORE))
             else:
-                self._tell(DumpedTable(one.name, Outcome.FAILED, engine=one.table.engine,
-                                       reason=passed.bad[one.name]))
+                self._tell(DumpedTable(one.name, Outcome.FAILED, engine=one.table.engine, reason=passed.bad[one.name]))
 
     def _newcomers(self) -> list[TableName]:
         """Tables that are selected and were not there at the beginning."""
         try:
             with self._spec.connection.connect() as session:
                 hurry(session)
-                return [table.name for table in self._spec.select(list_tables(session, strict=True)).taken
-                        if table.name not in self._known]
+                return [
+                    table.name
+                    for table in self._spec.select(list_tables(session, strict=True)).taken
+                    if table.name not in self._known
+                ]
         except ServerError as error:
-            self._warnings.append("whether tables were made while the backup ran is not known: "
-                                  f"{error.message}: {error.detail}")
+            self._warnings.append(
+                f"whether tables were made while the backup ran is not known: {error.message}: {error.detail}"
+            )
             return []
 
     # -- the end
@@ -333,22 +421,29 @@ class _Dumping:
         dumped = [one for one in outcomes if one.outcome is Outcome.DUMPED]
         failed = [one for one in outcomes if one.outcome is Outcome.FAILED]
         if failed and not dumped:
-            raise ToolError(f"none of {len(failed)} tables could be dumped",
-                            detail="\n".join(f"{one.name.shown}: {one.reason}" for one in failed[:_TOLD]),
-                            hint="the first reasons tell; nothing was kept of this backup")
+            raise ToolError(
+                f"none of {len(failed)} tables could be dumped",
+                detail="\n".join(f"{one.name.shown}: {one.reason}" for one in failed[:_TOLD]),
+                hint="the first reasons tell; nothing was kept of this backup",
+            )
         for one in dumped:
             definition = self._definitions[one.name]
             self._write(definition_path(one.name), write_definition(definition))
             self._write(triggers_path(one.name), write_triggers(definition))
         unsteady = sum(1 for one in dumped if one.note and one.rows is not None and one.engine not in self._steady)
         if unsteady:
-            self._warnings.append(f"{unsteady} tables are of engines without snapshots: their rows may be newer than "
-                                  "the position; ALTER TABLE ... ENGINE=InnoDB gives them one")
+            self._warnings.append(
+                f"{unsteady} tables are of engines without snapshots: their rows may be newer than "
+                "the position; ALTER TABLE ... ENGINE=InnoDB gives them one"
+            )
         return DumpFacts(
-            tables=tuple(outcomes), schemas=self._write_schemas({one.name.schema for one in dumped}),
-            table_set=self._spec.table_set, blocked=round(blocked, 3),
-            settings={name: self._spec.info.variables[name] for name in _SETTINGS
-                      if name in self._spec.info.variables} | self._xa())
+            tables=tuple(outcomes),
+            schemas=self._write_schemas({one.name.schema for one in dumped}),
+            table_set=self._spec.table_set,
+            blocked=round(blocked, 3),
+            settings={name: self._spec.info.variables[name] for name in _SETTINGS if name in self._spec.info.variables}
+            | self._xa(),
+        )
 
     def _xa(self) -> dict[str, str]:
         if not self._prepared:
@@ -404,10 +499,21 @@ class _Dumping:
 
     def _listed(self, read: Callable[[], _Read]) -> _Read:
         spec = self._spec
-        return listed(read, spec.connection, longer_than=spec.long_queries, patience=spec.patience,
-                      cancel=self._cancel, report=self._report)
+        return listed(
+            read,
+            spec.connection,
+            longer_than=spec.long_queries,
+            patience=spec.patience,
+            cancel=self._cancel,
+            report=self._report,
+        )
 
     def _ready(self) -> None:
         spec = self._spec
-        clear_way(spec.connection, longer_than=spec.long_queries, patience=spec.patience, cancel=self._cancel,
-                  report=self._report)
+        clear_way(
+            spec.connection,
+            longer_than=spec.long_queries,
+            patience=spec.patience,
+            cancel=self._cancel,
+            report=self._report,
+        )

@@ -139,11 +139,13 @@ class BlockedCommits:
             f"the snapshots could not be opened while commits were blocked for {self._max:g} s at most",
             detail=detail,
             hint="a long statement or another backup is in the way: SHOW PROCESSLIST names it; take the backup at a "
-                 "quieter time, or raise logical.max_lock in the policy")
+            "quieter time, or raise logical.max_lock in the policy",
+        )
 
 
-def clear_way(connection: Connection, *, longer_than: float, patience: float, cancel: threading.Event | None,
-              report: Report) -> None:
+def clear_way(
+    connection: Connection, *, longer_than: float, patience: float, cancel: threading.Event | None, report: Report
+) -> None:
     """Wait until nothing is running that the lock would wait for and that has taken ``longer_than`` seconds already:
     everybody would queue behind it. Raises BusyError when something still is after ``patience`` seconds, ServerError,
     CancelledError."""
@@ -154,16 +156,25 @@ def clear_way(connection: Connection, *, longer_than: float, patience: float, ca
             if time.monotonic() >= until:
                 raise BusyError(
                     f"{len(found)} statements would keep the snapshots from being opened, and everybody else behind "
-                    "them", detail="\n".join(str(one) for one in found[:_TOLD]),
+                    "them",
+                    detail="\n".join(str(one) for one in found[:_TOLD]),
                     hint="wait for them or end them; or choose another time, or logical.long_queries and "
-                         "limits.max_pause in the policy")
+                    "limits.max_pause in the policy",
+                )
             report(Progress("wait", note=f"for a long statement: {found[0]}"))
             if (cancel or threading.Event()).wait(_LOOK_SECONDS):
                 raise CancelledError("the dump was cancelled")
 
 
-def listed(read: Callable[[], _Read], connection: Connection, *, longer_than: float, patience: float,
-           cancel: threading.Event | None, report: Report) -> _Read:
+def listed(
+    read: Callable[[], _Read],
+    connection: Connection,
+    *,
+    longer_than: float,
+    patience: float,
+    cancel: threading.Event | None,
+    report: Report,
+) -> _Read:
     """What ``read`` gives, which lists tables: again and again while somebody keeps one of them locked, as a CREATE
     TABLE ... SELECT does until it has ended. Raises BusyError, which names the statement, as soon as one has taken
     ``longer_than`` seconds and ``patience`` seconds more; and what ``read`` raises, ServerError, CancelledError."""
@@ -183,7 +194,8 @@ def listed(read: Callable[[], _Read], connection: Connection, *, longer_than: fl
                     "the tables cannot be listed: a statement keeps one of them locked",
                     detail="\n".join(str(one) for one in found[:_TOLD]) or locked.detail,
                     hint="wait for it or end it (SHOW PROCESSLIST); or choose another time, or logical.long_queries "
-                         "and limits.max_pause in the policy") from locked
+                    "and limits.max_pause in the policy",
+                ) from locked
             report(Progress("wait", note=f"for a locked table: {found[0] if found else 'SHOW PROCESSLIST tells who'}"))
         if (cancel or threading.Event()).wait(_LOOK_SECONDS):
             raise CancelledError("the dump was cancelled")

@@ -95,14 +95,22 @@ def execute(
         refuse_incomplete(stock, increment=spec.parent is not None, repeats=spec.repeats)
         report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
         captured = Captured(
-            spec.kind, capture.tool, capture.receipts(), parent=spec.parent.backup_id if spec.parent else None,
+            spec.kind,
+            capture.tool,
+            capture.receipts(),
+            parent=spec.parent.backup_id if spec.parent else None,
             landmarks=_landmarks(spec, capture, place) if place else None,
             lost=sum(map(len, spec.lost.values())),
-            inventory=stock.inventory, missing=tuple(table.name for table in stock.missing),
-            warnings=(*(lost_words(engine, names) for engine, names in spec.lost.items()), *words_of(stock)))
+            inventory=stock.inventory,
+            missing=tuple(table.name for table in stock.missing),
+            warnings=(*(lost_words(engine, names) for engine, names in spec.lost.items()), *words_of(stock)),
+        )
         header, facts = made.commit(captured, packed, fence)
-        return PhysicalOutcome(header, facts, Speeds(
-            packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads))
+        return PhysicalOutcome(
+            header,
+            facts,
+            Speeds(packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads),
+        )
 
 
 def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:
@@ -112,14 +120,17 @@ def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:
     if increment and stock.swapped:
         raise TablesChangedError(
             f"tables took each other's names while the increment was taken: {_shown(map(_table_of, stock.swapped))}",
-            hint="such an increment cannot be prepared: take a full backup", as_full=True)
+            hint="such an increment cannot be prepared: take a full backup",
+            as_full=True,
+        )
     innodb = [table.name for table in stock.missing if table.engine.lower() == "innodb"]
     if innodb or (stock.missing and repeats):
         names = innodb or [table.name for table in stock.missing]
         raise TablesChangedError(
             f"the tool left out {_count(len(names))} that the server had at the backup's position: {_shown(names)}",
             detail="they were dropped and made again, or renamed, while the tool ran",
-            hint="take the backup at a time when these tables are not dropped or renamed")
+            hint="take the backup at a time when these tables are not dropped or renamed",
+        )
 
 
 def words_of(stock: Stock) -> tuple[str, ...]:
@@ -127,11 +138,15 @@ def words_of(stock: Stock) -> tuple[str, ...]:
     words: list[str] = []
     if stock.missing:
         names = _shown(table.name for table in stock.missing)
-        words.append(f"this backup lacks {_count(len(stock.missing))} that were dropped and made again or renamed while"
-                     f" it was taken: {names}")
+        words.append(
+            f"this backup lacks {_count(len(stock.missing))} that were dropped and made again or renamed while"
+            f" it was taken: {names}"
+        )
     if stock.inventory is None:
-        words.append("the backup's tables were not compared with the server's at the backup's position:"
-                     f" {stock.problem or 'no list could be made'}")
+        words.append(
+            "the backup's tables were not compared with the server's at the backup's position:"
+            f" {stock.problem or 'no list could be made'}"
+        )
     if rocks := [table.name for table in stock.inventory or () if table.engine == ROCKSDB]:
         words.append(rocks_words(rocks))
     return tuple(words)
@@ -160,10 +175,17 @@ def _capture(
     log: Path | None,
 ) -> tuple[Capture, Packed]:
     meter = _Meter(report, 0 if spec.parent else spec.info.data_bytes)
-    request = CaptureRequest(connection=spec.connection, workdir=spec.workdir, parallel=spec.parallel,
-                             incremental_lsn=spec.parent.to_lsn if spec.parent else None,
-                             on_stderr=on_stderr, replica=spec.info.role is Role.REPLICA, log=log, cancel=cancel,
-                             spool=spec.spool)
+    request = CaptureRequest(
+        connection=spec.connection,
+        workdir=spec.workdir,
+        parallel=spec.parallel,
+        incremental_lsn=spec.parent.to_lsn if spec.parent else None,
+        on_stderr=on_stderr,
+        replica=spec.info.role is Role.REPLICA,
+        log=log,
+        cancel=cancel,
+        spool=spec.spool,
+    )
     with Packer(fanout, workers=spec.workers) as packer, spec.tool.capture(request) as capture:
         for event in waited.over(capture.events()):
             match event:

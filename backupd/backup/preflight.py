@@ -43,9 +43,11 @@ from storage.destination import Destination
 SMALLEST_FREE = 256 * 1024 * 1024
 """Bytes below which a destination or the spool counts as full."""
 FEWEST_INODES = 10_000
-EMPTIED_HINT = ("is its disk mounted? If it was emptied: put repository.json back as `backupd fsck` shows it, then "
-                "`backupd replicate` copies there what other destinations hold; `backupd backups delete ID` forgets "
-                "what none of them has")
+EMPTIED_HINT = (
+    "is its disk mounted? If it was emptied: put repository.json back as `backupd fsck` shows it, then "
+    "`backupd replicate` copies there what other destinations hold; `backupd backups delete ID` forgets "
+    "what none of them has"
+)
 """What to do where a destination should hold backups and is bare."""
 USUAL_RATIO = 0.5
 """Stored bytes of a first full backup per byte of data; 0.39 measured on sysbench tables with zstd -3."""
@@ -120,8 +122,9 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             if spec.restore_gnupg_home is not None:
                 found += _restores(spec, probed.info)
             if spec.streaming is not None:
-                found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs,
-                                            spool=spec.spool)
+                found += examine_binary_log(
+                    session, probed.info, spec.streaming, programs=spec.programs, spool=spec.spool
+                )
     except ServerError as problem:
         found.append(from_error("server", problem))
         return None
@@ -135,9 +138,13 @@ def _rolled_forward(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     """An error where the policy promises what cannot be had."""
     if why := no_roll_forward(info.flavour, info.version):
         report = error if spec.streaming is not None else warning
-        yield report("point in time", why, "`--to backup:ID` restores the moment of a backup; leave out `binlog` and "
-                     "objectives.rpo below the interval of backups in the policy of such a server, or upgrade the "
-                     "server to 5.7")
+        yield report(
+            "point in time",
+            why,
+            "`--to backup:ID` restores the moment of a backup; leave out `binlog` and "
+            "objectives.rpo below the interval of backups in the policy of such a server, or upgrade the "
+            "server to 5.7",
+        )
 
 
 def _restores(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
@@ -147,8 +154,11 @@ def _restores(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     except ToolError as problem:
         yield warning("restores", f"no restored copy can be started on this machine: {problem.message}", problem.hint)
         return
-    yield fine("restores", f"{program.name} {program.version} at {program.path} is of the server's series, to start "
-                           "restored copies (not probed: a test restore does it)")
+    yield fine(
+        "restores",
+        f"{program.name} {program.version} at {program.path} is of the server's series, to start "
+        "restored copies (not probed: a test restore does it)",
+    )
 
 
 def _clashes(session: Session, info: ServerInfo) -> Iterator[Finding]:
@@ -175,8 +185,9 @@ def _grants(session: Session, found: list[Finding], spec: PreflightSpec) -> Gran
     except ServerError as problem:
         found.append(from_error("privileges", problem))
         return None
-    wanted = needs(read_dialect(session), binlog=spec.streaming is not None, physical=spec.physical,
-                   rocksdb=has_rocksdb(session))
+    wanted = needs(
+        read_dialect(session), binlog=spec.streaming is not None, physical=spec.physical, rocksdb=has_rocksdb(session)
+    )
     lacking = [need for need in wanted if not grants.allow(need.privilege)]
     if not lacking:
         found.append(fine("privileges", f"{grants.account} has every privilege that is needed"))
@@ -198,8 +209,11 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
         yield from_error("tool", problem)
     else:
         tool = physical.tool
-        yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version} (by its "
-                           "version; not probed: a copy)")
+        yield fine(
+            "tool",
+            f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version} (by its "
+            "version; not probed: a copy)",
+        )
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info, paths=spec.programs))
         yield from examine_owners(session, info, tool.name)
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
@@ -208,34 +222,45 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
 def _key_plugin(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     """MariaDB's: where one is loaded, no copy is prepared without its key files."""
     if spec.key_files == () and any(plugin.startswith("file_key_management") for plugin in info.plugins):
-        yield error("key files", f"{spec.server} encrypts with file_key_management, and the configuration names no key "
-                                 "files: no physical backup of it can be restored or proved here",
-                    f"name what file_key_management_filename and _filekey of the server say: {SETTING}")
+        yield error(
+            "key files",
+            f"{spec.server} encrypts with file_key_management, and the configuration names no key "
+            "files: no physical backup of it can be restored or proved here",
+            f"name what file_key_management_filename and _filekey of the server say: {SETTING}",
+        )
 
 
 def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     (best, *others), missing = dump_tools(info, paths=spec.programs)
     tool = best.tool
     for why in missing:
-        yield warning("dump tool", f"{why}; {tool.name} writes the rows of tables in its place, which is slower",
-                      "install it, in a version that is supported, or name the program under programs: in the "
-                      "configuration")
+        yield warning(
+            "dump tool",
+            f"{why}; {tool.name} writes the rows of tables in its place, which is slower",
+            "install it, in a version that is supported, or name the program under programs: in the configuration",
+        )
     try:
         with tempfile.TemporaryDirectory(dir=spec.spool if spec.spool.is_dir() else None) as folder:
             try_out(best, spec.connection, Path(folder))
     except (BackupdError, OSError) as problem:
         why = from_error("", problem).message if isinstance(problem, BackupdError) else str(problem)
         if others:
-            yield warning("dump tool", f"{tool.name} {tool.version} at {tool.path} cannot dump from this server, and "
-                          f"{others[0].tool.name} writes the rows of tables in its place, which is slower: {why}",
-                          problem.hint if isinstance(problem, BackupdError) else "")
+            yield warning(
+                "dump tool",
+                f"{tool.name} {tool.version} at {tool.path} cannot dump from this server, and "
+                f"{others[0].tool.name} writes the rows of tables in its place, which is slower: {why}",
+                problem.hint if isinstance(problem, BackupdError) else "",
+            )
         else:
-            yield error("dump tool", f"no table can be dumped: {why}",
-                        problem.hint if isinstance(problem, BackupdError) else "")
+            yield error(
+                "dump tool", f"no table can be dumped: {why}", problem.hint if isinstance(problem, BackupdError) else ""
+            )
     else:
         if not missing:
-            yield fine("dump tool", f"{tool.name} {tool.version} at {tool.path} connects and begins a dump; it writes "
-                                    "the rows of tables")
+            yield fine(
+                "dump tool",
+                f"{tool.name} {tool.version} at {tool.path} connects and begins a dump; it writes the rows of tables",
+            )
 
 
 def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:

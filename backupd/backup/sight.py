@@ -22,8 +22,10 @@ _HINT = "grant it on *.*, or let tables.include name only the schemas that it ma
 
 def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: Logical) -> Iterator[Finding]:
     """Raises ServerError."""
-    include = [TablePattern.parse(text) for text in
-               dict.fromkeys(text for _cadence, tables in logical.selections.values() for text in tables.include)]
+    include = [
+        TablePattern.parse(text)
+        for text in dict.fromkeys(text for _cadence, tables in logical.selections.values() for text in tables.include)
+    ]
     yield from (warning(SUBJECT, sentence, _HINT) for sentence in unseen(grants, include))
     schemas = sorted({str(name) for (name,) in session.query(_SCHEMAS)} - set(SYSTEM_SCHEMAS))
     lacking: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -37,6 +39,9 @@ def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: L
     asks = info.flavour is not Flavour.MARIADB and info.version >= Version(8, 0)
     if info.log_bin and asks and not grants.allow("XA_RECOVER_ADMIN"):
         user, _, host = grants.account.rpartition("@")
-        yield warning(SUBJECT, f"{grants.account} lacks XA_RECOVER_ADMIN: XA transactions that are prepared when a "
-                               "dump begins stay unknown, and a dump cannot be rolled forward over their commit",
-                      f"GRANT XA_RECOVER_ADMIN ON *.* TO '{user}'@'{host}'")
+        yield warning(
+            SUBJECT,
+            f"{grants.account} lacks XA_RECOVER_ADMIN: XA transactions that are prepared when a "
+            "dump begins stay unknown, and a dump cannot be rolled forward over their commit",
+            f"GRANT XA_RECOVER_ADMIN ON *.* TO '{user}'@'{host}'",
+        )

@@ -68,8 +68,9 @@ def redo_size(entries: Iterable[Entry]) -> int:
     return sum(entry.size for entry in entries if entry.path in REDO_NAMES)
 
 
-def slow_destinations(speeds: Speeds, *, seconds: float, prepare_seconds: float,
-                      limits: Mapping[str, int] = NO_LIMITS) -> tuple[str, ...]:
+def slow_destinations(
+    speeds: Speeds, *, seconds: float, prepare_seconds: float, limits: Mapping[str, int] = NO_LIMITS
+) -> tuple[str, ...]:
     """A warning for each destination that held the backup up: its own rate is less than a third of what it would need
     to keep up with the source, and it was busy for at least half of the time (else something between was slower, such
     as sealing). Nothing for runs of up to a minute (``seconds``).
@@ -87,11 +88,14 @@ def slow_destinations(speeds: Speeds, *, seconds: float, prepare_seconds: float,
         f"meanwhile has {format_size(speeds.redo)}, and preparing this backup will take about "
         f"{format_duration(prepare_seconds)}"
         for load in speeds.loads
-        if load.bytes and load.rate * FACTOR < needed and load.seconds * 2 >= seconds)
+        if load.bytes and load.rate * FACTOR < needed and load.seconds * 2 >= seconds
+    )
 
 
 def _blamed(load: Load, limit: int | None) -> str:
     if limit is not None and load.rate >= limit * LIMITED:
-        return (f"max_upload of destination {load.destination} ({format_size(limit)}/s) held this backup up: "
-                f"{format_size(load.rate)}/s were sent")
+        return (
+            f"max_upload of destination {load.destination} ({format_size(limit)}/s) held this backup up: "
+            f"{format_size(load.rate)}/s were sent"
+        )
     return f"destination {load.destination} is slow: it took {format_size(load.rate)}/s"

@@ -94,8 +94,11 @@ class TableWatch:
             self.look(names)
         except ServerError as error:
             unknown = f"whether it was changed meanwhile is not known: {error.detail or error.message}"
-            return {name: self._found.get(name, unknown) for name in names
-                    if name not in self._sound or name in self._unjudged}
+            return {
+                name: self._found.get(name, unknown)
+                for name in names
+                if name not in self._sound or name in self._unjudged
+            }
         return {name: self._found[name] for name in names if name in self._found}
 
     def renamed(self, names: Collection[TableName]) -> dict[TableName, TableName]:
@@ -118,8 +121,9 @@ class TableWatch:
         if len(asked) > _FEW:
             with contextlib.suppress(LockedTableError):  # as a rule it is none of these
                 return definitions(self._session, strict=True)
-        return {name: number for table in asked
-                for name, number in definitions(self._session, table, strict=True).items()}
+        return {
+            name: number for table in asked for name, number in definitions(self._session, table, strict=True).items()
+        }
 
     def _ids_now(self) -> TableIds | None:
         try:

@@ -28,8 +28,15 @@ class WaitWatch:
     """A context manager. ``bound``: seconds that a statement which changes one of ``tables`` may wait for before it is
     told: to ``tell`` while it waits ("" when nobody does any more), in ``log``, and in ``warnings`` afterwards."""
 
-    def __init__(self, connection: Connection, tables: Collection[TableName], *, bound: float,
-                 tell: Callable[[str], None], log: Path | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        tables: Collection[TableName],
+        *,
+        bound: float,
+        tell: Callable[[str], None],
+        log: Path | None = None,
+    ) -> None:
         self._connection, self._tables, self._bound, self._tell = connection, frozenset(tables), bound, tell
         self._log, self._told = log, ""
         self._since: dict[tuple[int, str], float] = {}
@@ -40,9 +47,11 @@ class WaitWatch:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        told = [f"{self._words(one)} waited for {seconds:.0f} s for the metadata lock of a table of this dump, and "
-                "others behind it"
-                for seconds, one in self._longest.values()]
+        told = [
+            f"{self._words(one)} waited for {seconds:.0f} s for the metadata lock of a table of this dump, and "
+            "others behind it"
+            for seconds, one in self._longest.values()
+        ]
         more = [f"and {len(told) - _TOLD} statements more waited"] if len(told) > _TOLD else []
         return (*told[:_TOLD], *more, *([self._trouble] if self._trouble else []))
 
@@ -50,8 +59,9 @@ class WaitWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end.set()
         # A server that hangs may hold the thread; it is a daemon, so it cannot keep the process.
         self._thread.join(_LEAVE_SECONDS)

@@ -42,12 +42,21 @@ class Start:
 
 
 class Approach:
-    """``fetch``: copies one of the server's files as it is now, and says where. ``wanted``, ``ours``: as of Streamer.
-    """
+    """``fetch``: copies one of the server's files as it is now, and says where. ``wanted``, ``ours``: as of
+    Streamer."""
 
-    def __init__(self, server: str, source: BinlogSource, spool: Spool, *, fetch: Callable[[str], Path],
-                 wanted: Position | None, ours: Callable[[], Collection[str]], clock: Clock,
-                 tell: Callable[[StreamEvent], None]) -> None:
+    def __init__(
+        self,
+        server: str,
+        source: BinlogSource,
+        spool: Spool,
+        *,
+        fetch: Callable[[str], Path],
+        wanted: Position | None,
+        ours: Callable[[], Collection[str]],
+        clock: Clock,
+        tell: Callable[[StreamEvent], None],
+    ) -> None:
         self._server = server
         self._source = source
         self._spool = spool
@@ -82,8 +91,9 @@ class Approach:
         unlogged = self._spool.unlogged() or self._unlogged
         if unlogged is not None:
             found = continuity.after_silence(self._spool.seen(), unlogged, state, self._clock())
-            return self._begin(found if self._spool.branches() else replace(found, reason=BranchReason.FIRST), state,
-                               newest)
+            return self._begin(
+                found if self._spool.branches() else replace(found, reason=BranchReason.FIRST), state, newest
+            )
         if newest is None:
             return self._first(state)
         branch = self._spool.branches()[-1]
@@ -120,9 +130,15 @@ class Approach:
             return None  # not even its head tells what it is: that is looked into first
         if here.damage and here.end and equal >= here.end:
             self._spool.cut(start.kept, here.end)
-            self._tell(StreamEvent(
-                StreamEventKind.MENDED, self._clock(), f"{start.kept.name} of {self._server} was damaged in the spool"
-                f" behind byte {here.end}, and is fetched from the server again from there", detail=here.damage))
+            self._tell(
+                StreamEvent(
+                    StreamEventKind.MENDED,
+                    self._clock(),
+                    f"{start.kept.name} of {self._server} was damaged in the spool"
+                    f" behind byte {here.end}, and is fetched from the server again from there",
+                    detail=here.damage,
+                )
+            )
             return None
         fresh = read_fresh(self._spool.incoming / start.name, self._source.address)
         if fresh.checksum == "none":  # then only another copy shows that it came as it is at the server
@@ -131,8 +147,9 @@ class Approach:
                     raise DamagedCopyError(start.name, self._source.address, "two copies of it differ")
         state = self.look()
         tail = self._tail(start.kept)
-        found = continuity.with_file(tail, self._compared(start.kept, equal, tail), self._spool.seen(), state,
-                                     self._source.previous_gtids)
+        found = continuity.with_file(
+            tail, self._compared(start.kept, equal, tail), self._spool.seen(), state, self._source.previous_gtids
+        )
         if isinstance(found, GoOn):
             self._spool.cut(start.kept, tail.end)
             return None
@@ -148,9 +165,15 @@ class Approach:
             return None
         before = self._source.previous_gtids(following.name)
         whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
-        gap = "" if whole and bad == newest.number else (
-            f"the server itself cannot read {newest.name} behind {tail.end}" if bad == newest.number else
-            f"the server itself cannot read the file after {newest.name}")
+        gap = (
+            ""
+            if whole and bad == newest.number
+            else (
+                f"the server itself cannot read {newest.name} behind {tail.end}"
+                if bad == newest.number
+                else f"the server itself cannot read the file after {newest.name}"
+            )
+        )
         return self._follow(GoOn(following.number, gap), newest, state)
 
     # --- what follows
@@ -161,13 +184,29 @@ class Approach:
         if not branches:
             names = {log.name: log.number for log in state.logs}
             wanted = self._wanted.file if self._wanted else ""
-            return self._begin(Fork(BranchReason.FIRST, names.get(wanted, state.logs[-1].number), None,
-                                    names_go_on=False, note="the stream of this server begins"), state)
+            return self._begin(
+                Fork(
+                    BranchReason.FIRST,
+                    names.get(wanted, state.logs[-1].number),
+                    None,
+                    names_go_on=False,
+                    note="the stream of this server begins",
+                ),
+                state,
+            )
         branch, log = branches[-1], _listed(state, branches[-1].first_number)
         if branch.basename == state.basename and log is not None and not continuity.another(self._spool.seen(), state):
             return Start(branch, log.number, log.name, None)
-        return self._begin(Fork(BranchReason.UNKNOWN, state.logs[-1].number, None, names_go_on=False,
-                                note="the file with which the branch before was to begin was never copied"), state)
+        return self._begin(
+            Fork(
+                BranchReason.UNKNOWN,
+                state.logs[-1].number,
+                None,
+                names_go_on=False,
+                note="the file with which the branch before was to begin was never copied",
+            ),
+            state,
+        )
 
     def _follow(self, found: GoOn | Fork, newest: Spooled, state: SourceState) -> Start:
         self._make_sure(state)
@@ -183,11 +222,18 @@ class Approach:
             last_at = read(newest.path).last_at
             gap = Gap(self._server, branch.id, "", tail.place, before, last_at, None, found.gap, self._clock())
             self._spool.add_gap(gap)
-            self._tell(StreamEvent(
-                StreamEventKind.GAP, self._clock(), f"binary logs of {self._server} are missing: {found.gap}",
-                detail=f"nothing is there between {tail.name}:{tail.end} and {log.name}",
-                hint="take a full backup now: recovery across the gap is not possible; and let the server keep its"
-                " binary logs longer (binlog_expire_logs_seconds)", branch=branch, gap=gap))
+            self._tell(
+                StreamEvent(
+                    StreamEventKind.GAP,
+                    self._clock(),
+                    f"binary logs of {self._server} are missing: {found.gap}",
+                    detail=f"nothing is there between {tail.name}:{tail.end} and {log.name}",
+                    hint="take a full backup now: recovery across the gap is not possible; and let the server keep its"
+                    " binary logs longer (binlog_expire_logs_seconds)",
+                    branch=branch,
+                    gap=gap,
+                )
+            )
         return Start(branch, log.number, log.name, None)
 
     def _begin(self, fork: Fork, state: SourceState, newest: Spooled | None = None) -> Start:
@@ -197,24 +243,48 @@ class Approach:
         seen = self._spool.seen()
         now = self._clock()
         named = max(now, before[-1].noticed_at + timedelta(seconds=1)) if before else now  # ids sort by seconds
-        log = _listed(state, fork.number) or next((log for log in state.logs if log.number > fork.number),
-                                                  state.logs[-1])
+        log = _listed(state, fork.number) or next(
+            (log for log in state.logs if log.number > fork.number), state.logs[-1]
+        )
         branch = Branch(
-            server=self._server, id=new_id(named), noticed_at=named, reason=fork.reason,
-            server_uuid=state.server_uuid, flavour=str(state.flavour), basename=state.basename,
-            first_number=log.number, since=fork.since or (seen.at if seen else parent.noticed_at if parent else None),
-            parent=parent.id if parent else None, fork=fork.fork, names_go_on=fork.names_go_on, note=fork.note,
-            baseline="" if state.mariadb else self._source.previous_gtids(log.name) or "")
+            server=self._server,
+            id=new_id(named),
+            noticed_at=named,
+            reason=fork.reason,
+            server_uuid=state.server_uuid,
+            flavour=str(state.flavour),
+            basename=state.basename,
+            first_number=log.number,
+            since=fork.since or (seen.at if seen else parent.noticed_at if parent else None),
+            parent=parent.id if parent else None,
+            fork=fork.fork,
+            names_go_on=fork.names_go_on,
+            note=fork.note,
+            baseline="" if state.mariadb else self._source.previous_gtids(log.name) or "",
+        )
         self._spool.begin(branch, end)
         self._unlogged = None
         self._spool.note(continuity.seen_now(state, now))
-        across = ("" if parent is None else "its fork is known: "
-                  f"{_shown(fork.fork)}" if fork.fork else "where it forked is not known")
-        self._tell(StreamEvent(
-            StreamEventKind.BRANCH, now, f"a branch of {self._server} begins with {log.name}: {fork.note}",
-            detail=across,
-            hint="" if parent is None or fork.parent else "take a full backup now: what was archived before stays, and"
-            " is recovered as before; across the fork only where it is known", branch=branch))
+        across = (
+            ""
+            if parent is None
+            else f"its fork is known: {_shown(fork.fork)}"
+            if fork.fork
+            else "where it forked is not known"
+        )
+        self._tell(
+            StreamEvent(
+                StreamEventKind.BRANCH,
+                now,
+                f"a branch of {self._server} begins with {log.name}: {fork.note}",
+                detail=across,
+                hint=""
+                if parent is None or fork.parent
+                else "take a full backup now: what was archived before stays, and"
+                " is recovered as before; across the fork only where it is known",
+                branch=branch,
+            )
+        )
         return Start(branch, log.number, log.name, None)
 
     def _make_sure(self, state: SourceState) -> None:
@@ -222,14 +292,18 @@ class Approach:
         way. Raises as ``look``, and ServerError where the server says something else now."""
         again = self.look()
         there, oldest = {log.name for log in again.logs}, again.logs[0].number
-        same = ((state.server_uuid, state.server_id, state.flavour, state.basename, state.marker)
-                == (again.server_uuid, again.server_id, again.flavour, again.basename, again.marker)
-                and all(log.name in there or log.number < oldest for log in state.logs)
-                and (not state.position.gtid or covers(again.position.gtid, state.position.gtid, mariadb=state.mariadb))
-                and (state.durable_lsn or 0) <= (again.durable_lsn or 0))
+        same = (
+            (state.server_uuid, state.server_id, state.flavour, state.basename, state.marker)
+            == (again.server_uuid, again.server_id, again.flavour, again.basename, again.marker)
+            and all(log.name in there or log.number < oldest for log in state.logs)
+            and (not state.position.gtid or covers(again.position.gtid, state.position.gtid, mariadb=state.mariadb))
+            and (state.durable_lsn or 0) <= (again.durable_lsn or 0)
+        )
         if not same:
-            raise ServerError(f"{self._source.address} answers otherwise than a moment ago",
-                              hint="it is looked at again before anything is concluded")
+            raise ServerError(
+                f"{self._source.address} answers otherwise than a moment ago",
+                hint="it is looked at again before anything is concluded",
+            )
 
     def _close(self, newest: Spooled) -> Tail:
         """Nothing more comes to it: half a transaction at its end leaves it."""
@@ -246,8 +320,13 @@ class Approach:
         seen = self._spool.seen()
         found = continuity.without_file(tail, seen, state, self._source.previous_gtids)
         if not isinstance(found, Fork):
-            found = Fork(BranchReason.UNKNOWN, state.logs[0].number, None, names_go_on=False,
-                         note=f"the server's binary logs are called {state.basename} now")
+            found = Fork(
+                BranchReason.UNKNOWN,
+                state.logs[0].number,
+                None,
+                names_go_on=False,
+                note=f"the server's binary logs are called {state.basename} now",
+            )
         return self._follow(found, newest, state)
 
     def _was_restored(self, newest: Spooled, state: SourceState, why: str) -> Start:
@@ -282,9 +361,16 @@ class Approach:
         read_fresh(path, self._source.address)
         if path.stat().st_size < mark.size or fingerprint_of(path, mark.branch, mark.number, mark.size) != mark:
             return None
-        return Fork(BranchReason.UNKNOWN, mark.number, left.place, names_go_on=True, parent=mark.branch,
-                    since=left.seen.at, note="after another server, which was not meant, the known one answers again,"
-                                             f" and its binary log goes on from {left.place.file}:{left.place.pos}")
+        return Fork(
+            BranchReason.UNKNOWN,
+            mark.number,
+            left.place,
+            names_go_on=True,
+            parent=mark.branch,
+            since=left.seen.at,
+            note="after another server, which was not meant, the known one answers again,"
+            f" and its binary log goes on from {left.place.file}:{left.place.pos}",
+        )
 
     def _tail(self, file: Spooled) -> Tail:
         found = read(file.path)
@@ -292,13 +378,20 @@ class Approach:
         ended = Ending.CUT if found.damage else file.ended
         if ended is None and (told := ending_of(file.path, file.size)) is not Ending.CUT:
             ended = told
-        return Tail(file.name, file.number, found.end, branch.executed(found.gtids_before),
-                    branch.executed(found.gtids_after), ended)
+        return Tail(
+            file.name,
+            file.number,
+            found.end,
+            branch.executed(found.gtids_before),
+            branch.executed(found.gtids_after),
+            ended,
+        )
 
     def _with_baseline(self, found: Scan) -> Scan:
         branch = self._spool.branches()[-1]
-        return replace(found, gtids_before=branch.executed(found.gtids_before),
-                       gtids_after=branch.executed(found.gtids_after))
+        return replace(
+            found, gtids_before=branch.executed(found.gtids_before), gtids_after=branch.executed(found.gtids_after)
+        )
 
     def _compared(self, kept: Spooled, equal: int, tail: Tail) -> Compared:
         head = head_of(kept.path)
@@ -319,8 +412,9 @@ class Approach:
                 fetched += 1
                 path = self._fetch(log.name)
                 found = read_fresh(path, self._source.address)
-                same = (path.stat().st_size == mark.size
-                        and fingerprint_of(path, branch.id, mark.number, mark.size) == mark)
+                same = (
+                    path.stat().st_size == mark.size and fingerprint_of(path, branch.id, mark.number, mark.size) == mark
+                )
                 if same:
                     gtid = after if mark.number == tail.number - 1 else self._with_baseline(found).gtids_after
                     return continuity.looked_back(tail, state, Position(log.name, mark.size, gtid))
@@ -343,8 +437,11 @@ class Approach:
             until = self._with_baseline(scan_to(newest.path, unshared.start))
             place = Position(newest.name, unshared.start, until.gtids_after)
         members = [member for member in place.gtid.split(",") if member]
-        agreed = bool(members) and all(map(has, members)) and (
-            not state.mariadb or is_kin(newest.path, state, number, self._fetch))
+        agreed = (
+            bool(members)
+            and all(map(has, members))
+            and (not state.mariadb or is_kin(newest.path, state, number, self._fetch))
+        )
         lost = "; it lacks transactions that were archived" if unshared is not None else ""
         return replace(fork, number=number, fork=place if agreed else None, note=fork.note + lost)
 

@@ -94,16 +94,27 @@ class Archiver:
     ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most.
     """
 
-    def __init__(self, spool: Spool, destinations: Mapping[str, Destination], sealer: Sealer, recorder: Recorder, *,
-                 checkpoint: timedelta, clock: Clock, patience: float = 10.0, most_sealed: int = MOST_SEALED) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        destinations: Mapping[str, Destination],
+        sealer: Sealer,
+        recorder: Recorder,
+        *,
+        checkpoint: timedelta,
+        clock: Clock,
+        patience: float = 10.0,
+        most_sealed: int = MOST_SEALED,
+    ) -> None:
         self._spool = spool
         self._sealer = sealer
         self._checkpoint = checkpoint
         self._patience = patience
         self._most_sealed = most_sealed
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
-        self._standings = {name: Standing(Shipper(destination, clock, self._outcomes))
-                           for name, destination in destinations.items()}
+        self._standings = {
+            name: Standing(Shipper(destination, clock, self._outcomes)) for name, destination in destinations.items()
+        }
         self._state_file = StateFile(spool.folder)
         self._state = ArchiveState()
         self._ledger = Ledger(recorder)
@@ -124,8 +135,10 @@ class Archiver:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise BusyError(f"another process already archives {self._spool.folder}",
-                            hint="one stream per server: end the other one, or leave the work to it") from None
+            raise BusyError(
+                f"another process already archives {self._spool.folder}",
+                hint="one stream per server: end the other one, or leave the work to it",
+            ) from None
         try:
             self._state = self._state_file.load(self._standings)
             self._cutter = Cutter(self._spool.folder / _SEALED, self._sealer, most_bytes=self._most_sealed)
@@ -134,8 +147,9 @@ class Archiver:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for standing in self._standings.values():
             standing.shipper.stop(5.0)
         os.close(self._lock)
@@ -180,8 +194,14 @@ class Archiver:
         unrecorded = self._confirm(outlook) or unrecorded
         self._show(outlook)
         trouble = {name: behind.error for name, behind in self._behind.items() if behind.error}
-        return Shipped(tuple(tally.stored), tally.bytes, tally.dropped, removed,
-                       {**trouble, **({"": self._trouble} if self._trouble else {})}, unrecorded)
+        return Shipped(
+            tuple(tally.stored),
+            tally.bytes,
+            tally.dropped,
+            removed,
+            {**trouble, **({"": self._trouble} if self._trouble else {})},
+            unrecorded,
+        )
 
     def _look(self, now: datetime) -> Outlook:
         outlook = Outlook(self._spool.branches(), self._spool.files(), self._state)
@@ -232,8 +252,11 @@ class Archiver:
             found = self._cutter.piece(safe, branch, start, context)
         except DamagedLogError as error:
             self._trouble = _told(error, self._spool.doubt(file, error.good, "; ".join(error.damages)))
-            found = (self._cutter.piece(replace(safe, size=error.good), branch, start, context)
-                     if error.good > start else None)
+            found = (
+                self._cutter.piece(replace(safe, size=error.good), branch, start, context)
+                if error.good > start
+                else None
+            )
         if found is None:
             self._fruitless[file.branch, file.number] = replace(seen, trouble=self._trouble)
             return
@@ -247,8 +270,10 @@ class Archiver:
         doubt = self._spool.doubted(file)
         if doubt is None or doubt.verdict:
             return False
-        self._trouble = (f"binary log {file.name} in the spool is damaged behind byte {doubt.good} ({doubt.why}): it is"
-                         " fetched from its server again, and is not archived yet")
+        self._trouble = (
+            f"binary log {file.name} in the spool is damaged behind byte {doubt.good} ({doubt.why}): it is"
+            " fetched from its server again, and is not archived yet"
+        )
         return True
 
     @contextlib.contextmanager
@@ -294,8 +319,11 @@ class Archiver:
 
     def _next_outcome(self, deadline: float) -> tuple[str, Outcome] | None:
         """What a destination has done. Waits for those that began lately; who hangs does not delay each step."""
-        waits = [self._patience - standing.busy_for for standing in self._standings.values()
-                 if standing.shipper.busy_since is not None]
+        waits = [
+            self._patience - standing.busy_for
+            for standing in self._standings.values()
+            if standing.shipper.busy_since is not None
+        ]
         timeout = min(deadline - time.monotonic(), max(waits, default=0.0))
         try:
             return self._outcomes.get(block=timeout > 0, timeout=max(timeout, 0.0))
@@ -327,8 +355,9 @@ class Archiver:
         if self._stuck or not self._ledger.is_clear:
             return removed
         for file in outlook.files:
-            if file.ended is None or not all(outlook.log(file).is_complete(holding.stored)
-                                             for holding in self._state.holdings.values()):
+            if file.ended is None or not all(
+                outlook.log(file).is_complete(holding.stored) for holding in self._state.holdings.values()
+            ):
                 break
             before = outlook.place(*self._state.passed) if self._state.passed else None
             place = outlook.place(file.branch, file.number, file.size)

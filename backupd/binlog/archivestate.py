@@ -52,8 +52,7 @@ class ArchiveState:
         here = set(present)
         self.files = {key: file for key, file in self.files.items() if key in here}
         for holding in self.holdings.values():
-            holding.stored = {key: ending for key, ending in holding.stored.items()
-                              if (key.branch, key.number) in here}
+            holding.stored = {key: ending for key, ending in holding.stored.items() if (key.branch, key.number) in here}
 
 
 class StateFile:
@@ -83,14 +82,25 @@ class StateFile:
 def _encode(state: ArchiveState) -> dict[str, Any]:
     return {
         "format": _FORMAT,
-        "files": [{"branch": file.branch, "number": file.number, "cuts": [_cut(cut) for cut in file.cuts],
-                   "whole": _cut(file.whole) if file.whole else None, "damage": file.damage,
-                   "damaged_at": format_time(file.damaged_at) if file.damaged_at else None,
-                   "context": file.context.as_json() if file.context else None}
-                  for _key, file in sorted(state.files.items())],
-        "holdings": {name: {"stored": [[*_key(key), str(ending)] for key, ending in sorted(holding.stored.items())],
-                            "drops": [_key(key) for key in sorted(holding.drops)]}
-                     for name, holding in state.holdings.items()},
+        "files": [
+            {
+                "branch": file.branch,
+                "number": file.number,
+                "cuts": [_cut(cut) for cut in file.cuts],
+                "whole": _cut(file.whole) if file.whole else None,
+                "damage": file.damage,
+                "damaged_at": format_time(file.damaged_at) if file.damaged_at else None,
+                "context": file.context.as_json() if file.context else None,
+            }
+            for _key, file in sorted(state.files.items())
+        ],
+        "holdings": {
+            name: {
+                "stored": [[*_key(key), str(ending)] for key, ending in sorted(holding.stored.items())],
+                "drops": [_key(key) for key in sorted(holding.drops)],
+            }
+            for name, holding in state.holdings.items()
+        },
         "passed": list(state.passed) if state.passed else None,
         "cut_at": format_time(state.cut_at) if state.cut_at else None,
     }
@@ -99,19 +109,31 @@ def _encode(state: ArchiveState) -> dict[str, Any]:
 def _decode(data: Mapping[str, Any]) -> ArchiveState:
     if data["format"] != _FORMAT:
         raise ValueError(f"format {data['format']!r} is not known to this version")
-    files = [LogFile(item["branch"], item["number"], tuple(_read_cut(cut) for cut in item["cuts"]),
-                     _read_cut(item["whole"]) if item["whole"] else None,
-                     ScanContext.from_json(item["context"]) if item["context"] else None, item["damage"],
-                     parse_time(item["damaged_at"]) if item["damaged_at"] else None)
-             for item in data["files"]]
+    files = [
+        LogFile(
+            item["branch"],
+            item["number"],
+            tuple(_read_cut(cut) for cut in item["cuts"]),
+            _read_cut(item["whole"]) if item["whole"] else None,
+            ScanContext.from_json(item["context"]) if item["context"] else None,
+            item["damage"],
+            parse_time(item["damaged_at"]) if item["damaged_at"] else None,
+        )
+        for item in data["files"]
+    ]
     passed = data["passed"]
     return ArchiveState(
         files={(file.branch, file.number): file for file in files},
-        holdings={name: Holding({SegmentKey(*key): Ending(ending) for *key, ending in item["stored"]},
-                                {SegmentKey(*key) for key in item["drops"]})
-                  for name, item in data["holdings"].items()},
+        holdings={
+            name: Holding(
+                {SegmentKey(*key): Ending(ending) for *key, ending in item["stored"]},
+                {SegmentKey(*key) for key in item["drops"]},
+            )
+            for name, item in data["holdings"].items()
+        },
         passed=(passed[0], passed[1], passed[2]) if passed else None,
-        cut_at=parse_time(data["cut_at"]) if data["cut_at"] else None)
+        cut_at=parse_time(data["cut_at"]) if data["cut_at"] else None,
+    )
 
 
 def _cut(cut: Cut) -> list[Any]:

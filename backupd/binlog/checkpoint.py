@@ -76,8 +76,11 @@ class LogFile:
 
     def lacks(self, held: Held) -> tuple[Cut, ...]:
         """What a destination that holds ``held`` is still to get. What was a piece there may have to get its ending."""
-        return tuple(cut for cut in self.wanted if (ending := held.get(self.key(cut))) is None
-                     or (ending is Ending.OPEN and cut.ending is not Ending.OPEN))
+        return tuple(
+            cut
+            for cut in self.wanted
+            if (ending := held.get(self.key(cut))) is None or (ending is Ending.OPEN and cut.ending is not Ending.OPEN)
+        )
 
     def is_complete(self, held: Held) -> bool:
         """Will nothing more of an ended file ever come to a destination that holds ``held``?"""
@@ -92,8 +95,9 @@ class LogFile:
         return reached
 
 
-def next_piece(file: LogFile, size: int, *, now: datetime, cut_at: datetime | None,
-               checkpoint: timedelta) -> int | None:
+def next_piece(
+    file: LogFile, size: int, *, now: datetime, cut_at: datetime | None, checkpoint: timedelta
+) -> int | None:
     """Where the next piece of a growing file begins, None when none is due.
 
     ``cut_at``: when the last piece of any file was cut. A clock that was set back makes one due.
@@ -137,4 +141,4 @@ class Marks:
     def forget_within(self, place: Place | None) -> None:
         """Everybody is past ``place``: only the last mark that it holds is still of use."""
         if (last := self.latest_within(place)) is not None:
-            self._marks = self._marks[self._marks.index(last):]
+            self._marks = self._marks[self._marks.index(last) :]

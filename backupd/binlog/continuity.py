@@ -94,17 +94,23 @@ def restored(seen: Seen | None, source: SourceState) -> str:
     return ""
 
 
-def without_file(tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]) -> \
-        GoOn | Fork | None:
+def without_file(
+    tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
+) -> GoOn | Fork | None:
     """What it means that the server has no file of the newest one's name. ``previous``: what was executed before one of
     the server's files. None: only earlier files can tell (see ``looked_back``)."""
     oldest = source.logs[0]
     if (other := _other_file(tail, seen, source, previous)) is not None or oldest.number <= tail.number:
         return other
     if another(seen, source):
-        return Fork(BranchReason.UNKNOWN, oldest.number, None, names_go_on=False,
-                    note=f"the server is {_identity(source.server_uuid, source.server_id)} now, and {tail.name} is not"
-                         " there to show that it is still the same history")
+        return Fork(
+            BranchReason.UNKNOWN,
+            oldest.number,
+            None,
+            names_go_on=False,
+            note=f"the server is {_identity(source.server_uuid, source.server_id)} now, and {tail.name} is not"
+            " there to show that it is still the same history",
+        )
     return _after_purge(tail, seen, source, previous(oldest.name))
 
 
@@ -120,14 +126,19 @@ def _after_purge(tail: Tail, seen: Seen | None, source: SourceState, before: str
         return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early{nothing}")
     if told == "silent" and seen is not None and seen.lsn is not None and source.lsn is not None:
         return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early")
-    why = ("its GTIDs lack what was archived" if told == "behind"
-           else "nothing shows that it is still the same history")
-    return Fork(BranchReason.UNKNOWN, oldest.number, None, names_go_on=False,
-                note=f"the server's binary logs begin with {oldest.name}, and {why}")
+    why = "its GTIDs lack what was archived" if told == "behind" else "nothing shows that it is still the same history"
+    return Fork(
+        BranchReason.UNKNOWN,
+        oldest.number,
+        None,
+        names_go_on=False,
+        note=f"the server's binary logs begin with {oldest.name}, and {why}",
+    )
 
 
-def with_file(tail: Tail, compared: Compared, seen: Seen | None, source: SourceState,
-              previous: Callable[[str], str | None]) -> GoOn | Fork | None:
+def with_file(
+    tail: Tail, compared: Compared, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
+) -> GoOn | Fork | None:
     """What it means that the server's file of the newest one's name is shorter or another one. None: as above."""
     if compared.common is None:
         return _other_file(tail, seen, source, previous)
@@ -135,27 +146,48 @@ def with_file(tail: Tail, compared: Compared, seen: Seen | None, source: SourceS
         return GoOn(tail.number)  # only half a transaction is here and not there
     place = f"{compared.common.file}:{compared.common.pos}"
     if why := restored(seen, source):
-        return Fork(BranchReason.RESTORE, tail.number, None, names_go_on=False,
-                    note=f"{why}; its binary log is another one from {place} on")
+        return Fork(
+            BranchReason.RESTORE,
+            tail.number,
+            None,
+            names_go_on=False,
+            note=f"{why}; its binary log is another one from {place} on",
+        )
     if compared.transactions == 0 and tail.number == 1:
         return None  # a file that began anew within the same second looks like this, too
-    return Fork(BranchReason.LOST_TAIL, tail.number, compared.common, names_go_on=True,
-                note=f"the server's binary log has lost what was behind {place}")
+    return Fork(
+        BranchReason.LOST_TAIL,
+        tail.number,
+        compared.common,
+        names_go_on=True,
+        note=f"the server's binary log has lost what was behind {place}",
+    )
 
 
-def _other_file(tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]) -> \
-        Fork | None:
+def _other_file(
+    tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
+) -> Fork | None:
     """The newest file that is here is not at the server."""
     if seen is not None and another(seen, source) and not _renumbered(seen, source):
         if source.mariadb and source.server_id == seen.server_id:
             # No server replicates from one of its own number: this is a copy, and what it writes gets the very GTIDs
             # of what it lacks.
-            return _anew(BranchReason.RESTORE, source, tail, previous,
-                         f"a copy answers, with the same server_id {source.server_id} but files of its own")
+            return _anew(
+                BranchReason.RESTORE,
+                source,
+                tail,
+                previous,
+                f"a copy answers, with the same server_id {source.server_id} but files of its own",
+            )
         # Where its history begins is found by ``first_covered``; what both share by the tail's transactions.
-        return Fork(BranchReason.FAILOVER, source.logs[0].number, None, names_go_on=False,
-                    note=f"another server answers: {_identity(source.server_uuid, source.server_id)}, before it was"
-                         f" {_identity(seen.server_uuid, seen.server_id)}")
+        return Fork(
+            BranchReason.FAILOVER,
+            source.logs[0].number,
+            None,
+            names_go_on=False,
+            note=f"another server answers: {_identity(source.server_uuid, source.server_id)}, before it was"
+            f" {_identity(seen.server_uuid, seen.server_id)}",
+        )
     if why := restored(seen, source):
         return _anew(BranchReason.RESTORE, source, tail, previous, why)
     return None
@@ -166,14 +198,29 @@ def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fo
     server still has that one unchanged."""
     if earlier is not None:
         number = _number(earlier.file) + 1
-        return Fork(BranchReason.LOST_TAIL, number, earlier, names_go_on=True,
-                    note=f"the server has lost {tail.name}, which followed {earlier.file}")
+        return Fork(
+            BranchReason.LOST_TAIL,
+            number,
+            earlier,
+            names_go_on=True,
+            note=f"the server has lost {tail.name}, which followed {earlier.file}",
+        )
     oldest = source.logs[0]
     if oldest.number == 1 or not _executed(source, tail):
-        return Fork(BranchReason.RESET, oldest.number, None, names_go_on=False,
-                    note=f"the server began its binary logs anew with {oldest.name}")
-    return Fork(BranchReason.UNKNOWN, oldest.number, None, names_go_on=False,
-                note=f"the server has another {tail.name} than the one that was archived")
+        return Fork(
+            BranchReason.RESET,
+            oldest.number,
+            None,
+            names_go_on=False,
+            note=f"the server began its binary logs anew with {oldest.name}",
+        )
+    return Fork(
+        BranchReason.UNKNOWN,
+        oldest.number,
+        None,
+        names_go_on=False,
+        note=f"the server has another {tail.name} than the one that was archived",
+    )
 
 
 def after_restore(tail: Tail, why: str) -> Fork:
@@ -185,9 +232,14 @@ def after_silence(seen: Seen | None, unlogged: datetime, source: SourceState, no
     """The server was seen to write no binary log at ``unlogged``, and writes one again. Only its newest file is
     certainly of afterwards: with each start it begins one."""
     since = seen.at if seen is not None else unlogged
-    return Fork(BranchReason.UNKNOWN, source.logs[-1].number, None, names_go_on=False,
-                note=f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
-                     f" seen OFF at {format_time(unlogged)}); what it committed then is in none")
+    return Fork(
+        BranchReason.UNKNOWN,
+        source.logs[-1].number,
+        None,
+        names_go_on=False,
+        note=f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
+        f" seen OFF at {format_time(unlogged)}); what it committed then is in none",
+    )
 
 
 def is_whole(source: SourceState, number: int, size: int) -> bool:
@@ -241,8 +293,9 @@ def _renumbered(seen: Seen, source: SourceState) -> bool:
     return bool(source.server_uuid) and source.server_uuid == seen.server_uuid
 
 
-def _anew(reason: BranchReason, source: SourceState, tail: Tail, previous: Callable[[str], str | None],
-          why: str) -> Fork:
+def _anew(
+    reason: BranchReason, source: SourceState, tail: Tail, previous: Callable[[str], str | None], why: str
+) -> Fork:
     oldest = source.logs[0]
     before = previous(oldest.name) or ""
     known = not source.mariadb and bool(before) and covers(tail.after or "", before, mariadb=False)
@@ -262,8 +315,9 @@ def _told(source: SourceState, before: str | None, tail: Tail) -> str:
 
 def _executed(source: SourceState, tail: Tail) -> bool:
     """Has the server all that was archived, by its GTIDs?"""
-    return bool(tail.after and source.position.gtid) and covers(source.position.gtid, tail.after,
-                                                               mariadb=source.mariadb)
+    return bool(tail.after and source.position.gtid) and covers(
+        source.position.gtid, tail.after, mariadb=source.mariadb
+    )
 
 
 def _identity(uuid: str, number: int) -> str:

@@ -25,8 +25,11 @@ class DamagedLogError(DamagedError):
     """A file of the spool cannot be read behind ``good``, the end of its last whole transaction (0: of none)."""
 
     def __init__(self, file: Spooled, damages: Sequence[str], good: int) -> None:
-        super().__init__(f"binary log {file.name} in the spool is damaged behind byte {good}", damages,
-                         hint="it is fetched from its server again")
+        super().__init__(
+            f"binary log {file.name} in the spool is damaged behind byte {good}",
+            damages,
+            hint="it is fetched from its server again",
+        )
         self.good = good
 
 
@@ -100,12 +103,25 @@ class Cutter:
         if found.end < cut.end:
             remarks.append(f"its last {cut.end - found.end} bytes are no complete transaction")
         segment = Segment(
-            server=branch.server, branch=branch.id, file=file.name, number=file.number, start=cut.start, end=cut.end,
-            ending=cut.ending, gtids_before=branch.executed(found.gtids_before),
+            server=branch.server,
+            branch=branch.id,
+            file=file.name,
+            number=file.number,
+            start=cut.start,
+            end=cut.end,
+            ending=cut.ending,
+            gtids_before=branch.executed(found.gtids_before),
             gtids_after=branch.executed(found.gtids_after),
-            transactions=found.transactions, first_at=found.first_at, last_at=found.last_at, precise=found.precise,
-            server_ids=found.server_ids, flavour=found.flavour, server_version=found.server_version, sha256=sha256,
-            remarks=(*found.remarks, *remarks))
+            transactions=found.transactions,
+            first_at=found.first_at,
+            last_at=found.last_at,
+            precise=found.precise,
+            server_ids=found.server_ids,
+            flavour=found.flavour,
+            server_version=found.server_version,
+            sha256=sha256,
+            remarks=(*found.remarks, *remarks),
+        )
         target = self._path(segment.key)
         shutil.rmtree(target, ignore_errors=True)
         self._kept[segment.key] = sealing.finish(segment, target)

@@ -44,13 +44,25 @@ class Seen:
     gtids: str
 
     def as_json(self) -> dict[str, Any]:
-        return {"at": format_time(self.at), "server_uuid": self.server_uuid, "server_id": self.server_id,
-                "lsn": self.lsn, "marker": self.marker, "gtids": self.gtids}
+        return {
+            "at": format_time(self.at),
+            "server_uuid": self.server_uuid,
+            "server_id": self.server_id,
+            "lsn": self.lsn,
+            "marker": self.marker,
+            "gtids": self.gtids,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seen:
-        return cls(parse_time(data["at"]), str(data["server_uuid"]), int(data["server_id"]),
-                   None if data["lsn"] is None else int(data["lsn"]), str(data["marker"]), str(data["gtids"]))
+        return cls(
+            parse_time(data["at"]),
+            str(data["server_uuid"]),
+            int(data["server_id"]),
+            None if data["lsn"] is None else int(data["lsn"]),
+            str(data["marker"]),
+            str(data["gtids"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +86,11 @@ def fingerprint_of(path: Path, branch: str, number: int, size: int) -> Fingerpri
 
 def ending_of(path: Path, size: int) -> Ending:
     """How a file that others followed ends, by its last event. Raises OSError."""
-    lengths = [_HEADER.size + body + checksum
-               for body in (0, *(_ROTATE_POSITION + len(path.name) + longer for longer in (0, 1)))
-               for checksum in (0, _CHECKSUM)]
+    lengths = [
+        _HEADER.size + body + checksum
+        for body in (0, *(_ROTATE_POSITION + len(path.name) + longer for longer in (0, 1)))
+        for checksum in (0, _CHECKSUM)
+    ]
     with path.open("rb") as file:
         for length in lengths:
             if size < len(MAGIC) + length:
@@ -134,7 +148,7 @@ def without_flag(beginning: bytes) -> bytes:
     """The beginning of a file with its in-use flag cleared."""
     if len(beginning) <= _IN_USE:
         return beginning
-    return beginning[:_IN_USE] + bytes([beginning[_IN_USE] & ~0x1]) + beginning[_IN_USE + 1:]
+    return beginning[:_IN_USE] + bytes([beginning[_IN_USE] & ~0x1]) + beginning[_IN_USE + 1 :]
 
 
 def first_moment(path: Path) -> datetime:

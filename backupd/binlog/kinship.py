@@ -73,13 +73,16 @@ def is_kin(ours: Path, state: SourceState, number: int, fetch: Callable[[str], P
         if there:
             break  # the ones before it are older
     pairs = [(here[one.gtid], one) for one in there]
-    return (bool(pairs) and all(_is_same(*pair) for pair in pairs)
-            and any(_second(mine) == _second(other) for mine, other in pairs)
-            and _second(pairs[-1][0]) - _second(pairs[-1][1]) <= _COMMITTING)
+    return (
+        bool(pairs)
+        and all(_is_same(*pair) for pair in pairs)
+        and any(_second(mine) == _second(other) for mine, other in pairs)
+        and _second(pairs[-1][0]) - _second(pairs[-1][1]) <= _COMMITTING
+    )
 
 
 def _is_same(here: Transaction, there: Transaction) -> bool:
-    return (here.server_id == there.server_id and _tables(here) == _tables(there) and _second(there) <= _second(here))
+    return here.server_id == there.server_id and _tables(here) == _tables(there) and _second(there) <= _second(here)
 
 
 def _tables(one: Transaction) -> set[tuple[str, str]]:

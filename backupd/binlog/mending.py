@@ -41,11 +41,20 @@ class _Copy:
 
 
 class Mender:
-    """``fetch`` copies one of the server's files as it is now, over a connection of its own; ``look`` asks the server.
-    """
+    """``fetch`` copies one of the server's files as it is now, over a connection of its own; ``look`` asks the
+    server."""
 
-    def __init__(self, server: str, source: BinlogSource, spool: Spool, *, fetch: Callable[[str], Path],
-                 look: Callable[[], SourceState], clock: Clock, tell: Callable[[StreamEvent], None]) -> None:
+    def __init__(
+        self,
+        server: str,
+        source: BinlogSource,
+        spool: Spool,
+        *,
+        fetch: Callable[[str], Path],
+        look: Callable[[], SourceState],
+        clock: Clock,
+        tell: Callable[[StreamEvent], None],
+    ) -> None:
         self._server = server
         self._source = source
         self._spool = spool
@@ -60,8 +69,14 @@ class Mender:
         Raises DamagedCopyError where copies differ from each other, ServerError, ToolError, OSError: try again.
         """
         newest = self._spool.newest()
-        file = next((one for one in (*self._spool.files(), newest)
-                     if one is not None and (one.branch, one.number) == (doubt.branch, doubt.number)), None)
+        file = next(
+            (
+                one
+                for one in (*self._spool.files(), newest)
+                if one is not None and (one.branch, one.number) == (doubt.branch, doubt.number)
+            ),
+            None,
+        )
         if file is None:
             self._spool.judge(doubt)
             return
@@ -80,9 +95,12 @@ class Mender:
             if file.ended is None:
                 # What comes next is compared with what is here: only what can be read shows that it goes on.
                 self._spool.cut(file, min(doubt.good, second.found.end))
-            still = ("" if file.ended is not None else
-                     "; nothing behind that can be archived before the server begins its next file: run FLUSH BINARY "
-                     "LOGS there, and take a full backup")
+            still = (
+                ""
+                if file.ended is not None
+                else "; nothing behind that can be archived before the server begins its next file: run FLUSH BINARY "
+                "LOGS there, and take a full backup"
+            )
             self._spool.judge(doubt, _at_the_server(second) + still)
         else:
             raise DamagedCopyError(file.name, self._source.address, f"{first.damage}; another copy: {second.damage}")
@@ -97,13 +115,21 @@ class Mender:
             return False
         copy = self._copy(name)
         ending = ending_of(copy.path, copy.found.size)
-        if copy.damage or copy.found.end < copy.found.size or (
-                ending is Ending.CUT and not is_whole(self._look(), number, copy.found.size)):
+        if (
+            copy.damage
+            or copy.found.end < copy.found.size
+            or (ending is Ending.CUT and not is_whole(self._look(), number, copy.found.size))
+        ):
             return False
         self._spool.bring_back(branch, number, copy.path, Ending.CRASHED if ending is Ending.CUT else ending)
-        self._tell(StreamEvent(
-            StreamEventKind.MENDED, self._clock(), f"{name} of {self._server}, which was given up earlier, was fetched "
-            "whole from the server: the gap behind it closes when it is archived"))
+        self._tell(
+            StreamEvent(
+                StreamEventKind.MENDED,
+                self._clock(),
+                f"{name} of {self._server}, which was given up earlier, was fetched "
+                "whole from the server: the gap behind it closes when it is archived",
+            )
+        )
         return True
 
     def damaged_there(self, name: str) -> str:
@@ -126,8 +152,11 @@ class Mender:
     @staticmethod
     def _are_equal(first: _Copy, second: _Copy) -> bool:
         """The file may have grown in between."""
-        return (first.found.end == second.found.end and second.found.size >= first.found.size
-                and _digest(second.path, first.found.size) == first.digest)
+        return (
+            first.found.end == second.found.end
+            and second.found.size >= first.found.size
+            and _digest(second.path, first.found.size) == first.digest
+        )
 
     def _take(self, doubt: Doubt, file: Spooled, copy: _Copy) -> None:
         if copy.found.size < file.size and self._is_only_a_part(copy):
@@ -143,9 +172,15 @@ class Mender:
         else:
             self._spool.renew(file, copy.path, file.ended)
         self._spool.judge(doubt)
-        self._tell(StreamEvent(
-            StreamEventKind.MENDED, self._clock(), f"{file.name} of {self._server} was damaged in the spool behind byte"
-            f" {doubt.good}, and was fetched from the server again: nothing is missing", detail=doubt.why))
+        self._tell(
+            StreamEvent(
+                StreamEventKind.MENDED,
+                self._clock(),
+                f"{file.name} of {self._server} was damaged in the spool behind byte"
+                f" {doubt.good}, and was fetched from the server again: nothing is missing",
+                detail=doubt.why,
+            )
+        )
 
     def _is_only_a_part(self, copy: _Copy) -> bool:
         if ending_of(copy.path, copy.found.size) is not Ending.CUT:

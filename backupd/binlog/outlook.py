@@ -46,15 +46,21 @@ class Outlook:
 
     def unfinished(self) -> list[SegmentKey]:
         """What some destination is still to get, in log order."""
-        lacks = {self.log(file).key(cut) for holding in self.state.holdings.values()
-                 for file, cut in self.lacking(holding.stored)}
+        lacks = {
+            self.log(file).key(cut)
+            for holding in self.state.holdings.values()
+            for file, cut in self.lacking(holding.stored)
+        }
         turns = {branch.id: turn for turn, branch in enumerate(self.branches)}
         return sorted(lacks, key=lambda key: (turns[key.branch], key))
 
     def missing_bytes(self, held: Held) -> int:
         """How much of the files' bytes a destination does not hold."""
-        return sum(max(0, file.size - self.log(file).reach(held)) for file in self.files
-                   if not self.log(file).is_complete(held))
+        return sum(
+            max(0, file.size - self.log(file).reach(held))
+            for file in self.files
+            if not self.log(file).is_complete(held)
+        )
 
     def frontier(self, held: Held) -> Place | None:
         """Up to where a destination has everything, as far as the spool tells."""
@@ -99,11 +105,20 @@ class Outlook:
         if log.damaged_at is None:
             return None
         branch = self.branch(file.branch)
-        after = next((other for other in self.files
-                      if other.branch == file.branch and other.number > file.number), None)
-        return Gap(server=branch.server, branch=branch.id, destination="", after=Position(file.name, log.cut_to),
-                   before=Position(after.name, _FIRST_EVENT) if after else None, from_at=None, to_at=None,
-                   reason=f"{file.name} is damaged ({log.damage})", noticed_at=log.damaged_at)
+        after = next(
+            (other for other in self.files if other.branch == file.branch and other.number > file.number), None
+        )
+        return Gap(
+            server=branch.server,
+            branch=branch.id,
+            destination="",
+            after=Position(file.name, log.cut_to),
+            before=Position(after.name, _FIRST_EVENT) if after else None,
+            from_at=None,
+            to_at=None,
+            reason=f"{file.name} is damaged ({log.damage})",
+            noticed_at=log.damaged_at,
+        )
 
 
 def _later(one: Place | None, other: Place | None) -> Place | None:

@@ -33,19 +33,33 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
     listed = {log.number: log for log in state.logs}
     if number not in listed:
         if number < state.logs[0].number:
-            return PurgeAlarm(name, None, True, f"the server has removed {name}, which is not archived everywhere yet:"
-                                                " the spool alone has it, or nobody")
+            return PurgeAlarm(
+                name,
+                None,
+                True,
+                f"the server has removed {name}, which is not archived everywhere yet:"
+                " the spool alone has it, or nobody",
+            )
         return None
     if number == state.logs[-1].number:
         return None  # never removed while the server writes to it
     if expiry.age is not None and written_until is not None:
         at = written_until + expiry.age
         if at - state.server_time <= max(_EARLY, expiry.age * _SHARE):
-            return PurgeAlarm(name, at, False, f"the server will remove {name} from {at:%Y-%m-%d %H:%M} UTC on, and it"
-                                               " is not archived everywhere yet")
+            return PurgeAlarm(
+                name,
+                at,
+                False,
+                f"the server will remove {name} from {at:%Y-%m-%d %H:%M} UTC on, and it is not archived everywhere yet",
+            )
     if expiry.total_bytes is not None:
         size = sum(log.size for log in state.logs if log.number >= number)
         if size >= expiry.total_bytes * (1 - _SHARE):
-            return PurgeAlarm(name, None, False, f"the server will soon remove {name} because its binary logs may take"
-                                                 f" {expiry.total_bytes} bytes, and it is not archived everywhere yet")
+            return PurgeAlarm(
+                name,
+                None,
+                False,
+                f"the server will soon remove {name} because its binary logs may take"
+                f" {expiry.total_bytes} bytes, and it is not archived everywhere yet",
+            )
     return None

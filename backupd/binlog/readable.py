@@ -21,8 +21,11 @@ class DamagedCopyError(ToolError):
     """What came of a file is damaged; two such copies with the same bytes show that the server's file is."""
 
     def __init__(self, name: str, address: str, why: str) -> None:
-        super().__init__(f"what came of {name} from {address} is damaged", detail=why,
-                         hint="it is fetched again; if that repeats itself, look at the network between both hosts")
+        super().__init__(
+            f"what came of {name} from {address} is damaged",
+            detail=why,
+            hint="it is fetched again; if that repeats itself, look at the network between both hosts",
+        )
 
 
 @dataclass(frozen=True, slots=True)

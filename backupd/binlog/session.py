@@ -58,8 +58,9 @@ class Copier:
                 voice.finish()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._child is not None and self._voice is not None:
             stop([self._child])
             self._voice.finish()
@@ -73,8 +74,16 @@ class Copier:
         return End(end_kind(said), code, said)
 
 
-def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, connection_id: int, stall: float,
-          cancel: threading.Event) -> Path:
+def fetch(
+    tool: BinlogTool,
+    connection: Connection,
+    spool: Spool,
+    name: str,
+    *,
+    connection_id: int,
+    stall: float,
+    cancel: threading.Event,
+) -> Path:
     """Copy one of the server's files as it is now into ``spool.incoming``.
 
     Raises ToolError (also when nothing has come for ``stall`` seconds), MisnamedError, CancelledError, OSError.
@@ -85,8 +94,7 @@ def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, 
     def collect() -> None:
         spool.collect(connection.address, lambda found: found == name)
 
-    with log_client(tool, connection) as client, \
-            Copier(client.fetch(spool.intake, name, connection_id)) as copier:
+    with log_client(tool, connection) as client, Copier(client.fetch(spool.intake, name, connection_id)) as copier:
         size, moved = -1, time.monotonic()
         while (end := copier.ended()) is None:
             collect()
@@ -95,13 +103,13 @@ def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, 
             if target.exists() and (now := target.stat().st_size) != size:
                 size, moved = now, time.monotonic()
             if time.monotonic() - moved > stall:
-                raise ToolError(f"nothing of {name} has come from {connection.address} for {stall:.0f} s",
-                                hint="it is tried again")
+                raise ToolError(
+                    f"nothing of {name} has come from {connection.address} for {stall:.0f} s", hint="it is tried again"
+                )
     collect()
     refuse_misnamed(end, connection)
     if end.code != 0:
-        raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said,
-                        hint="it is tried again")
+        raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said, hint="it is tried again")
     return target
 
 
@@ -120,9 +128,18 @@ class Session:
     first file is the same as what is here, once it is certain that the rest is not; nothing was taken then.
     """
 
-    def __init__(self, spool: Spool, tool: BinlogTool, connection: Connection, start: Start, *, connection_id: int,
-                 written: int | None, is_whole: Callable[[int, int], bool],
-                 follows: Callable[[int, int], bool] = lambda _number, _following: True) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        tool: BinlogTool,
+        connection: Connection,
+        start: Start,
+        *,
+        connection_id: int,
+        written: int | None,
+        is_whole: Callable[[int, int], bool],
+        follows: Callable[[int, int], bool] = lambda _number, _following: True,
+    ) -> None:
         self.start = start
         self.end: End | None = None
         self.diverged: int | None = None
@@ -151,8 +168,9 @@ class Session:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._open.close()
 
     def tick(self) -> None:
@@ -182,8 +200,9 @@ class Session:
     def _look(self) -> None:
         branch = self.start.branch
         self._spool.collect(self._connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
-        found = sorted((number, path) for path in self._spool.incoming.iterdir()
-                       if (number := branch.number(path.name)))
+        found = sorted(
+            (number, path) for path in self._spool.incoming.iterdir() if (number := branch.number(path.name))
+        )
         for place, (number, path) in enumerate(found):
             self._expect(number, path)
             if not self._take(branch, number, path, finished=place + 1 < len(found)):

@@ -22,8 +22,10 @@ from backupd.transfer.segments import SegmentConflictError, Stored
 from backupd.transfer.segmentseal import Sealed
 from storage.destination import Destination
 
-_BOTH_KEPT = ("both are kept; somebody else streams to the same place, or the spool's file was changed. Give each "
-              "installation a destination of its own, or move the spool's folder away to begin a new branch")
+_BOTH_KEPT = (
+    "both are kept; somebody else streams to the same place, or the spool's file was changed. Give each "
+    "installation a destination of its own, or move the spool's folder away to begin a new branch"
+)
 _CHUNK = 1 << 20
 _FLAGGED = 22
 _LOCKED_FOR = timedelta(days=1)
@@ -52,11 +54,12 @@ Work = Callable[[], Delivery | Dropped]
 
 
 class Shipper:
-    """Does one work after the other; ``outcomes`` gets (destination, outcome) of each. The thread lasts until ``stop``.
-    """
+    """Does one work after the other; ``outcomes`` gets (destination, outcome) of each. The thread lasts until
+    ``stop``."""
 
-    def __init__(self, destination: Destination, clock: Clock,
-                 outcomes: queue.SimpleQueue[tuple[str, Outcome]]) -> None:
+    def __init__(
+        self, destination: Destination, clock: Clock, outcomes: queue.SimpleQueue[tuple[str, Outcome]]
+    ) -> None:
         self._destination = destination
         self._clock = clock
         self._outcomes = outcomes
@@ -130,7 +133,9 @@ class Shipper:
                 raise SegmentConflictError(
                     f"destination {self._destination.name} holds more of {segment.file} than the server ever wrote",
                     detail=f"bytes {other.start} to {other.end} of branch {key.branch} are there, and the file ended "
-                           f"at {key.end}", hint=_BOTH_KEPT)
+                    f"at {key.end}",
+                    hint=_BOTH_KEPT,
+                )
             if other != key and other.end <= key.end:
                 self._compare(segment.server, other, plain)
                 found.append(other)
@@ -147,7 +152,8 @@ class Shipper:
                 f"destination {self._destination.name} holds a piece of binary log {key.number} of {server} that is "
                 "not what the server's file says now",
                 detail=f"bytes {key.start} to {key.end} of branch {key.branch}: SHA-256 {there} there, {here} here",
-                hint=_BOTH_KEPT)
+                hint=_BOTH_KEPT,
+            )
 
     def _drop(self, server: str, keys: tuple[SegmentKey, ...]) -> Dropped:
         gone = drop_pieces(self._destination, server, keys, now=self._clock())

@@ -127,8 +127,9 @@ class Spool:
         """
         with self._guard:
             entries = self._now().files
-            found = next((entry for entry in entries if (entry.branch, entry.number) == (file.branch, file.number)),
-                         None)
+            found = next(
+                (entry for entry in entries if (entry.branch, entry.number) == (file.branch, file.number)), None
+            )
             if found is None or found.removed:
                 return
             if found.ended is None:
@@ -180,14 +181,18 @@ class Spool:
             make_intake(self.intake)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise RefusedError(f"the spool {self.folder} cannot be used: {error.strerror}",
-                               hint="it must belong to the user that backupd runs as") from error
+            raise RefusedError(
+                f"the spool {self.folder} cannot be used: {error.strerror}",
+                hint="it must belong to the user that backupd runs as",
+            ) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BusyError(f"another stream already writes to {self.folder}",
-                                hint="one stream per server: end the other one, or leave the work to it") from None
+                raise BusyError(
+                    f"another stream already writes to {self.folder}",
+                    hint="one stream per server: end the other one, or leave the work to it",
+                ) from None
             with self._guard:
                 self._state = None
                 self._reconcile()
@@ -206,8 +211,9 @@ class Spool:
             if not state.branches:
                 return ()
             newest = state.branches[-1].id
-            return tuple(entry.fingerprint for entry in state.files
-                         if entry.branch == newest and entry.fingerprint is not None)
+            return tuple(
+                entry.fingerprint for entry in state.files if entry.branch == newest and entry.fingerprint is not None
+            )
 
     def newest(self) -> Spooled | None:
         """The newest file of the newest branch, removed or not; it is on the disk."""
@@ -239,8 +245,10 @@ class Spool:
 
     def add_gap(self, gap: Gap) -> None:
         with self._guard:
-            if all((known.branch, known.after, known.before) != (gap.branch, gap.after, gap.before)
-                   for known in self._now().gaps):
+            if all(
+                (known.branch, known.after, known.before) != (gap.branch, gap.after, gap.before)
+                for known in self._now().gaps
+            ):
                 self._save(gaps=(*self._now().gaps, gap))
 
     def take(self, branch: Branch, number: int, name: str) -> Spooled:
@@ -252,8 +260,9 @@ class Spool:
             path.chmod(0o600)
             sync_folder(path.parent)
             entries = [entry for entry in self._now().files if (entry.branch, entry.number) != (branch.id, number)]
-            before = next((entry for entry in self._now().files if (entry.branch, entry.number) == (branch.id, number)),
-                          None)
+            before = next(
+                (entry for entry in self._now().files if (entry.branch, entry.number) == (branch.id, number)), None
+            )
             # One that had been removed was archived whole: it is compared again, and stays removed.
             entry = Entry(branch.id, number, name, None, 0, removed=before is not None and before.removed)
             self._save(files=(*entries, entry))
@@ -265,10 +274,16 @@ class Spool:
         with self._guard:
             size = self.sync(file)
             changed = tuple(
-                replace(entry, ended=ending, size=size,
-                        fingerprint=fingerprint_of(file.path, file.branch, file.number, size))
-                if (entry.branch, entry.number) == (file.branch, file.number) else entry
-                for entry in self._now().files)
+                replace(
+                    entry,
+                    ended=ending,
+                    size=size,
+                    fingerprint=fingerprint_of(file.path, file.branch, file.number, size),
+                )
+                if (entry.branch, entry.number) == (file.branch, file.number)
+                else entry
+                for entry in self._now().files
+            )
             self._save(files=changed)
             return replace(file, size=size, ended=ending)
 
@@ -278,10 +293,14 @@ class Spool:
         with self._guard:
             os.truncate(file.path, end)
             if file.ended is not None:
-                self._save(files=tuple(
-                    replace(entry, ended=None, size=0, fingerprint=None)
-                    if (entry.branch, entry.number) == (file.branch, file.number) else entry
-                    for entry in self._now().files))
+                self._save(
+                    files=tuple(
+                        replace(entry, ended=None, size=0, fingerprint=None)
+                        if (entry.branch, entry.number) == (file.branch, file.number)
+                        else entry
+                        for entry in self._now().files
+                    )
+                )
             return replace(file, size=end, ended=None)
 
     def renew(self, file: Spooled, fresh: Path, ending: Ending) -> Spooled:
@@ -306,8 +325,10 @@ class Spool:
             order = {one.id: turn for turn, one in enumerate(state.branches)}
             entries = [entry for entry in state.files if (entry.branch, entry.number) != (branch.id, number)]
             entry = Entry(branch.id, number, name, None, 0)
-            self._save(files=tuple(sorted((*entries, entry), key=lambda one: (order[one.branch], one.number))),
-                       gaps=tuple(gap for gap in state.gaps if (gap.branch, gap.after.file) != (branch.id, name)))
+            self._save(
+                files=tuple(sorted((*entries, entry), key=lambda one: (order[one.branch], one.number))),
+                gaps=tuple(gap for gap in state.gaps if (gap.branch, gap.after.file) != (branch.id, name)),
+            )
             return self.end(self._spooled(entry), ending)
 
     def note(self, seen: Seen) -> None:
@@ -362,13 +383,16 @@ class Spool:
         except FileNotFoundError:
             return State()
         except OSError as error:
-            raise RefusedError(f"the spool {self.folder} cannot be read: {error.strerror}",
-                               hint="it must belong to the user that backupd runs as") from error
+            raise RefusedError(
+                f"the spool {self.folder} cannot be read: {error.strerror}",
+                hint="it must belong to the user that backupd runs as",
+            ) from error
         try:
             return decode(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"{path} cannot be read", [str(error)],
-                               hint=f"move {self.folder} away: a new one begins a new branch") from error
+            raise DamagedError(
+                f"{path} cannot be read", [str(error)], hint=f"move {self.folder} away: a new one begins a new branch"
+            ) from error
 
     def _save(self, **changes: Any) -> None:
         state = replace(self._now(), **changes)
@@ -388,18 +412,30 @@ class Spool:
                     found.append(Entry(branch.id, number, path.name, None, 0))
         order = {branch.id: place for place, branch in enumerate(state.branches)}
         found.sort(key=lambda entry: (order[entry.branch], entry.number))
-        missing = [path for place, entry in enumerate(found) if not entry.removed or place + 1 == len(found)
-                   for path in [self._path(entry.branch, entry.name)] if not path.is_file()]
+        missing = [
+            path
+            for place, entry in enumerate(found)
+            if not entry.removed or place + 1 == len(found)
+            for path in [self._path(entry.branch, entry.name)]
+            if not path.is_file()
+        ]
         if missing:
-            raise DamagedError(f"a binary log is missing from the spool {self.folder}", [str(path) for path in missing],
-                               hint=f"put it back, or move {self.folder} away: a new spool begins a new branch")
+            raise DamagedError(
+                f"a binary log is missing from the spool {self.folder}",
+                [str(path) for path in missing],
+                hint=f"put it back, or move {self.folder} away: a new spool begins a new branch",
+            )
         for place, entry in enumerate(found[:-1]):
             if entry.ended is None:
                 path = self._path(entry.branch, entry.name)
                 size = self.sync(self._spooled(entry))
                 same_branch = found[place + 1].branch == entry.branch
-                found[place] = replace(entry, ended=ending_of(path, size) if same_branch else Ending.CUT, size=size,
-                                       fingerprint=fingerprint_of(path, entry.branch, entry.number, size))
+                found[place] = replace(
+                    entry,
+                    ended=ending_of(path, size) if same_branch else Ending.CUT,
+                    size=size,
+                    fingerprint=fingerprint_of(path, entry.branch, entry.number, size),
+                )
         if tuple(found) != state.files:
             self._save(files=tuple(found))
         self._sweep()

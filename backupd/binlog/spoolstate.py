@@ -60,8 +60,10 @@ def encode(state: State) -> dict[str, Any]:
         "files": [_entry(entry) for entry in state.files],
         "seen": state.seen.as_json() if state.seen else None,
         "unlogged": format_time(state.unlogged) if state.unlogged else None,
-        "left": [{"place": one.place.as_json(), "fingerprint": asdict(one.fingerprint), "seen": one.seen.as_json()}
-                 for one in state.left],
+        "left": [
+            {"place": one.place.as_json(), "fingerprint": asdict(one.fingerprint), "seen": one.seen.as_json()}
+            for one in state.left
+        ],
     }
 
 
@@ -75,58 +77,98 @@ def decode(data: Mapping[str, Any]) -> State:
         files=tuple(_to_entry(entry) for entry in data["files"]),
         seen=Seen.from_json(data["seen"]) if data["seen"] else None,
         unlogged=parse_time(data["unlogged"]) if data.get("unlogged") else None,
-        left=tuple(Left(Position.from_json(one["place"]), Fingerprint(**one["fingerprint"]),
-                        Seen.from_json(one["seen"])) for one in data.get("left", ())))
+        left=tuple(
+            Left(Position.from_json(one["place"]), Fingerprint(**one["fingerprint"]), Seen.from_json(one["seen"]))
+            for one in data.get("left", ())
+        ),
+    )
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    return {"branch": entry.branch, "number": entry.number, "name": entry.name,
-            "ended": str(entry.ended) if entry.ended else None, "size": entry.size, "removed": entry.removed,
-            "fingerprint": asdict(entry.fingerprint) if entry.fingerprint else None}
+    return {
+        "branch": entry.branch,
+        "number": entry.number,
+        "name": entry.name,
+        "ended": str(entry.ended) if entry.ended else None,
+        "size": entry.size,
+        "removed": entry.removed,
+        "fingerprint": asdict(entry.fingerprint) if entry.fingerprint else None,
+    }
 
 
 def _to_entry(data: Mapping[str, Any]) -> Entry:
-    return Entry(str(data["branch"]), int(data["number"]), str(data["name"]),
-                 Ending(data["ended"]) if data["ended"] else None, int(data["size"]), bool(data["removed"]),
-                 Fingerprint(**data["fingerprint"]) if data["fingerprint"] else None)
+    return Entry(
+        str(data["branch"]),
+        int(data["number"]),
+        str(data["name"]),
+        Ending(data["ended"]) if data["ended"] else None,
+        int(data["size"]),
+        bool(data["removed"]),
+        Fingerprint(**data["fingerprint"]) if data["fingerprint"] else None,
+    )
 
 
 def _branch(branch: Branch) -> dict[str, Any]:
     return {
-        "server": branch.server, "id": branch.id, "noticed_at": format_time(branch.noticed_at),
-        "reason": str(branch.reason), "server_uuid": branch.server_uuid, "flavour": branch.flavour,
-        "basename": branch.basename, "first_number": branch.first_number,
-        "since": format_time(branch.since) if branch.since else None, "parent": branch.parent,
-        "fork": branch.fork.as_json() if branch.fork else None, "names_go_on": branch.names_go_on,
-        "note": branch.note, "baseline": branch.baseline,
+        "server": branch.server,
+        "id": branch.id,
+        "noticed_at": format_time(branch.noticed_at),
+        "reason": str(branch.reason),
+        "server_uuid": branch.server_uuid,
+        "flavour": branch.flavour,
+        "basename": branch.basename,
+        "first_number": branch.first_number,
+        "since": format_time(branch.since) if branch.since else None,
+        "parent": branch.parent,
+        "fork": branch.fork.as_json() if branch.fork else None,
+        "names_go_on": branch.names_go_on,
+        "note": branch.note,
+        "baseline": branch.baseline,
     }
 
 
 def _to_branch(data: Mapping[str, Any]) -> Branch:
     return Branch(
-        server=data["server"], id=data["id"], noticed_at=parse_time(data["noticed_at"]),
-        reason=BranchReason(data["reason"]), server_uuid=data["server_uuid"], flavour=data["flavour"],
-        basename=data["basename"], first_number=int(data["first_number"]),
-        since=parse_time(data["since"]) if data["since"] else None, parent=data["parent"],
-        fork=Position.from_json(data["fork"]) if data["fork"] else None, names_go_on=bool(data["names_go_on"]),
-        note=data["note"], baseline=data.get("baseline", ""))
+        server=data["server"],
+        id=data["id"],
+        noticed_at=parse_time(data["noticed_at"]),
+        reason=BranchReason(data["reason"]),
+        server_uuid=data["server_uuid"],
+        flavour=data["flavour"],
+        basename=data["basename"],
+        first_number=int(data["first_number"]),
+        since=parse_time(data["since"]) if data["since"] else None,
+        parent=data["parent"],
+        fork=Position.from_json(data["fork"]) if data["fork"] else None,
+        names_go_on=bool(data["names_go_on"]),
+        note=data["note"],
+        baseline=data.get("baseline", ""),
+    )
 
 
 def _gap(gap: Gap) -> dict[str, Any]:
     return {
-        "server": gap.server, "branch": gap.branch, "destination": gap.destination, "after": gap.after.as_json(),
+        "server": gap.server,
+        "branch": gap.branch,
+        "destination": gap.destination,
+        "after": gap.after.as_json(),
         "before": gap.before.as_json() if gap.before else None,
         "from_at": format_time(gap.from_at) if gap.from_at else None,
-        "to_at": format_time(gap.to_at) if gap.to_at else None, "reason": gap.reason,
+        "to_at": format_time(gap.to_at) if gap.to_at else None,
+        "reason": gap.reason,
         "noticed_at": format_time(gap.noticed_at),
     }
 
 
 def _to_gap(data: Mapping[str, Any]) -> Gap:
     return Gap(
-        server=data["server"], branch=data["branch"], destination=data["destination"],
+        server=data["server"],
+        branch=data["branch"],
+        destination=data["destination"],
         after=Position.from_json(data["after"]),
         before=Position.from_json(data["before"]) if data["before"] else None,
         from_at=parse_time(data["from_at"]) if data["from_at"] else None,
-        to_at=parse_time(data["to_at"]) if data["to_at"] else None, reason=data["reason"],
-        noticed_at=parse_time(data["noticed_at"]))
+        to_at=parse_time(data["to_at"]) if data["to_at"] else None,
+        reason=data["reason"],
+        noticed_at=parse_time(data["noticed_at"]),
+    )

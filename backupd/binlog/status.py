@@ -47,20 +47,32 @@ class StreamStatus:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "state": str(self.state), "since": format_time(self.since), "branch": self.branch, "file": self.file,
-            "pos": self.pos, "server_position": self.server_position.as_json() if self.server_position else None,
-            "server_time": format_time(self.server_time) if self.server_time else None, "error": self.error,
-            "restarts": self.restarts, "away": self.away,
+            "state": str(self.state),
+            "since": format_time(self.since),
+            "branch": self.branch,
+            "file": self.file,
+            "pos": self.pos,
+            "server_position": self.server_position.as_json() if self.server_position else None,
+            "server_time": format_time(self.server_time) if self.server_time else None,
+            "error": self.error,
+            "restarts": self.restarts,
+            "away": self.away,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StreamStatus:
         return cls(
-            state=StreamState(data["state"]), since=parse_time(data["since"]), branch=data["branch"],
-            file=data["file"], pos=int(data["pos"]),
+            state=StreamState(data["state"]),
+            since=parse_time(data["since"]),
+            branch=data["branch"],
+            file=data["file"],
+            pos=int(data["pos"]),
             server_position=Position.from_json(data["server_position"]) if data["server_position"] else None,
-            server_time=parse_time(data["server_time"]) if data["server_time"] else None, error=data["error"],
-            restarts=int(data["restarts"]), away=bool(data.get("away", False)))
+            server_time=parse_time(data["server_time"]) if data["server_time"] else None,
+            error=data["error"],
+            restarts=int(data["restarts"]),
+            away=bool(data.get("away", False)),
+        )
 
 
 class StreamEventKind(StrEnum):

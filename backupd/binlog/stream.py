@@ -103,11 +103,24 @@ class Streamer:
     is remembered which programs hold bytes back; None: that is not tried.
     """
 
-    def __init__(self, server: str, source: BinlogSource, tool: BinlogTool, spool: Spool, *, installation: str,
-                 wanted: Position | None, max_spool_bytes: int, clock: Clock,
-                 on_event: Callable[[StreamEvent], None], archived_to: ArchivedTo = lambda: None,
-                 programs: Path | None = None, given_up: GivenUp = lambda: (),
-                 ours: Callable[[], Collection[str]] = lambda: (), pace: Pace = Pace()) -> None:
+    def __init__(
+        self,
+        server: str,
+        source: BinlogSource,
+        tool: BinlogTool,
+        spool: Spool,
+        *,
+        installation: str,
+        wanted: Position | None,
+        max_spool_bytes: int,
+        clock: Clock,
+        on_event: Callable[[StreamEvent], None],
+        archived_to: ArchivedTo = lambda: None,
+        programs: Path | None = None,
+        given_up: GivenUp = lambda: (),
+        ours: Callable[[], Collection[str]] = lambda: (),
+        pace: Pace = Pace(),
+    ) -> None:
         self._server = server
         self._source = source
         self._tool = tool
@@ -119,8 +132,9 @@ class Streamer:
         self._archived_to = archived_to
         self._pace = pace
         self._id = 0
-        self._approach = Approach(server, source, spool, fetch=self._fetch, wanted=wanted, ours=ours, clock=clock,
-                                  tell=on_event)
+        self._approach = Approach(
+            server, source, spool, fetch=self._fetch, wanted=wanted, ours=ours, clock=clock, tell=on_event
+        )
         self._guard = threading.Lock()
         self._status = StreamStatus(StreamState.WAITING, clock())
         self._began = False
@@ -128,8 +142,9 @@ class Streamer:
         self._purge_due = 0.0
         self._pause = pace.first
         self._torn: tuple[tuple[str, int, int], bool] | None = None
-        self._mender = Mender(server, source, spool, fetch=self._fetch, look=self._approach.look, clock=clock,
-                              tell=on_event)
+        self._mender = Mender(
+            server, source, spool, fetch=self._fetch, look=self._approach.look, clock=clock, tell=on_event
+        )
         self._mend_pause, self._mend_due = pace.first, 0.0
         self._programs = programs
         self._given_up: GivenUp | None = given_up
@@ -182,9 +197,13 @@ class Streamer:
     def _unwritable(self, error: OSError) -> float:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._no_room(str(error))
-        return self._failed(RefusedError(
-            f"the spool {self._spool.folder} cannot be used: {error.strerror}", detail=str(error.filename or ""),
-            hint="it must belong to the user that backupd runs as"))
+        return self._failed(
+            RefusedError(
+                f"the spool {self._spool.folder} cannot be used: {error.strerror}",
+                detail=str(error.filename or ""),
+                hint="it must belong to the user that backupd runs as",
+            )
+        )
 
     def _life(self, stop: threading.Event) -> float:
         state = self._approach.look()
@@ -199,8 +218,16 @@ class Streamer:
             self._status = replace(self._status, server_position=None, server_time=None)
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
         begun = time.monotonic()
-        with Session(self._spool, self._tool, self._source.connection, start, connection_id=self._id,
-                     written=written, is_whole=self._approach.is_whole, follows=self._approach.follows) as session:
+        with Session(
+            self._spool,
+            self._tool,
+            self._source.connection,
+            start,
+            connection_id=self._id,
+            written=written,
+            is_whole=self._approach.is_whole,
+            follows=self._approach.follows,
+        ) as session:
             watch = Watch(state, poll=self._pace.poll, stall=self._pace.stall, clock=self._clock)
             why = self._follow(session, watch, stop)
             if session.current is not None:  # how it was last is what it is compared with when it is back
@@ -234,8 +261,11 @@ class Streamer:
             if session.diverged is not None or session.end is not None:
                 return ""
             if session.current is not None and self._set(StreamState.STREAMING, ""):
-                self._tell(StreamEventKind.CONNECTED, f"the binary log of {self._server} is streamed from"
-                                                      f" {self._source.address}, file {session.current.name}")
+                self._tell(
+                    StreamEventKind.CONNECTED,
+                    f"the binary log of {self._server} is streamed from"
+                    f" {self._source.address}, file {session.current.name}",
+                )
             watch.moved(session.moved)
             if watch.is_due():
                 why = self._poll(session, watch)
@@ -280,8 +310,11 @@ class Streamer:
         asked, self._given_up = self._given_up, None
         here = {file.number for file in self._spool.files() if file.branch == start.branch.id}
         listed = {log.number for log in state.logs}
-        self._lost_files = [number for branch, number in asked() if branch == start.branch.id
-                            and number < start.number and number in listed and number not in here]
+        self._lost_files = [
+            number
+            for branch, number in asked()
+            if branch == start.branch.id and number < start.number and number in listed and number not in here
+        ]
 
     def _mend(self, doubt: Doubt) -> None:
         self._mend_due = time.monotonic() + self._mend_pause
@@ -290,8 +323,8 @@ class Streamer:
         self._mend_pause, self._mend_due = self._pace.first, 0.0
 
     def _differs(self, start: Start, equal: int) -> None:
-        """Of a damaged copy nothing is believed. Where the server's own file is damaged, the stream goes on behind it.
-        """
+        """Of a damaged copy nothing is believed. Where the server's own file is damaged, the stream goes on behind
+        it."""
         try:
             self._approach.differs(start, equal)
         except DamagedCopyError as error:
@@ -299,8 +332,11 @@ class Streamer:
             if newest is None or not (why := self._mender.damaged_there(start.name)):
                 raise
             self._torn = ((newest.branch, newest.number, newest.size), True)
-            raise DamagedCopyError(start.name, self._source.address, f"{why}: the stream goes on with the file after "
-                                   "it as soon as the server begins one") from error
+            raise DamagedCopyError(
+                start.name,
+                self._source.address,
+                f"{why}: the stream goes on with the file after it as soon as the server begins one",
+            ) from error
 
     def _poll(self, session: Session, watch: Watch) -> str:
         """Ask the server where it stands. Gives why the connection cannot go on, "" when it can."""
@@ -321,12 +357,19 @@ class Streamer:
         at = state.position
         ahead = (int(at.file.rpartition(".")[2]), at.pos) > (number, size)
         if ahead and watch.is_stalled():
-            return (f"nothing has come for {self._pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
-                    " the connection is dead")
+            return (
+                f"nothing has come for {self._pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
+                " the connection is dead"
+            )
         if number:
             with self._guard:
-                self._status = replace(self._status, branch=session.start.branch.id, server_position=at,
-                                       server_time=min(state.server_time, asked_at), error="")
+                self._status = replace(
+                    self._status,
+                    branch=session.start.branch.id,
+                    server_position=at,
+                    server_time=min(state.server_time, asked_at),
+                    error="",
+                )
             if watch.is_note_due():
                 self._spool.note(watch.seen)
             if state.logs:
@@ -355,8 +398,15 @@ class Streamer:
         return self._approach.skip(newest, state)
 
     def _fetch(self, name: str) -> Path:
-        return fetch(self._tool, self._source.connection, self._spool, name, connection_id=self._id,
-                     stall=self._pace.stall, cancel=self._stop)
+        return fetch(
+            self._tool,
+            self._source.connection,
+            self._spool,
+            name,
+            connection_id=self._id,
+            stall=self._pace.stall,
+            cancel=self._stop,
+        )
 
     # --- room
 
@@ -368,18 +418,24 @@ class Streamer:
 
     def _full(self) -> float:
         if self._set(StreamState.PAUSED, "the spool is full"):
-            self._tell(StreamEventKind.PAUSED, f"the stream of {self._server} pauses: the spool holds more than"
-                                               f" {self._limit} bytes",
-                       hint="a destination is slow or down; it goes on by itself. Nothing is lost as long as the server"
-                            " keeps its binary logs")
+            self._tell(
+                StreamEventKind.PAUSED,
+                f"the stream of {self._server} pauses: the spool holds more than {self._limit} bytes",
+                hint="a destination is slow or down; it goes on by itself. Nothing is lost as long as the server"
+                " keeps its binary logs",
+            )
         if time.monotonic() >= self._purge_due:
             self._look_for_purge(self._approach.look())
         return _ROOM_SECONDS
 
     def _no_room(self, detail: str) -> float:
         if self._set(StreamState.PAUSED, _SAID[EndKind.DISK]):
-            self._tell(StreamEventKind.PAUSED, f"the stream of {self._server} pauses: {_SAID[EndKind.DISK]}",
-                       detail=detail, hint=_HINTS[EndKind.DISK])
+            self._tell(
+                StreamEventKind.PAUSED,
+                f"the stream of {self._server} pauses: {_SAID[EndKind.DISK]}",
+                detail=detail,
+                hint=_HINTS[EndKind.DISK],
+            )
         self._spool.clear_incoming()
         return self._backoff(away=False)
 
@@ -394,9 +450,12 @@ class Streamer:
             alarm = purge_alarm(place[0], until, state, self._source.expiry())
         before, self._alarm = self._alarm, alarm
         if alarm is not None and (before is None or (before.file, before.gone) != (alarm.file, alarm.gone)):
-            self._tell(StreamEventKind.PURGE_ALARM, f"{self._server}: {alarm.message}",
-                       hint="see why a destination is behind (`backupd binlog status`), or let the server keep its"
-                            " binary logs longer: SET GLOBAL binlog_expire_logs_seconds = ...")
+            self._tell(
+                StreamEventKind.PURGE_ALARM,
+                f"{self._server}: {alarm.message}",
+                hint="see why a destination is behind (`backupd binlog status`), or let the server keep its"
+                " binary logs longer: SET GLOBAL binlog_expire_logs_seconds = ...",
+            )
         elif alarm is None and before is not None:
             self._tell(StreamEventKind.PURGE_OVER, f"{self._server}: {before.file} is archived, or kept long enough")
 
@@ -419,8 +478,12 @@ class Streamer:
 
     def _failed(self, error: BackupdError) -> float:
         if self._set(StreamState.FAILED, error.message):
-            self._tell(StreamEventKind.FAILED, f"the stream of {self._server} stands still: {error.message}",
-                       error.detail, error.hint)
+            self._tell(
+                StreamEventKind.FAILED,
+                f"the stream of {self._server} stands still: {error.message}",
+                error.detail,
+                error.hint,
+            )
         return self._pace.most
 
     def _backoff(self, *, away: bool) -> float:
@@ -435,8 +498,14 @@ class Streamer:
             before = self._status
             changed = before.state is not state or not self._began
             self._began = True
-            self._status = replace(before, state=state, error=error, away=away, restarts=max(0, self._lives - 1),
-                                   since=self._clock() if changed else before.since)
+            self._status = replace(
+                before,
+                state=state,
+                error=error,
+                away=away,
+                restarts=max(0, self._lives - 1),
+                since=self._clock() if changed else before.since,
+            )
         return changed
 
     def _tell(self, kind: StreamEventKind, message: str, detail: str = "", hint: str = "") -> None:

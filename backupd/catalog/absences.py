@@ -32,14 +32,20 @@ class Absences:
         """A server is away once: an absence that was not ended goes on under the name of the new one."""
         with self._database.write() as connection:
             connection.execute(delete(absences).where(absences.c.server == absence.server))
-            connection.execute(insert(absences).values(
-                server=absence.server, job_id=absence.job_id, since=absence.since, after=absence.after))
+            connection.execute(
+                insert(absences).values(
+                    server=absence.server, job_id=absence.job_id, since=absence.since, after=absence.after
+                )
+            )
 
     def end(self, server: str, job_id: str) -> bool:
         """Was it still there under the name of this job?"""
         with self._database.write() as connection:
-            return bool(connection.execute(delete(absences).where(
-                absences.c.server == server, absences.c.job_id == job_id)).rowcount)
+            return bool(
+                connection.execute(
+                    delete(absences).where(absences.c.server == server, absences.c.job_id == job_id)
+                ).rowcount
+            )
 
     def of(self, server: str) -> Absence | None:
         with self._database.read() as connection:

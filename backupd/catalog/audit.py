@@ -43,21 +43,37 @@ class Audit:
             if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
                 connection.exec_driver_sql("LOCK TABLE audit IN EXCLUSIVE MODE")
             last = connection.execute(
-                select(audit.c.number, audit.c.digest).order_by(audit.c.number.desc()).limit(1)).first()
+                select(audit.c.number, audit.c.digest).order_by(audit.c.number.desc()).limit(1)
+            ).first()
             number, before = (last.number, last.digest) if last is not None else (0, "")
             numbered = replace(_storable(entry), number=number + 1)
             written = replace(numbered, digest=chained(before, numbered))
-            connection.execute(insert(audit).values(
-                {field.name: getattr(written, field.name) for field in fields(written)}))
+            connection.execute(
+                insert(audit).values({field.name: getattr(written, field.name) for field in fields(written)})
+            )
         return written
 
-    def list(self, *, actor: str | None = None, action: str | None = None, server: str | None = None,
-             subject: str | None = None, outcome: str | None = None, span: Span = EVER, before: int | None = None,
-             limit: int | None = None) -> tuple[AuditEntry, ...]:
+    def list(
+        self,
+        *,
+        actor: str | None = None,
+        action: str | None = None,
+        server: str | None = None,
+        subject: str | None = None,
+        outcome: str | None = None,
+        span: Span = EVER,
+        before: int | None = None,
+        limit: int | None = None,
+    ) -> tuple[AuditEntry, ...]:
         """Newest first; ``before``: only those with a lower number."""
         query = span.of(select(audit), audit.c.at).order_by(audit.c.number.desc()).limit(limit)
-        for column, wanted in ((audit.c.actor, actor), (audit.c.action, action), (audit.c.server, server),
-                               (audit.c.subject, subject), (audit.c.outcome, outcome)):
+        for column, wanted in (
+            (audit.c.actor, actor),
+            (audit.c.action, action),
+            (audit.c.server, server),
+            (audit.c.subject, subject),
+            (audit.c.outcome, outcome),
+        ):
             if wanted is not None:
                 query = query.where(column == wanted)
         if before is not None:
@@ -94,12 +110,23 @@ def chained(before: str, entry: AuditEntry) -> str:
 
 def _storable(entry: AuditEntry) -> AuditEntry:
     """As the database gives it back: what it cannot hold is written out, as in ``FreeText``, and long names are cut."""
+
     def text(value: str, limit: int | None = None) -> str:
         return value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")[:limit]
 
-    return replace(entry, actor=text(entry.actor), role=text(entry.role, 16), via=text(entry.via, 16),
-                   action=text(entry.action, 64), server=text(entry.server, 64), subject=text(entry.subject),
-                   outcome=text(entry.outcome, 16), detail=text(entry.detail), address=text(entry.address), digest="")
+    return replace(
+        entry,
+        actor=text(entry.actor),
+        role=text(entry.role, 16),
+        via=text(entry.via, 16),
+        action=text(entry.action, 64),
+        server=text(entry.server, 64),
+        subject=text(entry.subject),
+        outcome=text(entry.outcome, 16),
+        detail=text(entry.detail),
+        address=text(entry.address),
+        digest="",
+    )
 
 
 def _entry(row: RowMapping) -> AuditEntry:

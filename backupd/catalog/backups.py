@@ -53,8 +53,15 @@ class Backups:
                 raise _not_found(backup_id)
             return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()), _strangers(connection))
 
-    def list(self, server: str | None = None, *, kind: BackupKind | None = None, state: BackupState | None = None,
-             limit: int | None = None, foreign: bool = False) -> tuple[BackupRecord, ...]:
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        kind: BackupKind | None = None,
+        state: BackupState | None = None,
+        limit: int | None = None,
+        foreign: bool = False,
+    ) -> tuple[BackupRecord, ...]:
         """Newest first. Without ``state`` every state is listed, deleted ones too; only with ``foreign`` those that are
         that, so that nobody counts on one without having asked for it."""
         query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
@@ -68,9 +75,16 @@ class Backups:
             found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
         return tuple(_record(row, found.get(row["id"], ()), strangers) for row in rows)
 
-    def page(self, servers: Collection[str] | None = None, *, kind: BackupKind | None = None,
-             state: BackupState | None = None, span: Span = EVER, limit: int = 100, after: str | None = None,
-             ) -> Listed[BackupRecord]:
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        kind: BackupKind | None = None,
+        state: BackupState | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[BackupRecord]:
         """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
         is no cursor."""
         query = span.of(page(select(backups), backups.c.finished_at, backups.c.id, after, limit), backups.c.finished_at)
@@ -82,8 +96,11 @@ class Backups:
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
             found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
-        return Listed.of([_record(row, found.get(row["id"], ()), strangers) for row in rows], limit,
-                         lambda record: cursor_of(record.finished_at, record.id))
+        return Listed.of(
+            [_record(row, found.get(row["id"], ()), strangers) for row in rows],
+            limit,
+            lambda record: cursor_of(record.finished_at, record.id),
+        )
 
     def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
         """The newest complete backup of a server."""
@@ -116,8 +133,9 @@ class Backups:
     def digest(self, backup_id: str) -> str:
         """The SHA-256 of its manifest, "" where it is not known."""
         with self._database.read() as connection:
-            row = connection.execute(select(backups.c.manifest, backups.c.found).where(
-                backups.c.id == backup_id)).first()
+            row = connection.execute(
+                select(backups.c.manifest, backups.c.found).where(backups.c.id == backup_id)
+            ).first()
             return row.manifest or row.found if row is not None else ""
 
     def adopt(self, backup_id: str) -> None:
@@ -165,8 +183,9 @@ class Backups:
         with self._database.write() as connection:
             _update_copy(connection, backup_id, destination, state=state)
             states = set(connection.scalars(select(copies.c.state).where(copies.c.backup_id == backup_id)))
-            whole = next(one for one in (BackupState.COMPLETE, BackupState.DAMAGED, BackupState.DELETED)
-                         if str(one) in states)
+            whole = next(
+                one for one in (BackupState.COMPLETE, BackupState.DAMAGED, BackupState.DELETED) if str(one) in states
+            )
             connection.execute(update(backups).where(backups.c.id == backup_id).values(state=str(whole)))
         return whole
 
@@ -192,8 +211,10 @@ def _unless_deleted(state: str) -> Any:
 
 def _update_copy(connection: Connection, backup_id: str, destination: str, **values: Any) -> None:
     if not connection.execute(update(copies).where(_is_copy(backup_id, destination)).values(**values)).rowcount:
-        raise NotFoundError(f"the catalog knows no copy of backup {backup_id} at {destination}",
-                            hint="`backupd fsck` compares the catalog with the destinations")
+        raise NotFoundError(
+            f"the catalog knows no copy of backup {backup_id} at {destination}",
+            hint="`backupd fsck` compares the catalog with the destinations",
+        )
 
 
 def _is_copy(backup_id: str, destination: str) -> Any:
@@ -206,22 +227,46 @@ def _not_found(backup_id: str) -> NotFoundError:
 
 def _columns(record: BackupRecord) -> dict[str, Any]:
     return {
-        "id": record.id, "server": record.server, "kind": str(record.kind), "state": str(record.state),
-        "parent": record.parent, "started_at": record.started_at, "finished_at": record.finished_at,
-        "bytes_source": record.stats.bytes_source, "bytes_stored": record.stats.bytes_stored,
-        "bytes_new": record.stats.bytes_new, "files": record.stats.files, "files_linked": record.stats.files_linked,
-        **position_columns(record.position), "flavour": record.flavour, "server_version": record.server_version,
-        "tool_version": record.tool_version, "pinned": record.pinned, "warnings": list(record.warnings),
-        "from_lsn": record.from_lsn, "to_lsn": record.to_lsn, "server_uuid": record.server_uuid,
-        "reason": record.reason, "table_set": record.table_set, "tables_missing": record.tables_missing,
-        "manifest": record.manifest, "missing": None if record.missing is None else list(record.missing),
-        "doubtful": record.doubtful, "found": record.found, "foreign": record.foreign,
+        "id": record.id,
+        "server": record.server,
+        "kind": str(record.kind),
+        "state": str(record.state),
+        "parent": record.parent,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "bytes_source": record.stats.bytes_source,
+        "bytes_stored": record.stats.bytes_stored,
+        "bytes_new": record.stats.bytes_new,
+        "files": record.stats.files,
+        "files_linked": record.stats.files_linked,
+        **position_columns(record.position),
+        "flavour": record.flavour,
+        "server_version": record.server_version,
+        "tool_version": record.tool_version,
+        "pinned": record.pinned,
+        "warnings": list(record.warnings),
+        "from_lsn": record.from_lsn,
+        "to_lsn": record.to_lsn,
+        "server_uuid": record.server_uuid,
+        "reason": record.reason,
+        "table_set": record.table_set,
+        "tables_missing": record.tables_missing,
+        "manifest": record.manifest,
+        "missing": None if record.missing is None else list(record.missing),
+        "doubtful": record.doubtful,
+        "found": record.found,
+        "foreign": record.foreign,
     }
 
 
 def _copy_columns(backup_id: str, copy: Copy) -> dict[str, Any]:
-    return {"backup_id": backup_id, "destination": copy.destination, "state": copy.state,
-            "stored_at": copy.stored_at, "verified_at": copy.verified_at}
+    return {
+        "backup_id": backup_id,
+        "destination": copy.destination,
+        "state": copy.state,
+        "stored_at": copy.stored_at,
+        "verified_at": copy.verified_at,
+    }
 
 
 def position_columns(position: Position) -> dict[str, Any]:
@@ -231,29 +276,50 @@ def position_columns(position: Position) -> dict[str, Any]:
 
 def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
     """Name and uuid of each server that answered under a name that is not shown to be its own."""
-    return frozenset((row.server, row.uuid) for row in connection.execute(
-        select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))))
+    return frozenset(
+        (row.server, row.uuid)
+        for row in connection.execute(
+            select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))
+        )
+    )
 
 
 def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[str, str]]) -> BackupRecord:
     return BackupRecord(
-        id=row["id"], server=row["server"], kind=BackupKind(row["kind"]), state=BackupState(row["state"]),
-        parent=row["parent"], started_at=row["started_at"], finished_at=row["finished_at"],
+        id=row["id"],
+        server=row["server"],
+        kind=BackupKind(row["kind"]),
+        state=BackupState(row["state"]),
+        parent=row["parent"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
         stats=Stats(row["bytes_source"], row["bytes_stored"], row["bytes_new"], row["files"], row["files_linked"]),
-        position=Position(row["position_file"], row["position_pos"], row["position_gtid"]), flavour=row["flavour"],
-        server_version=row["server_version"], tool_version=row["tool_version"], pinned=row["pinned"],
-        warnings=tuple(row["warnings"]), copies=tuple(found), from_lsn=row["from_lsn"], to_lsn=row["to_lsn"],
-        server_uuid=row["server_uuid"], reason=row["reason"],
-        table_set=row["table_set"], tables_missing=row["tables_missing"], manifest=row["manifest"],
-        missing=None if row["missing"] is None else tuple(row["missing"]), doubtful=row["doubtful"],
-        found=row["found"], foreign=row["foreign"],
-        apart=(row["server"], row["server_uuid"]) in strangers)
+        position=Position(row["position_file"], row["position_pos"], row["position_gtid"]),
+        flavour=row["flavour"],
+        server_version=row["server_version"],
+        tool_version=row["tool_version"],
+        pinned=row["pinned"],
+        warnings=tuple(row["warnings"]),
+        copies=tuple(found),
+        from_lsn=row["from_lsn"],
+        to_lsn=row["to_lsn"],
+        server_uuid=row["server_uuid"],
+        reason=row["reason"],
+        table_set=row["table_set"],
+        tables_missing=row["tables_missing"],
+        manifest=row["manifest"],
+        missing=None if row["missing"] is None else tuple(row["missing"]),
+        doubtful=row["doubtful"],
+        found=row["found"],
+        foreign=row["foreign"],
+        apart=(row["server"], row["server_uuid"]) in strangers,
+    )
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
     found: dict[str, list[Copy]] = {}
     for start in range(0, len(ids), _CHUNK):
-        query = select(copies).where(copies.c.backup_id.in_(ids[start:start + _CHUNK])).order_by(copies.c.destination)
+        query = select(copies).where(copies.c.backup_id.in_(ids[start : start + _CHUNK])).order_by(copies.c.destination)
         for row in connection.execute(query).mappings():
             copy = Copy(row["destination"], row["state"], row["stored_at"], row["verified_at"])
             found.setdefault(row["backup_id"], []).append(copy)

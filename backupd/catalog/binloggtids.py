@@ -20,8 +20,14 @@ _BATCH = 5_000
 _WHAT = (_S.number, _S.start_pos, _S.end_pos, _S.gtids_before, _S.gtids_after)
 
 
-def place_of_gtid(connection: Connection, branch: int, branch_id: str, gtid: str, *, mariadb: bool,
-                  ) -> SegmentKey | None:
+def place_of_gtid(
+    connection: Connection,
+    branch: int,
+    branch_id: str,
+    gtid: str,
+    *,
+    mariadb: bool,
+) -> SegmentKey | None:
     """The longest segment that ``gtid`` lies in. Raises ValueError for what is no GTID."""
     covers("", gtid, mariadb=mariadb)
     first, last = (connection.scalar(select(end(_S.number)).where(_S.branch == branch)) for end in (func.min, func.max))
@@ -47,8 +53,9 @@ def place_of_gtid(connection: Connection, branch: int, branch_id: str, gtid: str
 def _furthest(connection: Connection, branch: int, number: int) -> Any:
     """Of the first file from ``number`` on, what ends last."""
     following = select(func.min(_S.number)).where(_S.branch == branch, _S.number >= number).scalar_subquery()
-    return connection.execute(select(*_WHAT).where(_S.branch == branch, _S.number == following)
-                              .order_by(_S.end_pos.desc()).limit(1)).first()
+    return connection.execute(
+        select(*_WHAT).where(_S.branch == branch, _S.number == following).order_by(_S.end_pos.desc()).limit(1)
+    ).first()
 
 
 def _file(connection: Connection, branch: int, number: int) -> Iterable[Any]:
@@ -56,7 +63,9 @@ def _file(connection: Connection, branch: int, number: int) -> Iterable[Any]:
 
 
 def _within(rows: Iterable[Any], gtid: str, branch_id: str, mariadb: bool) -> SegmentKey | None:
-    found = [SegmentKey(branch_id, row.number, row.start_pos, row.end_pos) for row in rows
-             if covers(row.gtids_after, gtid, mariadb=mariadb) and not covers(row.gtids_before, gtid, mariadb=mariadb)]
+    found = [
+        SegmentKey(branch_id, row.number, row.start_pos, row.end_pos)
+        for row in rows
+        if covers(row.gtids_after, gtid, mariadb=mariadb) and not covers(row.gtids_before, gtid, mariadb=mariadb)
+    ]
     return max(found, key=lambda key: (key.number, key.end - key.start), default=None)
-

@@ -36,8 +36,9 @@ Place = tuple[int, int]
 """(number of a file, position in it), within a branch."""
 
 _S, _C = binlog_segments.c, binlog_copies.c
-_SAME = ((_C.branch == _S.branch) & (_C.number == _S.number) & (_C.start_pos == _S.start_pos)
-         & (_C.end_pos == _S.end_pos))
+_SAME = (
+    (_C.branch == _S.branch) & (_C.number == _S.number) & (_C.start_pos == _S.start_pos) & (_C.end_pos == _S.end_pos)
+)
 _BATCH = 5_000
 
 
@@ -63,24 +64,36 @@ class Binlogs:
 
     def branches(self, server: str) -> tuple[Branch, ...]:
         """Oldest first."""
-        query = select(binlog_branches).where(binlog_branches.c.server == server).order_by(
-            binlog_branches.c.noticed_at, binlog_branches.c.id)
+        query = (
+            select(binlog_branches)
+            .where(binlog_branches.c.server == server)
+            .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
+        )
         with self._database.read() as connection:
             return tuple(branch_of(row) for row in connection.execute(query).mappings())
 
     def servers(self) -> tuple[str, ...]:
         """Every server that has a branch, also those that are no longer configured."""
         with self._database.read() as connection:
-            return tuple(connection.scalars(
-                select(binlog_branches.c.server).distinct().order_by(binlog_branches.c.server)))
+            return tuple(
+                connection.scalars(select(binlog_branches.c.server).distinct().order_by(binlog_branches.c.server))
+            )
 
     # -- segments
 
     def digest(self, server: str, key: SegmentKey) -> str:
         """SHA-256 of the plain bytes of a segment, "" where it is not known."""
-        query = select(_S.sha256).join(binlog_branches, binlog_branches.c.number == _S.branch).where(
-            binlog_branches.c.server == server, binlog_branches.c.id == key.branch, _S.number == key.number,
-            _S.start_pos == key.start, _S.end_pos == key.end)
+        query = (
+            select(_S.sha256)
+            .join(binlog_branches, binlog_branches.c.number == _S.branch)
+            .where(
+                binlog_branches.c.server == server,
+                binlog_branches.c.id == key.branch,
+                _S.number == key.number,
+                _S.start_pos == key.start,
+                _S.end_pos == key.end,
+            )
+        )
         with self._database.read() as connection:
             return connection.scalar(query) or ""
 
@@ -96,8 +109,9 @@ class Binlogs:
             for segment, stored in found:
                 _add(connection, segment, destination, stored, at)
 
-    def drop_segments(self, server: str, keys: Iterable[SegmentKey], destination: str, *,
-                      stored_by: datetime | None = None) -> tuple[SegmentKey, ...]:
+    def drop_segments(
+        self, server: str, keys: Iterable[SegmentKey], destination: str, *, stored_by: datetime | None = None
+    ) -> tuple[SegmentKey, ...]:
         """They are not at ``destination`` any more; a segment without any copy is forgotten. Unknown ones are passed
         over, and with ``stored_by`` those that were stored there later. Gives those whose copy was forgotten."""
         dropped: list[SegmentKey] = []
@@ -107,11 +121,15 @@ class Binlogs:
                 here = _C.destination == destination
                 if stored_by is not None:
                     here &= _C.stored_at <= stored_by
-                gone = [key for key in found
-                        if connection.execute(delete(binlog_copies).where(_is_copy(number, key), here)).rowcount]
+                gone = [
+                    key
+                    for key in found
+                    if connection.execute(delete(binlog_copies).where(_is_copy(number, key), here)).rowcount
+                ]
                 for key in gone:
-                    connection.execute(delete(binlog_segments).where(
-                        _is(number, key), ~exists().where(_is_copy(number, key))))
+                    connection.execute(
+                        delete(binlog_segments).where(_is(number, key), ~exists().where(_is_copy(number, key)))
+                    )
                 binlogruns.removed(connection, number, whole.intersection(gone), destination)
                 dropped += gone
         return tuple(dropped)
@@ -133,20 +151,36 @@ class Binlogs:
                     connection.execute(update(binlog_copies).where(here).values(state=COMPLETE, verified_at=at))
                     if was == DAMAGED:
                         (record,) = _records(connection, server, select(binlog_segments).where(_is(number, key)))
-                        binlogruns.added(connection, number, record.segment, destination,
-                                         record.destinations[destination].stored)
+                        binlogruns.added(
+                            connection, number, record.segment, destination, record.destinations[destination].stored
+                        )
 
-    def segments(self, server: str, branch: str, *, from_place: Place | None = None, to_place: Place | None = None,
-                 destination: str | None = None) -> tuple[SegmentRecord, ...]:
+    def segments(
+        self,
+        server: str,
+        branch: str,
+        *,
+        from_place: Place | None = None,
+        to_place: Place | None = None,
+        destination: str | None = None,
+    ) -> tuple[SegmentRecord, ...]:
         """In log order, those that hold something of ``[from_place, to_place)``: pieces, and whole files beside them.
         With ``destination`` only what is whole there. An unknown branch has none."""
         with self._database.read() as connection:
             query = _select(connection, server, branch, from_place, to_place, destination)
             return tuple(_records(connection, server, query)) if query is not None else ()
 
-    def each_segment(self, server: str, branch: str, *, from_place: Place | None = None, to_place: Place | None = None,
-                     destination: str | None = None, since: datetime | None = None,
-                     until: datetime | None = None) -> Iterator[SegmentRecord]:
+    def each_segment(
+        self,
+        server: str,
+        branch: str,
+        *,
+        from_place: Place | None = None,
+        to_place: Place | None = None,
+        destination: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[SegmentRecord]:
         """The same one by one, however many there are; of those in which something may have committed between ``since``
         and ``until``. Several short transactions: what is added meanwhile behind the place reached is seen, too."""
         place = from_place
@@ -174,16 +208,25 @@ class Binlogs:
         """Sealed bytes at ``destination`` of files ``first`` to ``last``, pieces beside whole files counted too."""
         with self._database.read() as connection:
             number = _known_branch(connection, server, branch)
-            return int(connection.scalar(select(func.coalesce(func.sum(_C.stored), 0)).where(
-                _C.branch == number, _C.number >= first, _C.number <= last, _C.destination == destination)) or 0)
+            return int(
+                connection.scalar(
+                    select(func.coalesce(func.sum(_C.stored), 0)).where(
+                        _C.branch == number, _C.number >= first, _C.number <= last, _C.destination == destination
+                    )
+                )
+                or 0
+            )
 
     def holding(self, server: str, branch: str, number: int, pos: int) -> SegmentRecord | None:
         """The segment in which the byte at ``pos`` lies, the whole file before a piece; where ``pos`` is the end of all
         there is of the file, the one that ends there."""
         with self._database.read() as connection:
-            found = list(_records(connection, server, query)) if (
-                query := _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1), None)
-            ) is not None else []
+            found = (
+                list(_records(connection, server, query))
+                if (query := _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1), None))
+                is not None
+                else []
+            )
         inside = [record for record in found if record.key.start <= pos < record.key.end]
         ending = [record for record in found if record.key.end == pos]
         return max(inside or ending, key=lambda record: record.segment.size, default=None)
@@ -195,8 +238,9 @@ class Binlogs:
         """
         with self._database.read() as connection:
             found: list[SegmentRecord] = []
-            for row in connection.execute(select(binlog_branches).where(binlog_branches.c.server == server)
-                                          .order_by(binlog_branches.c.number)).mappings():
+            for row in connection.execute(
+                select(binlog_branches).where(binlog_branches.c.server == server).order_by(binlog_branches.c.number)
+            ).mappings():
                 branch = branch_of(row)
                 key = place_of_gtid(connection, row["number"], branch.id, gtid, mariadb=branch.flavour == "mariadb")
                 if key is not None:
@@ -233,8 +277,11 @@ class Binlogs:
 
     def gaps(self, server: str) -> tuple[Gap, ...]:
         """By branch, in the order in which they were noticed."""
-        query = select(binlog_gaps).where(binlog_gaps.c.server == server).order_by(
-            binlog_gaps.c.branch, binlog_gaps.c.noticed_at, binlog_gaps.c.after_file, binlog_gaps.c.after_pos)
+        query = (
+            select(binlog_gaps)
+            .where(binlog_gaps.c.server == server)
+            .order_by(binlog_gaps.c.branch, binlog_gaps.c.noticed_at, binlog_gaps.c.after_file, binlog_gaps.c.after_pos)
+        )
         with self._database.read() as connection:
             return tuple(gap_of(row) for row in connection.execute(query).mappings())
 
@@ -260,15 +307,19 @@ def _add(connection: Connection, segment: Segment, destination: str, stored: int
         connection.execute(insert(binlog_segments).values(**segment_columns(number, segment)))
     elif ending == Ending.OPEN and segment.is_final:
         connection.execute(update(binlog_segments).where(place).values(**segment_columns(number, segment)))
-        for name, size in connection.execute(select(_C.destination, _C.stored).where(
-                _is_copy(number, segment.key), _C.destination != destination, _C.state == COMPLETE)).all():
+        for name, size in connection.execute(
+            select(_C.destination, _C.stored).where(
+                _is_copy(number, segment.key), _C.destination != destination, _C.state == COMPLETE
+            )
+        ).all():
             binlogruns.added(connection, number, segment, name, size)
     here = _is_copy(number, segment.key) & (_C.destination == destination)
     known = connection.scalar(select(_C.state).where(here))
     values = {"state": COMPLETE, "stored": stored, "stored_at": at, "verified_at": None}
     if known is None:
-        connection.execute(insert(binlog_copies).values(
-            **_key_columns(number, segment.key), destination=destination, **values))
+        connection.execute(
+            insert(binlog_copies).values(**_key_columns(number, segment.key), destination=destination, **values)
+        )
     else:
         connection.execute(update(binlog_copies).where(here).values(**values))
     if known != COMPLETE or ending == Ending.OPEN:
@@ -278,14 +329,17 @@ def _add(connection: Connection, segment: Segment, destination: str, stored: int
 def _branch(connection: Connection, server: str, branch: str) -> int:
     number = _known_branch(connection, server, branch)
     if number is None:
-        raise NotFoundError(f"the catalog knows no branch {branch} of {server}",
-                            hint="`backupd fsck --repair` takes in what the destinations know")
+        raise NotFoundError(
+            f"the catalog knows no branch {branch} of {server}",
+            hint="`backupd fsck --repair` takes in what the destinations know",
+        )
     return number
 
 
 def _known_branch(connection: Connection, server: str, branch: str) -> int | None:
-    return connection.scalar(select(binlog_branches.c.number).where(
-        binlog_branches.c.server == server, binlog_branches.c.id == branch))
+    return connection.scalar(
+        select(binlog_branches.c.number).where(binlog_branches.c.server == server, binlog_branches.c.id == branch)
+    )
 
 
 def _by_branch(connection: Connection, server: str, keys: Iterable[SegmentKey]) -> dict[int, list[SegmentKey]]:
@@ -315,9 +369,13 @@ def _is_whole(connection: Connection, branch: int, key: SegmentKey) -> bool:
 
 def _is_gap(gap: Gap) -> Any:
     columns = binlog_gaps.c
-    return ((columns.server == gap.server) & (columns.branch == gap.branch)
-            & (columns.destination == gap.destination) & (columns.after_file == gap.after.file)
-            & (columns.after_pos == gap.after.pos))
+    return (
+        (columns.server == gap.server)
+        & (columns.branch == gap.branch)
+        & (columns.destination == gap.destination)
+        & (columns.after_file == gap.after.file)
+        & (columns.after_pos == gap.after.pos)
+    )
 
 
 def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: str) -> bool:
@@ -325,19 +383,26 @@ def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: st
     here = _is_copy(branch, key) & (_C.destination == destination)
     before = connection.scalar(select(_C.state).where(here))
     if before is None:
-        raise NotFoundError(f"the catalog knows no copy of {key} at {destination}",
-                            hint="`backupd fsck` compares the catalog with the destinations")
+        raise NotFoundError(
+            f"the catalog knows no copy of {key} at {destination}",
+            hint="`backupd fsck` compares the catalog with the destinations",
+        )
     connection.execute(update(binlog_copies).where(here).values(state=DAMAGED))
     return bool(before != DAMAGED)
 
 
-def _select(connection: Connection, server: str, branch: str, from_place: Place | None, to_place: Place | None,
-            destination: str | None) -> Select[Any] | None:
+def _select(
+    connection: Connection,
+    server: str,
+    branch: str,
+    from_place: Place | None,
+    to_place: Place | None,
+    destination: str | None,
+) -> Select[Any] | None:
     number = _known_branch(connection, server, branch)
     if number is None:
         return None
-    query = select(binlog_segments).where(_S.branch == number).order_by(
-        _S.number, _S.start_pos, _S.end_pos.desc())
+    query = select(binlog_segments).where(_S.branch == number).order_by(_S.number, _S.start_pos, _S.end_pos.desc())
     if from_place is not None:
         query = query.where(_S.number >= from_place[0], (_S.number > from_place[0]) | (_S.end_pos > from_place[1]))
     if to_place is not None:
@@ -353,11 +418,19 @@ def _records(connection: Connection, server: str, query: Select[Any]) -> Iterato
     names: Sequence[str] = ("branch", "number", "start_pos", "end_pos")
     same = [wanted.c[name] == _C[name] for name in names]
     rows = connection.execute(
-        select(wanted, binlog_branches.c.id.label("branch_id"), _C.destination, _C.state, _C.stored, _C.stored_at,
-               _C.verified_at)
+        select(
+            wanted,
+            binlog_branches.c.id.label("branch_id"),
+            _C.destination,
+            _C.state,
+            _C.stored,
+            _C.stored_at,
+            _C.verified_at,
+        )
         .join(binlog_branches, binlog_branches.c.number == wanted.c.branch)
         .outerjoin(binlog_copies, same[0] & same[1] & same[2] & same[3])
-        .order_by(wanted.c.number, wanted.c.start_pos, wanted.c.end_pos.desc(), _C.destination)).mappings()
+        .order_by(wanted.c.number, wanted.c.start_pos, wanted.c.end_pos.desc(), _C.destination)
+    ).mappings()
     segment: Segment | None = None
     copies: dict[str, CopyState] = {}
     for row in rows:

@@ -21,10 +21,17 @@ class Challenges:
 
     def add(self, challenge: Challenge) -> None:
         with self._database.write() as connection:
-            connection.execute(insert(challenges).values(
-                id=challenge.id, fingerprint=challenge.fingerprint, name=challenge.name,
-                issued_at=challenge.issued_at, digest=challenge.digest, answered_at=challenge.answered_at,
-                answered_by=challenge.answered_by))
+            connection.execute(
+                insert(challenges).values(
+                    id=challenge.id,
+                    fingerprint=challenge.fingerprint,
+                    name=challenge.name,
+                    issued_at=challenge.issued_at,
+                    digest=challenge.digest,
+                    answered_at=challenge.answered_at,
+                    answered_by=challenge.answered_by,
+                )
+            )
 
     def get(self, challenge_id: str) -> Challenge:
         """Raises NotFoundError."""
@@ -47,12 +54,18 @@ class Challenges:
         with self._database.write() as connection:
             done = connection.execute(
                 update(challenges)
-                .where(challenges.c.id == challenge_id, challenges.c.answered_at.is_(None),
-                       challenges.c.issued_at >= now - VALID_FOR)
-                .values(answered_at=now, answered_by=by))
+                .where(
+                    challenges.c.id == challenge_id,
+                    challenges.c.answered_at.is_(None),
+                    challenges.c.issued_at >= now - VALID_FOR,
+                )
+                .values(answered_at=now, answered_by=by)
+            )
             if not done.rowcount:
-                raise RefusedError(f"the challenge {challenge_id} is answered already, or older than "
-                                   f"{VALID_FOR.days} days", hint="`backupd keys` lists the open ones")
+                raise RefusedError(
+                    f"the challenge {challenge_id} is answered already, or older than {VALID_FOR.days} days",
+                    hint="`backupd keys` lists the open ones",
+                )
 
 
 def _challenge(row: RowMapping) -> Challenge:

@@ -23,8 +23,13 @@ class Changes:
             return None
         try:
             if self._connection is None:
-                self._connection = sqlite3.connect(f"{self._file.absolute().as_uri()}?mode=ro", uri=True, timeout=0,
-                                                   isolation_level=None, check_same_thread=False)
+                self._connection = sqlite3.connect(
+                    f"{self._file.absolute().as_uri()}?mode=ro",
+                    uri=True,
+                    timeout=0,
+                    isolation_level=None,
+                    check_same_thread=False,
+                )
             row = self._connection.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
             self.close()  # whoever reads the catalog itself says what is wrong with it

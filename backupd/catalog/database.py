@@ -26,8 +26,10 @@ BUSY_SECONDS = 30
 """How long a writer waits for another writer of the same SQLite file."""
 
 _POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
-_REBUILD = ("move the file away with its -wal and -shm (keep them) and run `backupd catalog rebuild --from "
-            "DESTINATION`: it makes a fresh catalog of what lies there")
+_REBUILD = (
+    "move the file away with its -wal and -shm (keep them) and run `backupd catalog rebuild --from "
+    "DESTINATION`: it makes a fresh catalog of what lies there"
+)
 _ROOM = 64 * 1024
 """Bytes: with less than this left, SQLite cannot even make its -shm file (32 KiB) beside the catalog."""
 
@@ -40,17 +42,22 @@ def catalog_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
-        raise CatalogError("the catalog's address is not a URL",
-                           hint="write sqlite:////var/lib/backupd/catalog.db or postgresql://user@host/name") from error
+        raise CatalogError(
+            "the catalog's address is not a URL",
+            hint="write sqlite:////var/lib/backupd/catalog.db or postgresql://user@host/name",
+        ) from error
     if url.drivername in {"sqlite", "sqlite+pysqlite"}:
         if not url.database or url.database == ":memory:":
-            raise CatalogError("a catalog in memory would be forgotten",
-                               hint="name a file: sqlite:////var/lib/backupd/catalog.db (four slashes)")
+            raise CatalogError(
+                "a catalog in memory would be forgotten",
+                hint="name a file: sqlite:////var/lib/backupd/catalog.db (four slashes)",
+            )
         return url.set(drivername="sqlite")
     if url.drivername in _POSTGRESQL:
         return url.set(drivername="postgresql+psycopg")
-    raise CatalogError(f"a catalog cannot live in {url.drivername!r}",
-                       hint="use sqlite:////PATH or postgresql://USER@HOST/NAME")
+    raise CatalogError(
+        f"a catalog cannot live in {url.drivername!r}", hint="use sqlite:////PATH or postgresql://USER@HOST/NAME"
+    )
 
 
 class Database:
@@ -73,22 +80,30 @@ class Database:
         try:
             self.engine = self._sqlite_engine() if self.sqlite else self._postgresql_engine()
         except ModuleNotFoundError as error:
-            raise CatalogError(f"the catalog {self.name} needs the Python package psycopg",
-                               hint="pip install 'backupd[postgresql]'") from error
+            raise CatalogError(
+                f"the catalog {self.name} needs the Python package psycopg", hint="pip install 'backupd[postgresql]'"
+            ) from error
         self._reading = self.engine.execution_options(backupd_reading=True)
 
     def _sqlite_engine(self) -> Engine:
         address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file itself
-        engine = create_engine(self.url, hide_parameters=True, creator=lambda: sqlite3.connect(
-            address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False))
+        engine = create_engine(
+            self.url,
+            hide_parameters=True,
+            creator=lambda: sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False),
+        )
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
 
     def _postgresql_engine(self) -> Engine:
         # pre_ping: a PostgreSQL that was restarted must not fail the first record after it.
-        engine = create_engine(self.url, pool_pre_ping=True, hide_parameters=True, connect_args={
-            "connect_timeout": 10, "application_name": "backupd", "tcp_user_timeout": 30_000})
+        engine = create_engine(
+            self.url,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args={"connect_timeout": 10, "application_name": "backupd", "tcp_user_timeout": 30_000},
+        )
         event.listen(engine, "do_connect", _connect_patiently)
         return engine
 
@@ -127,8 +142,9 @@ class Database:
         with self.read() as connection:
             lines = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
-        return [line for line in lines if line != "ok"] + [f"{row[0]} row {row[1]} names a missing {row[2]}"
-                                                           for row in broken]
+        return [line for line in lines if line != "ok"] + [
+            f"{row[0]} row {row[1]} names a missing {row[2]}" for row in broken
+        ]
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -154,16 +170,23 @@ class Database:
                 message, hint = "is gone", _GONE
             return CatalogError(f"the catalog {self.name} {message}", detail=detail, hint=hint)
         if isinstance(error, OperationalError) or error.connection_invalidated:
-            return CatalogError(f"the catalog {self.name} cannot be reached", detail=detail,
-                                hint="is PostgreSQL running, does it answer within half a minute, and do its "
-                                     "pg_hba.conf and your passfile let us in?")
+            return CatalogError(
+                f"the catalog {self.name} cannot be reached",
+                detail=detail,
+                hint="is PostgreSQL running, does it answer within half a minute, and do its "
+                "pg_hba.conf and your passfile let us in?",
+            )
         return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
 
 
-_GONE = ("stop the service, bring the file back with its -wal and -shm (or mount its file system), and start it again; "
-         "where it is lost, `backupd catalog rebuild --from DESTINATION` makes a fresh one of what lies there")
-_ACCESS = ("this user needs read and write access to the file and to its folder, "
-           "where SQLite keeps -wal and -shm files beside it")
+_GONE = (
+    "stop the service, bring the file back with its -wal and -shm (or mount its file system), and start it again; "
+    "where it is lost, `backupd catalog rebuild --from DESTINATION` makes a fresh one of what lies there"
+)
+_ACCESS = (
+    "this user needs read and write access to the file and to its folder, "
+    "where SQLite keeps -wal and -shm files beside it"
+)
 
 _SQLITE = {
     sqlite3.SQLITE_NOTADB: ("is not a SQLite file, or its first page is damaged", _REBUILD),
@@ -172,14 +195,20 @@ _SQLITE = {
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _ACCESS),
     sqlite3.SQLITE_PERM: ("cannot be opened", _ACCESS),
     sqlite3.SQLITE_FULL: ("cannot grow: its disk is full", "make room on that disk; nothing was half recorded"),
-    sqlite3.SQLITE_BUSY: (f"stayed locked for {BUSY_SECONDS} seconds",
-                          "another process holds a long transaction on it; `fuser FILE` names it"),
+    sqlite3.SQLITE_BUSY: (
+        f"stayed locked for {BUSY_SECONDS} seconds",
+        "another process holds a long transaction on it; `fuser FILE` names it",
+    ),
     sqlite3.SQLITE_IOERR: ("cannot be read or written", "look at the kernel's messages (dmesg) for this disk"),
 }
 
 
-def _connect_patiently(_dialect: object, _record: object, arguments: Sequence[Any], options: dict[str, Any],
-                       ) -> DBAPIConnection:
+def _connect_patiently(
+    _dialect: object,
+    _record: object,
+    arguments: Sequence[Any],
+    options: dict[str, Any],
+) -> DBAPIConnection:
     from backupd.catalog.patience import PatientConnection  # needs psycopg, which SQLite does without
 
     connection: Any = PatientConnection.connect(*arguments, **options)
@@ -229,8 +258,11 @@ def _make_file(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise CatalogError(f"the catalog {path} cannot be created or opened", detail=str(error),
-                           hint="run as the user that owns the catalog, or correct its folder's permissions") from error
+        raise CatalogError(
+            f"the catalog {path} cannot be created or opened",
+            detail=str(error),
+            hint="run as the user that owns the catalog, or correct its folder's permissions",
+        ) from error
     if path.is_dir():
         raise CatalogError(f"the catalog {path} is a folder", hint="name a file inside it")
 

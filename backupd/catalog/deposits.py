@@ -22,19 +22,24 @@ class Deposits:
     def at(self, destination: str) -> dict[str, str]:
         """SHA-256 (64 hex) by key."""
         with self._database.read() as connection:
-            found = connection.execute(select(deposits.c.key, deposits.c.sha256).where(
-                deposits.c.destination == destination))
+            found = connection.execute(
+                select(deposits.c.key, deposits.c.sha256).where(deposits.c.destination == destination)
+            )
             return {row.key: row.sha256 for row in found}
 
     def put(self, destination: str, key: str, sha256: str) -> None:
         with self._database.write() as connection:
-            connection.execute(delete(deposits).where(
-                (deposits.c.destination == destination) & (deposits.c.key == key)))
+            connection.execute(
+                delete(deposits).where((deposits.c.destination == destination) & (deposits.c.key == key))
+            )
             connection.execute(insert(deposits).values(destination=destination, key=key, sha256=sha256))
 
     def forget(self, destination: str, keys: Collection[str]) -> None:
         todo = sorted(keys)
         with self._database.write() as connection:
             for start in range(0, len(todo), _MANY):
-                connection.execute(delete(deposits).where(
-                    (deposits.c.destination == destination) & deposits.c.key.in_(todo[start:start + _MANY])))
+                connection.execute(
+                    delete(deposits).where(
+                        (deposits.c.destination == destination) & deposits.c.key.in_(todo[start : start + _MANY])
+                    )
+                )

@@ -25,8 +25,9 @@ class Events:
         with self._database.write() as connection:
             insert_events(connection, [event])
 
-    def list(self, *, server: str | None = None, kind: str | None = None, after: int = 0,
-             limit: int | None = None) -> tuple[Event, ...]:
+    def list(
+        self, *, server: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
+    ) -> tuple[Event, ...]:
         """Newest first; ``after``: only those with a higher number."""
         query = select(events).where(events.c.number > after).order_by(events.c.number.desc()).limit(limit)
         for column, wanted in ((events.c.server, server), (events.c.kind, kind)):
@@ -35,9 +36,17 @@ class Events:
         with self._database.read() as connection:
             return tuple(_event(row) for row in connection.execute(query).mappings())
 
-    def page(self, servers: Collection[str] | None = None, *, kind: str | None = None, job_id: str | None = None,
-             severity: Severity | None = None, span: Span = EVER, limit: int = 100, after: str | None = None,
-             ) -> Listed[Event]:
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        kind: str | None = None,
+        job_id: str | None = None,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[Event]:
         """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
         query = span.of(_of(servers, kind, job_id), events.c.at).order_by(events.c.number.desc()).limit(limit + 1)
         if severity is not None:
@@ -48,8 +57,9 @@ class Events:
             found = [_event(row) for row in connection.execute(query).mappings()]
         return Listed.of(found, limit, lambda event: str(event.number))
 
-    def since(self, number: int, servers: Collection[str] | None = None, *, job_id: str | None = None,
-              limit: int = 1000) -> tuple[Event, ...]:
+    def since(
+        self, number: int, servers: Collection[str] | None = None, *, job_id: str | None = None, limit: int = 1000
+    ) -> tuple[Event, ...]:
         """Those with a higher number, oldest first."""
         query = _of(servers, None, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
         with self._database.read() as connection:
@@ -60,12 +70,21 @@ class Events:
         with self._database.read() as connection:
             return int(connection.scalar(select(func.max(events.c.number))) or 0)
 
-    def last(self, server: str, kinds: Collection[str], subject: str, *,
-             severities: Collection[Severity] = tuple(Severity)) -> Event | None:
+    def last(
+        self, server: str, kinds: Collection[str], subject: str, *, severities: Collection[Severity] = tuple(Severity)
+    ) -> Event | None:
         """The newest one of these kinds, and this grave, about this."""
-        query = (select(events).where(events.c.server == server, events.c.kind.in_(kinds), events.c.subject == subject,
-                                       events.c.severity.in_([str(one) for one in severities]))
-                 .order_by(events.c.number.desc()).limit(1))
+        query = (
+            select(events)
+            .where(
+                events.c.server == server,
+                events.c.kind.in_(kinds),
+                events.c.subject == subject,
+                events.c.severity.in_([str(one) for one in severities]),
+            )
+            .order_by(events.c.number.desc())
+            .limit(1)
+        )
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
         return _event(row) if row is not None else None
@@ -89,10 +108,23 @@ def _of(servers: Collection[str] | None, kind: str | None, job_id: str | None) -
 def insert_events(connection: Connection, found: Sequence[Event]) -> None:
     """Record events within a transaction of the caller."""
     if found:
-        connection.execute(insert(events), [
-            {"at": event.at, "kind": event.kind, "severity": str(event.severity), "server": event.server,
-             "subject": event.subject, "message": event.message, "detail": event.detail, "hint": event.hint,
-             "job_id": event.job_id} for event in found])
+        connection.execute(
+            insert(events),
+            [
+                {
+                    "at": event.at,
+                    "kind": event.kind,
+                    "severity": str(event.severity),
+                    "server": event.server,
+                    "subject": event.subject,
+                    "message": event.message,
+                    "detail": event.detail,
+                    "hint": event.hint,
+                    "job_id": event.job_id,
+                }
+                for event in found
+            ],
+        )
 
 
 def _event(row: RowMapping) -> Event:

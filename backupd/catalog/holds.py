@@ -34,8 +34,11 @@ class Holds:
 
     def of(self, server: str, kind: HoldKind | None = None) -> tuple[Hold, ...]:
         """Everything that concerns ``server``, its own before that of every server."""
-        found = [hold for hold in self.all() if hold.server in (server, EVERY_SERVER)
-                 and (kind is None or hold.kind is HoldKind(kind))]
+        found = [
+            hold
+            for hold in self.all()
+            if hold.server in (server, EVERY_SERVER) and (kind is None or hold.kind is HoldKind(kind))
+        ]
         return tuple(sorted(found, key=lambda hold: (hold.server != server, hold.kind)))
 
     def all(self) -> tuple[Hold, ...]:

@@ -24,15 +24,23 @@ class Identities:
 
     def all(self) -> tuple[Identity, ...]:
         with self._database.read() as connection:
-            rows = connection.execute(select(identities).order_by(
-                identities.c.server, identities.c.since, identities.c.uuid)).mappings().all()
+            rows = (
+                connection.execute(
+                    select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
+                )
+                .mappings()
+                .all()
+            )
         return tuple(_identity(row) for row in rows)
 
     def put(self, identity: Identity) -> None:
         """One that was known is replaced."""
         with self._database.write() as connection:
-            connection.execute(delete(identities).where(
-                (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)))
+            connection.execute(
+                delete(identities).where(
+                    (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)
+                )
+            )
             connection.execute(insert(identities).values(**{**asdict(identity), "verdict": str(identity.verdict)}))
 
     def accept(self, identity: Identity, by: str) -> Identity:

@@ -35,20 +35,32 @@ class IncidentRows:
     def open(self) -> tuple[Incident, ...]:
         """Those that are not over, the oldest first."""
         with self._database.read() as connection:
-            return tuple(_incident(row) for row in connection.execute(
-                select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.id)).mappings())
+            return tuple(
+                _incident(row)
+                for row in connection.execute(
+                    select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.id)
+                ).mappings()
+            )
 
     def recent(self, moment: datetime) -> tuple[Incident, ...]:
         """Those that are not over, those of which nobody was told yet that they are, and those that ended after
         ``moment``; the oldest first."""
-        query = select(incidents).where(incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None)
-                                        | (incidents.c.closed_at > moment))
+        query = select(incidents).where(
+            incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None) | (incidents.c.closed_at > moment)
+        )
         with self._database.read() as connection:
             return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
 
-    def list(self, servers: Collection[str] | None = None, *, is_open: bool | None = None,
-             severity: Severity | None = None, span: Span = EVER, before: str | None = None, limit: int | None = None,
-             ) -> tuple[Incident, ...]:
+    def list(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        is_open: bool | None = None,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Incident, ...]:
         """Newest first; ``servers`` None: of all, and of none; ``is_open`` None: open or over; ``span``: when they were
         opened; ``before``: only those older than the one with this id."""
         query = span.of(select(incidents), incidents.c.opened_at).order_by(incidents.c.id.desc()).limit(limit)
@@ -77,7 +89,8 @@ class IncidentRows:
                 values["severity"] = str(incident.severity)
                 again = {name: value for name, value in values.items() if name not in _NOT_WRITTEN_AGAIN}
                 if not connection.execute(
-                        update(incidents).where(incidents.c.id == incident.id).values(again)).rowcount:
+                    update(incidents).where(incidents.c.id == incident.id).values(again)
+                ).rowcount:
                     connection.execute(insert(incidents).values(values))
             insert_messages(connection, messages)
             move_cursors(connection, cursors)
@@ -85,8 +98,12 @@ class IncidentRows:
     def restate(self, event: Event) -> None:
         """The open incident of the kind, server and subject of ``event`` has its words now. Nothing without one."""
         now = {"message": event.message, "detail": event.detail, "hint": event.hint}
-        one = and_(incidents.c.closed_at.is_(None), incidents.c.kind == event.kind,
-                   incidents.c.server == event.server, incidents.c.subject == event.subject)
+        one = and_(
+            incidents.c.closed_at.is_(None),
+            incidents.c.kind == event.kind,
+            incidents.c.server == event.server,
+            incidents.c.subject == event.subject,
+        )
         with self._database.read() as connection:
             found = connection.execute(select(incidents).where(one)).mappings().first()
         if found is not None and any(found[name] != text for name, text in now.items()):
@@ -98,14 +115,21 @@ class IncidentRows:
         so before."""
         with self._database.write() as connection:
             done = connection.execute(
-                update(incidents).where(incidents.c.id == incident_id, incidents.c.closed_at.is_(None),
-                                        incidents.c.acknowledged_at.is_(None))
-                .values(acknowledged_by=by, acknowledged_at=now, next_reminder=None)).rowcount
+                update(incidents)
+                .where(
+                    incidents.c.id == incident_id,
+                    incidents.c.closed_at.is_(None),
+                    incidents.c.acknowledged_at.is_(None),
+                )
+                .values(acknowledged_by=by, acknowledged_at=now, next_reminder=None)
+            ).rowcount
             found = _one(connection, incident_id)
             if not done:
                 why = "it is over" if found.closed_at else f"{found.acknowledged_by} has acknowledged it already"
-                raise RefusedError(f"incident {incident_id} needs no acknowledgement: {why}",
-                                   hint="`backupd alerts` lists what is open")
+                raise RefusedError(
+                    f"incident {incident_id} needs no acknowledgement: {why}",
+                    hint="`backupd alerts` lists what is open",
+                )
             return found
 
     def forget(self, before: datetime) -> None:

@@ -68,7 +68,8 @@ class Jobs:
                 if not allowed(job, running):
                     continue
                 taken = _move(job.id, JobState.RUNNING, job.token).values(
-                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now, message="", hint="")
+                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now, message="", hint=""
+                )
                 if connection.execute(taken).rowcount:  # else it was cancelled in this very moment
                     return _one(connection, job.id)
         return None
@@ -94,9 +95,20 @@ class Jobs:
         if (record.state, record.token) != (JobState.RUNNING, token):
             raise _taken_over(record)
 
-    def finish(self, job_id: str, state: JobState, now: datetime, *, token: int, error: BackupdError | None = None,
-               result: str = "", bytes: int = 0, phases: Sequence[Phase] = (),  # noqa: A002  the model's word
-               then: Sequence[JobRecord] = (), events: Sequence[Event] = ()) -> JobRecord:
+    def finish(
+        self,
+        job_id: str,
+        state: JobState,
+        now: datetime,
+        *,
+        token: int,
+        error: BackupdError | None = None,
+        result: str = "",
+        bytes: int = 0,  # noqa: A002  the model's word
+        phases: Sequence[Phase] = (),
+        then: Sequence[JobRecord] = (),
+        events: Sequence[Event] = (),
+    ) -> JobRecord:
         """End a job in ``state``, a last one. ``bytes`` of plaintext moved; ``result``: the id of what it made.
         ``then``: jobs that follow from it; they and ``events`` are recorded with it, or nothing is.
 
@@ -106,8 +118,14 @@ class Jobs:
         if JOB_MOVES[state]:
             raise ValueError(f"no job ends as {state}")
         ending = _move(job_id, state, token).values(
-            finished_at=now, message=error.message if error else "", detail=error.detail if error else "",
-            hint=error.hint if error else "", result=result, bytes=bytes, phases=phases_json(phases))
+            finished_at=now,
+            message=error.message if error else "",
+            detail=error.detail if error else "",
+            hint=error.hint if error else "",
+            result=result,
+            bytes=bytes,
+            phases=phases_json(phases),
+        )
         with self._database.write() as connection:
             changed = connection.execute(ending).rowcount
             record = _one(connection, job_id)
@@ -126,12 +144,21 @@ class Jobs:
         """
         with self._database.write() as connection:
             ending = {"state": str(JobState.CANCELLED), "cancel_by": by, "finished_at": now}
-            queued = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED)).values(
-                **ending, message=f"cancelled by {by} before it began")
-            waiting = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING)).values(
-                **ending, message=f"cancelled by {by} while it waited")
-            asked = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.RUNNING),
-                                       jobs.c.cancel_by == "").values(cancel_by=by)
+            queued = (
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+                .values(**ending, message=f"cancelled by {by} before it began")
+            )
+            waiting = (
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING))
+                .values(**ending, message=f"cancelled by {by} while it waited")
+            )
+            asked = (
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.RUNNING), jobs.c.cancel_by == "")
+                .values(cancel_by=by)
+            )
             changed = any(connection.execute(change).rowcount for change in (queued, waiting, asked))
             record = _one(connection, job_id)
             if not changed and record.state is not JobState.RUNNING:
@@ -146,15 +173,21 @@ class Jobs:
             found = _records(connection, _in_state(JobState.QUEUED).where(ahead))
         if found:
             with self._database.write() as connection:
-                connection.execute(update(jobs).where(jobs.c.state == str(JobState.QUEUED), ahead)
-                                   .values(queued_at=now, not_before=None))
+                connection.execute(
+                    update(jobs)
+                    .where(jobs.c.state == str(JobState.QUEUED), ahead)
+                    .values(queued_at=now, not_before=None)
+                )
         return found
 
     def say_waiting(self, job_id: str, message: str, hint: str) -> None:
         """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
         with self._database.write() as connection:
-            connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
-                               .values(message=message, hint=hint))
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+                .values(message=message, hint=hint)
+            )
 
     def waiting(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
         """Waiting jobs that are to be looked at now; also those whose time is more than ``horizon`` ahead, which a
@@ -163,15 +196,29 @@ class Jobs:
         with self._database.read() as connection:
             return _records(connection, _in_state(JobState.WAITING).where(due).order_by(jobs.c.queued_at, jobs.c.id))
 
-    def go_on_waiting(self, job_id: str, until: datetime, message: str, *, hint: str = "",
-                      progress: Mapping[str, Any] | None = None,
-                      arguments: Mapping[str, Any] | None = None) -> None:
+    def go_on_waiting(
+        self,
+        job_id: str,
+        until: datetime,
+        message: str,
+        *,
+        hint: str = "",
+        progress: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """When a waiting job is to be looked at next, and what it waits for; nothing happens to one that is over."""
         told: dict[str, Any] = {"progress": progress, "arguments": arguments}
         with self._database.write() as connection:
-            connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING)).values(
-                not_before=until, message=message, hint=hint,
-                **{name: dict(value) for name, value in told.items() if value is not None}))
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING))
+                .values(
+                    not_before=until,
+                    message=message,
+                    hint=hint,
+                    **{name: dict(value) for name, value in told.items() if value is not None},
+                )
+            )
 
     def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
         """Running jobs whose ``owner`` is not alive.
@@ -193,8 +240,10 @@ class Jobs:
         """Change a running job that is the caller's."""
         with self._database.write() as connection:
             changed = connection.execute(
-                update(jobs).where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state == str(JobState.RUNNING))
-                .values(values)).rowcount
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state == str(JobState.RUNNING))
+                .values(values)
+            ).rowcount
             record = _one(connection, job_id)
             if not changed:
                 raise _taken_over(record)
@@ -205,15 +254,26 @@ class Jobs:
         with self._database.read() as connection:
             return _one(connection, job_id)
 
-    def list(self, server: str | None = None, *, kind: str | None = None,
-             state: JobState | Collection[JobState] | None = None, leg: str | None = None,
-             previous: str | None = None, since: datetime | None = None,
-             limit: int | None = None) -> tuple[JobRecord, ...]:
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        kind: str | None = None,
+        state: JobState | Collection[JobState] | None = None,
+        leg: str | None = None,
+        previous: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> tuple[JobRecord, ...]:
         """Newest first. ``state``: one or several; ``since``: those queued then or later."""
         states = {state} if isinstance(state, JobState) else state
         query = select(jobs) if states is None else _in_state(*states)
-        for column, wanted in ((jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.leg, leg),
-                               (jobs.c.previous, previous)):
+        for column, wanted in (
+            (jobs.c.server, server),
+            (jobs.c.kind, kind),
+            (jobs.c.leg, leg),
+            (jobs.c.previous, previous),
+        ):
             if wanted is not None:
                 query = query.where(column == str(wanted))
         if since is not None:
@@ -221,8 +281,16 @@ class Jobs:
         with self._database.read() as connection:
             return _records(connection, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
 
-    def page(self, servers: Collection[str] | None = None, *, kind: str | None = None, state: JobState | None = None,
-             span: Span = EVER, limit: int = 100, after: str | None = None) -> Listed[JobRecord]:
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        kind: str | None = None,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[JobRecord]:
         """One page of the list; ``servers`` None: of all, and of none; ``span``: when they were queued. Raises
         UsageError for what is no cursor."""
         query = span.of(page(select(jobs), jobs.c.queued_at, jobs.c.id, after, limit), jobs.c.queued_at)
@@ -244,10 +312,12 @@ class Jobs:
             over = select(jobs.c.id).where(
                 jobs.c.state.not_in([str(state) for state in OPEN]),
                 func.coalesce(jobs.c.finished_at, jobs.c.queued_at) < older_than,
-                jobs.c.id.not_in(last), jobs.c.id.not_in(last.where(jobs.c.state == str(JobState.SUCCEEDED))))
+                jobs.c.id.not_in(last),
+                jobs.c.id.not_in(last.where(jobs.c.state == str(JobState.SUCCEEDED))),
+            )
             gone = tuple(connection.scalars(over))
             for start in range(0, len(gone), 500):
-                connection.execute(delete(jobs).where(jobs.c.id.in_(gone[start:start + 500])))
+                connection.execute(delete(jobs).where(jobs.c.id.in_(gone[start : start + 500])))
             return gone
 
 
@@ -263,22 +333,29 @@ def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime)
     """End queued jobs (id: why) as skipped, within a transaction of the caller. Raises RefusedError when one of them is
     not queued any more."""
     for job_id, reason in reasons.items():
-        if not connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED)).values(
-                state=str(JobState.SKIPPED), finished_at=now, message=reason, hint="")).rowcount:
+        if not connection.execute(
+            update(jobs)
+            .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+            .values(state=str(JobState.SKIPPED), finished_at=now, message=reason, hint="")
+        ).rowcount:
             raise RefusedError(f"job {job_id} does not wait any more")
 
 
 def _taken_over(record: JobRecord) -> RefusedError:
     how = "it was taken over" if record.state is JobState.RUNNING else f"it is {record.state}"
-    return RefusedError(f"job {record.id} is no longer this process's: {how}",
-                        hint=f"see: backupd jobs show {record.id}")
+    return RefusedError(
+        f"job {record.id} is no longer this process's: {how}", hint=f"see: backupd jobs show {record.id}"
+    )
 
 
 def _move(job_id: str, state: JobState, token: int) -> Update:
     """To ``state``, from any from which the table of moves allows it."""
     sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
-    return update(jobs).where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state.in_(sources)).values(
-        state=str(state))
+    return (
+        update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state.in_(sources))
+        .values(state=str(state))
+    )
 
 
 def _in_state(*states: JobState) -> Select[Any]:
@@ -298,8 +375,13 @@ def _one(connection: Connection, job_id: str) -> JobRecord:
 
 def _columns(record: JobRecord) -> dict[str, Any]:
     columns = {column.name: getattr(record, column.name) for column in jobs.columns}
-    return {**columns, "state": str(record.state), "arguments": dict(record.arguments),
-            "progress": dict(record.progress) if record.progress else None, "phases": phases_json(record.phases)}
+    return {
+        **columns,
+        "state": str(record.state),
+        "arguments": dict(record.arguments),
+        "progress": dict(record.progress) if record.progress else None,
+        "phases": phases_json(record.phases),
+    }
 
 
 def _record(row: RowMapping) -> JobRecord:

@@ -24,8 +24,12 @@ class Lag:
     at: datetime
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, "hour": format_time(self.hour), "seconds": round(self.seconds, 3),
-                "at": format_time(self.at)}
+        return {
+            "destination": self.destination,
+            "hour": format_time(self.hour),
+            "seconds": round(self.seconds, 3),
+            "at": format_time(self.at),
+        }
 
 
 class Lags:
@@ -37,21 +41,28 @@ class Lags:
     def note(self, server: str, destination: str, seconds: float, at: datetime) -> None:
         """Recorded where it is the worst of its hour so far."""
         hour = at.replace(minute=0, second=0, microsecond=0)
-        here = ((binlog_lags.c.server == server) & (binlog_lags.c.destination == destination)
-                & (binlog_lags.c.hour == hour))
+        here = (
+            (binlog_lags.c.server == server) & (binlog_lags.c.destination == destination) & (binlog_lags.c.hour == hour)
+        )
         with self._database.write() as connection:
             known = connection.scalar(select(binlog_lags.c.seconds).where(here))
             if known is None:
-                connection.execute(insert(binlog_lags).values(server=server, destination=destination, hour=hour,
-                                                              seconds=seconds, at=at))
+                connection.execute(
+                    insert(binlog_lags).values(
+                        server=server, destination=destination, hour=hour, seconds=seconds, at=at
+                    )
+                )
             elif seconds > known:
                 connection.execute(update(binlog_lags).where(here).values(seconds=seconds, at=at))
 
     def list(self, server: str, since: datetime, *, destination: str | None = None) -> tuple[Lag, ...]:
         """Of every hour that ended after ``since``, oldest first."""
         begin = since.replace(minute=0, second=0, microsecond=0)
-        query = (select(binlog_lags).where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
-                 .order_by(binlog_lags.c.hour, binlog_lags.c.destination))
+        query = (
+            select(binlog_lags)
+            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
+            .order_by(binlog_lags.c.hour, binlog_lags.c.destination)
+        )
         if destination is not None:
             query = query.where(binlog_lags.c.destination == destination)
         with self._database.read() as connection:
@@ -60,9 +71,11 @@ class Lags:
     def worst(self, server: str, since: datetime) -> dict[str, float]:
         """Of each destination the most seconds it was behind in any hour since then: the RPO that was achieved."""
         begin = since.replace(minute=0, second=0, microsecond=0)
-        query = (select(binlog_lags.c.destination, func.max(binlog_lags.c.seconds).label("worst"))
-                 .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
-                 .group_by(binlog_lags.c.destination))
+        query = (
+            select(binlog_lags.c.destination, func.max(binlog_lags.c.seconds).label("worst"))
+            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
+            .group_by(binlog_lags.c.destination)
+        )
         with self._database.read() as connection:
             return {row.destination: row.worst for row in connection.execute(query)}
 

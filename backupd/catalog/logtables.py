@@ -25,7 +25,8 @@ every_table = metadata
 """All tables of the catalog: those of ``tables``, of ``peopletables`` and these."""
 
 binlog_branches = Table(
-    "binlog_branches", metadata,
+    "binlog_branches",
+    metadata,
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("server", String(64), nullable=False),
     Column("id", String(64), nullable=False),
@@ -47,8 +48,10 @@ binlog_branches = Table(
 
 
 def _piece() -> tuple[Column[Any], ...]:
-    return tuple(Column(name, BigInteger, primary_key=True, autoincrement=False)
-                 for name in ("branch", "number", "start_pos", "end_pos"))
+    return tuple(
+        Column(name, BigInteger, primary_key=True, autoincrement=False)
+        for name in ("branch", "number", "start_pos", "end_pos")
+    )
 
 
 LOOSE = text("(binlog_segments.ending = 'open' OR binlog_segments.start_pos > 0)")
@@ -56,7 +59,8 @@ LOOSE = text("(binlog_segments.ending = 'open' OR binlog_segments.start_pos > 0)
 holds nothing but those."""
 
 binlog_segments = Table(
-    "binlog_segments", metadata,
+    "binlog_segments",
+    metadata,
     *_piece(),
     Column("file", FreeText, nullable=False),
     Column("ending", String(16), nullable=False),
@@ -73,13 +77,19 @@ binlog_segments = Table(
     Column("remarks", JSON, nullable=False),
     ForeignKeyConstraint(["branch"], ["binlog_branches.number"]),
     Index(None, "branch", "number", "start_pos", "last_at"),
-    Index("ix_binlog_segments_loose", "branch", "number", "start_pos",
-          sqlite_where=text("ending = 'open' OR start_pos > 0"),
-          postgresql_where=text("ending = 'open' OR start_pos > 0")),
+    Index(
+        "ix_binlog_segments_loose",
+        "branch",
+        "number",
+        "start_pos",
+        sqlite_where=text("ending = 'open' OR start_pos > 0"),
+        postgresql_where=text("ending = 'open' OR start_pos > 0"),
+    ),
 )
 
 binlog_copies = Table(
-    "binlog_copies", metadata,
+    "binlog_copies",
+    metadata,
     *_piece(),
     Column("destination", String(64), primary_key=True),
     Column("state", String(16), nullable=False),
@@ -88,11 +98,14 @@ binlog_copies = Table(
     Column("verified_at", UtcTime),
     ForeignKeyConstraint(
         ["branch", "number", "start_pos", "end_pos"],
-        [f"binlog_segments.{name}" for name in ("branch", "number", "start_pos", "end_pos")], ondelete="CASCADE"),
+        [f"binlog_segments.{name}" for name in ("branch", "number", "start_pos", "end_pos")],
+        ondelete="CASCADE",
+    ),
 )
 
 binlog_runs = Table(
-    "binlog_runs", metadata,
+    "binlog_runs",
+    metadata,
     Column("branch", BigInteger, primary_key=True, autoincrement=False),
     Column("destination", String(64), primary_key=True),
     Column("first_number", BigInteger, primary_key=True, autoincrement=False),
@@ -113,7 +126,8 @@ binlog_runs = Table(
 """Whole files only: the few pieces of files that grow are folded in when somebody reads."""
 
 binlog_confirmed = Table(
-    "binlog_confirmed", metadata,
+    "binlog_confirmed",
+    metadata,
     Column("branch", BigInteger, primary_key=True, autoincrement=False),
     Column("destination", String(64), primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
@@ -123,7 +137,8 @@ binlog_confirmed = Table(
 )
 
 binlog_gaps = Table(
-    "binlog_gaps", metadata,
+    "binlog_gaps",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("branch", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
@@ -138,7 +153,8 @@ binlog_gaps = Table(
 )
 
 binlog_lags = Table(
-    "binlog_lags", metadata,
+    "binlog_lags",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
     Column("hour", UtcTime, primary_key=True),
@@ -147,7 +163,8 @@ binlog_lags = Table(
 )
 
 binlog_streams = Table(
-    "binlog_streams", metadata,
+    "binlog_streams",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("status", JSON, nullable=False),
     Column("updated_at", UtcTime, nullable=False),

@@ -33,7 +33,8 @@ class Marks:
         with self._database.read() as connection:
             rows = _rows(connection, destination)
         if all(owner in rows and rows[owner]["stored_at"] == stored for owner, stored in there.items()) and (
-                len(rows) == len(there)):
+            len(rows) == len(there)
+        ):
             return {owner: _sighting(row) for owner, row in rows.items()}
         with self._database.write() as connection:
             rows = _rows(connection, destination)
@@ -47,8 +48,7 @@ class Marks:
                     _put(connection, destination, owner, Sighting(now), stored)
             return {owner: _sighting(row) for owner, row in _rows(connection, destination).items()}
 
-    def take(self, destination: str, owner: Backup, now: datetime, *, stored: datetime | None,
-             confirmed: bool) -> None:
+    def take(self, destination: str, owner: Backup, now: datetime, *, stored: datetime | None, confirmed: bool) -> None:
         """The rules, or with ``confirmed`` a person, want the backup gone. ``stored``: when the mark that is there was
         stored, as the place says; None where there is none yet. The time of a known one stays."""
         with self._database.write() as connection:
@@ -74,9 +74,17 @@ def _rows(connection: Connection, destination: str) -> dict[Backup, Mapping[str,
 
 def _put(connection: Connection, destination: str, owner: Backup, known: Sighting, stored: datetime | None) -> None:
     connection.execute(delete(marks).where(_is(destination, owner)))
-    connection.execute(insert(marks).values(
-        destination=destination, server=owner[0], backup_id=owner[1], since=known.since, stored_at=stored,
-        ours=known.ours, confirmed=known.confirmed))
+    connection.execute(
+        insert(marks).values(
+            destination=destination,
+            server=owner[0],
+            backup_id=owner[1],
+            since=known.since,
+            stored_at=stored,
+            ours=known.ours,
+            confirmed=known.confirmed,
+        )
+    )
 
 
 def _sighting(row: Mapping[str, Any]) -> Sighting:

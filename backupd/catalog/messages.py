@@ -34,8 +34,15 @@ class Messages:
             raise NotFoundError(f"there is no message {message_id}", hint="`backupd alerts messages` lists them")
         return _message(row)
 
-    def list(self, *, state: MessageState | None = None, incident: str | None = None, span: Span = EVER,
-             before: str | None = None, limit: int | None = None) -> tuple[Message, ...]:
+    def list(
+        self,
+        *,
+        state: MessageState | None = None,
+        incident: str | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Message, ...]:
         """Newest first; ``span``: when they were made; ``before``: only those older than the one with this id."""
         query = span.of(select(messages), messages.c.created_at).order_by(messages.c.id.desc()).limit(limit)
         if state is not None:
@@ -57,44 +64,68 @@ class Messages:
         """Those of ``channel`` to be sent now, the oldest first; also those whose next try lies after ``horizon``, as a
         clock that was ahead has set it."""
         return self._messages(
-            select(messages).where(messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel,
-                                   (messages.c.next_try <= now) | (messages.c.next_try > horizon))
-            .order_by(messages.c.created_at, messages.c.id).limit(limit))
+            select(messages)
+            .where(
+                messages.c.state == str(MessageState.QUEUED),
+                messages.c.channel == channel,
+                (messages.c.next_try <= now) | (messages.c.next_try > horizon),
+            )
+            .order_by(messages.c.created_at, messages.c.id)
+            .limit(limit)
+        )
 
     def waiting(self) -> dict[str, int]:
         """How many are queued, by channel."""
-        query = select(messages.c.channel, func.count()).where(
-            messages.c.state == str(MessageState.QUEUED)).group_by(messages.c.channel)
+        query = (
+            select(messages.c.channel, func.count())
+            .where(messages.c.state == str(MessageState.QUEUED))
+            .group_by(messages.c.channel)
+        )
         with self._database.read() as connection:
             return {str(channel): int(count) for channel, count in connection.execute(query)}
 
     def made_since(self, moment: datetime, kinds: Collection[MessageKind]) -> int:
         """How many of these kinds were made since then; one that goes to several channels counts once."""
         query = select(func.count(messages.c.created_at.distinct())).where(
-            messages.c.created_at > moment, messages.c.kind.in_([str(kind) for kind in kinds]))
+            messages.c.created_at > moment, messages.c.kind.in_([str(kind) for kind in kinds])
+        )
         with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
 
     def update(self, message: Message) -> None:
         """Write how it fared."""
         with self._database.write() as connection:
-            connection.execute(update(messages).where(messages.c.id == message.id).values(
-                state=str(message.state), recipients=list(message.recipients), attempts=message.attempts,
-                next_try=message.next_try, sent_at=message.sent_at, error=message.error))
+            connection.execute(
+                update(messages)
+                .where(messages.c.id == message.id)
+                .values(
+                    state=str(message.state),
+                    recipients=list(message.recipients),
+                    attempts=message.attempts,
+                    next_try=message.next_try,
+                    sent_at=message.sent_at,
+                    error=message.error,
+                )
+            )
 
     def hurry(self, now: datetime, channel: str) -> None:
         """What was tried in vain by ``channel`` is tried at once: it works again. What was never tried is due anyway,
         or is just being sent by a command."""
         with self._database.write() as connection:
-            connection.execute(update(messages).where(
-                messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel,
-                messages.c.attempts > 0).values(next_try=now))
+            connection.execute(
+                update(messages)
+                .where(
+                    messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel, messages.c.attempts > 0
+                )
+                .values(next_try=now)
+            )
 
     def forget(self, before: datetime) -> None:
         """Remove those that are over and older than ``before``."""
         with self._database.write() as connection:
-            connection.execute(delete(messages).where(messages.c.created_at < before,
-                                                      messages.c.state != str(MessageState.QUEUED)))
+            connection.execute(
+                delete(messages).where(messages.c.created_at < before, messages.c.state != str(MessageState.QUEUED))
+            )
 
     def _messages(self, query: Any) -> tuple[Message, ...]:
         with self._database.read() as connection:
@@ -104,12 +135,26 @@ class Messages:
 def insert_messages(connection: Connection, found: Sequence[Message]) -> None:
     """Record messages within a transaction of the caller."""
     if found:
-        connection.execute(insert(messages), [
-            {**{column.name: getattr(message, column.name) for column in messages.columns},
-             "kind": str(message.kind), "state": str(message.state), "recipients": list(message.recipients)}
-            for message in found])
+        connection.execute(
+            insert(messages),
+            [
+                {
+                    **{column.name: getattr(message, column.name) for column in messages.columns},
+                    "kind": str(message.kind),
+                    "state": str(message.state),
+                    "recipients": list(message.recipients),
+                }
+                for message in found
+            ],
+        )
 
 
 def _message(row: RowMapping) -> Message:
-    return Message(**{**row, "kind": MessageKind(row["kind"]), "state": MessageState(row["state"]),
-                      "recipients": tuple(row["recipients"])})
+    return Message(
+        **{
+            **row,
+            "kind": MessageKind(row["kind"]),
+            "state": MessageState(row["state"]),
+            "recipients": tuple(row["recipients"]),
+        }
+    )

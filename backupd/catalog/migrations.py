@@ -24,8 +24,9 @@ def scripts() -> Path:
     for folder in (package / "alembic_scripts", package.parents[1] / "alembic"):
         if (folder / "env.py").is_file():
             return folder
-    raise CatalogError("the catalog's migrations are missing from this installation",
-                       hint="install the package backupd again")
+    raise CatalogError(
+        "the catalog's migrations are missing from this installation", hint="install the package backupd again"
+    )
 
 
 def configuration() -> Config:
@@ -74,11 +75,14 @@ def _refuse_strangers(database: Database, connection: Connection, found: str | N
                 f"the catalog {database.name} is newer than this program",
                 detail=f"its form is {found}; this program knows up to {head()}",
                 hint="run the version of backupd that upgraded it, or a newer one; to go back, move "
-                     "the catalog away (keep it) and run `backupd catalog rebuild --from DESTINATION`, which makes "
-                     "a fresh one of what lies there")
+                "the catalog away (keep it) and run `backupd catalog rebuild --from DESTINATION`, which makes "
+                "a fresh one of what lies there",
+            )
         return
     tables = set(inspect(connection).get_table_names())
     if strange := sorted(tables if database.sqlite else tables & set(every_table.tables)):
-        raise CatalogError(f"{database.name} is the database of another program",
-                           detail=f"it has the tables {', '.join(strange[:8])} but no {VERSION_TABLE}",
-                           hint="give the catalog a file or a PostgreSQL database of its own")
+        raise CatalogError(
+            f"{database.name} is the database of another program",
+            detail=f"it has the tables {', '.join(strange[:8])} but no {VERSION_TABLE}",
+            hint="give the catalog a file or a PostgreSQL database of its own",
+        )

@@ -7,7 +7,8 @@ from sqlalchemy import JSON, Column, Index, Integer, LargeBinary, String, Table
 from backupd.catalog.tables import FreeText, UtcTime, metadata
 
 tokens = Table(
-    "tokens", metadata,
+    "tokens",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("name", FreeText, nullable=False),
     Column("role", String(16), nullable=False),
@@ -23,7 +24,8 @@ tokens = Table(
 )
 
 sessions = Table(
-    "sessions", metadata,
+    "sessions",
+    metadata,
     Column("digest", String(64), primary_key=True),
     Column("token_id", String(64), nullable=False),
     Column("csrf", String(64), nullable=False),
@@ -35,7 +37,8 @@ sessions = Table(
 """Those of the web page. ``digest`` is SHA-256 of what its cookie holds."""
 
 audit = Table(
-    "audit", metadata,
+    "audit",
+    metadata,
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("at", UtcTime, nullable=False),
     Column("actor", FreeText, nullable=False),
@@ -53,7 +56,8 @@ audit = Table(
 """Only added to: triggers refuse to change or remove a row."""
 
 plans = Table(
-    "plans", metadata,
+    "plans",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("server", String(64), nullable=False),
     Column("made_at", UtcTime, nullable=False),
@@ -65,7 +69,8 @@ plans = Table(
 """Plans that somebody was shown, and may start by their id until they expire."""
 
 requests = Table(
-    "requests", metadata,
+    "requests",
+    metadata,
     Column("actor", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("digest", String(64), nullable=False),
@@ -77,7 +82,8 @@ requests = Table(
 """Answers to requests with an Idempotency-Key; without a status it is still being worked on."""
 
 incidents = Table(
-    "incidents", metadata,
+    "incidents",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("kind", String(64), nullable=False),
     Column("server", String(64), nullable=False),
@@ -100,7 +106,8 @@ incidents = Table(
 )
 
 messages = Table(
-    "messages", metadata,
+    "messages",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("channel", FreeText, nullable=False),
     Column("kind", String(16), nullable=False),
@@ -119,14 +126,16 @@ messages = Table(
 )
 
 cursors = Table(
-    "cursors", metadata,
+    "cursors",
+    metadata,
     Column("name", String(64), primary_key=True),
     Column("number", Integer, nullable=False),
 )
 """How far somebody has read the events."""
 
 absences = Table(
-    "absences", metadata,
+    "absences",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("job_id", String(64), nullable=False),
     Column("since", UtcTime, nullable=False),

@@ -28,8 +28,15 @@ class StoredPlan:
     document: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.document, "id": self.id, "server": self.server, "made_at": format_time(self.made_at),
-                "made_by": self.made_by, "expires_at": format_time(self.expires_at), "request": dict(self.request)}
+        return {
+            **self.document,
+            "id": self.id,
+            "server": self.server,
+            "made_at": format_time(self.made_at),
+            "made_by": self.made_by,
+            "expires_at": format_time(self.expires_at),
+            "request": dict(self.request),
+        }
 
 
 class Plans:
@@ -42,16 +49,28 @@ class Plans:
         """Those that have expired go."""
         with self._database.write() as connection:
             connection.execute(delete(plans).where(plans.c.expires_at <= now))
-            connection.execute(insert(plans).values(
-                id=plan.id, server=plan.server, made_at=plan.made_at, made_by=plan.made_by,
-                expires_at=plan.expires_at, request=dict(plan.request), document=dict(plan.document)))
+            connection.execute(
+                insert(plans).values(
+                    id=plan.id,
+                    server=plan.server,
+                    made_at=plan.made_at,
+                    made_by=plan.made_by,
+                    expires_at=plan.expires_at,
+                    request=dict(plan.request),
+                    document=dict(plan.document),
+                )
+            )
 
     def get(self, plan_id: str, now: datetime) -> StoredPlan:
         """Raises NotFoundError, also for one that has expired."""
         with self._database.read() as connection:
-            row = connection.execute(
-                select(plans).where(plans.c.id == plan_id, plans.c.expires_at > now)).mappings().first()
+            row = (
+                connection.execute(select(plans).where(plans.c.id == plan_id, plans.c.expires_at > now))
+                .mappings()
+                .first()
+            )
         if row is None:
-            raise NotFoundError(f"there is no plan {plan_id[:80]}, or it has expired",
-                                hint="make the plan again, and start that one")
+            raise NotFoundError(
+                f"there is no plan {plan_id[:80]}, or it has expired", hint="make the plan again, and start that one"
+            )
         return StoredPlan(**row)

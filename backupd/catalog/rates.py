@@ -66,8 +66,11 @@ class Rates:
         of_tables = and_(restores.c.state == str(JobState.SUCCEEDED), restores.c.datadir.not_like(_WHOLE))
         found = {}
         for whose in (None, server):
-            phases = [phase for phase in self._recent(restores, of_tables, whose)
-                      if phase.name in OF_TABLES and phase.bytes >= _TELLING]
+            phases = [
+                phase
+                for phase in self._recent(restores, of_tables, whose)
+                if phase.name in OF_TABLES and phase.bytes >= _TELLING
+            ]
             found.update(rates(phases, whose))
         return found
 
@@ -76,8 +79,10 @@ class Rates:
         found: list[Phase] = []
         # A failed test restore still fetched and prepared at a true speed only up to its failing phase, whose time
         # means nothing; so only good ends count.
-        for table, state, values in ((jobs, jobs.c.state, (succeeded, str(JobState.PARTIAL))),
-                                     (proofs, proofs.c.outcome, ("proved", "restored"))):
+        for table, state, values in (
+            (jobs, jobs.c.state, (succeeded, str(JobState.PARTIAL))),
+            (proofs, proofs.c.outcome, ("proved", "restored")),
+        ):
             found.extend(self._recent(table, state.in_(values), server))
         whole = and_(restores.c.state == succeeded, restores.c.datadir.like(_WHOLE))
         return [*found, *self._recent(restores, whole, server)]
@@ -101,8 +106,13 @@ def rates(phases: Iterable[Phase], server: str | None) -> dict[str, Rate]:
             found[name] = _replay_rate(group, server)
             continue
         speeds = [phase.bytes / phase.seconds for phase in group if phase.bytes > 0 and phase.seconds >= _SHORTEST]
-        found[name] = Rate(phase=name, bytes_per_second=median(speeds) if speeds else None,
-                           seconds=median(phase.seconds for phase in group), samples=len(group), server=server)
+        found[name] = Rate(
+            phase=name,
+            bytes_per_second=median(speeds) if speeds else None,
+            seconds=median(phase.seconds for phase in group),
+            samples=len(group),
+            server=server,
+        )
     return found
 
 
@@ -110,7 +120,14 @@ def _replay_rate(group: Sequence[Phase], server: str | None) -> Rate:
     """How fast the applier starts is no speed, and what it takes with little to do is no time that grows."""
     little = [phase.seconds for phase in group if phase.bytes < _TELLING]
     start = median(little) if little else None
-    speeds = [phase.bytes / max(phase.seconds - (start or 0.0), _SHORTEST) for phase in group
-              if phase.bytes >= _TELLING]
-    return Rate(phase="rolled_forward", bytes_per_second=median(speeds) if speeds else None,
-                seconds=median(phase.seconds for phase in group), samples=len(group), server=server, start=start)
+    speeds = [
+        phase.bytes / max(phase.seconds - (start or 0.0), _SHORTEST) for phase in group if phase.bytes >= _TELLING
+    ]
+    return Rate(
+        phase="rolled_forward",
+        bytes_per_second=median(speeds) if speeds else None,
+        seconds=median(phase.seconds for phase in group),
+        samples=len(group),
+        server=server,
+        start=start,
+    )

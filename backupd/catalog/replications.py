@@ -37,10 +37,18 @@ class Replication:
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"backup": self.backup_id, "destination": self.destination, "state": self.state,
-                "attempts": self.attempts, "not_before": format_time(self.not_before) if self.not_before else None,
-                "since": format_time(self.since), "updated_at": format_time(self.updated_at),
-                "bytes_total": self.bytes_total, "bytes_done": self.bytes_done, "message": self.message}
+        return {
+            "backup": self.backup_id,
+            "destination": self.destination,
+            "state": self.state,
+            "attempts": self.attempts,
+            "not_before": format_time(self.not_before) if self.not_before else None,
+            "since": format_time(self.since),
+            "updated_at": format_time(self.updated_at),
+            "bytes_total": self.bytes_total,
+            "bytes_done": self.bytes_done,
+            "message": self.message,
+        }
 
 
 class Replications:
@@ -61,9 +69,22 @@ class Replications:
         """Backups (id: stored bytes) that belong there from now on; what is known of one already stays."""
         with self._database.write() as connection:
             known = set(connection.scalars(select(_R.backup_id).where(_R.destination == destination)))
-            rows = [{"backup_id": name, "destination": destination, "state": WAITING, "attempts": 0,
-                     "not_before": None, "since": now, "updated_at": now, "bytes_total": size, "bytes_done": 0,
-                     "message": ""} for name, size in sizes.items() if name not in known]
+            rows = [
+                {
+                    "backup_id": name,
+                    "destination": destination,
+                    "state": WAITING,
+                    "attempts": 0,
+                    "not_before": None,
+                    "since": now,
+                    "updated_at": now,
+                    "bytes_total": size,
+                    "bytes_done": 0,
+                    "message": "",
+                }
+                for name, size in sizes.items()
+                if name not in known
+            ]
             if rows:
                 connection.execute(insert(replications), rows)
 
@@ -71,8 +92,15 @@ class Replications:
         self._change(backup_id, destination, state=COPYING, bytes_done=done, bytes_total=total, updated_at=now)
 
     def failing(self, backup_id: str, destination: str, now: datetime, *, not_before: datetime, message: str) -> None:
-        self._change(backup_id, destination, state=FAILING, attempts=_R.attempts + 1, not_before=not_before,
-                     message=message, updated_at=now)
+        self._change(
+            backup_id,
+            destination,
+            state=FAILING,
+            attempts=_R.attempts + 1,
+            not_before=not_before,
+            message=message,
+            updated_at=now,
+        )
 
     def forget(self, destination: str, backups: Collection[str]) -> None:
         """They have arrived, or do not belong there any more."""

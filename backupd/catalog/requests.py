@@ -46,8 +46,11 @@ class Requests:
 
     def finish(self, actor: str, key: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
         with self._database.write() as connection:
-            connection.execute(update(requests).where(requests.c.actor == actor, requests.c.key == key)
-                               .values(status=status, headers=dict(headers), body=body))
+            connection.execute(
+                update(requests)
+                .where(requests.c.actor == actor, requests.c.key == key)
+                .values(status=status, headers=dict(headers), body=body)
+            )
 
     def forget(self, actor: str, key: str) -> None:
         """It came to nothing: the same key may be tried again."""

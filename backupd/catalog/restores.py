@@ -34,15 +34,33 @@ class Restores:
         """A restore that waits for ``job``, both recorded or neither: a new one, or one that is over and is gone on
         with. Raises BusyError where another one into the same place waits or runs."""
         with self._database.write() as connection:
-            busy = connection.scalar(select(restores.c.id).where(
-                restores.c.server == record.server, restores.c.datadir == record.datadir,
-                restores.c.state.in_(_OPEN)).limit(1))
+            busy = connection.scalar(
+                select(restores.c.id)
+                .where(
+                    restores.c.server == record.server,
+                    restores.c.datadir == record.datadir,
+                    restores.c.state.in_(_OPEN),
+                )
+                .limit(1)
+            )
             if busy is not None:
-                raise BusyError(f"restore {busy} into {record.datadir} waits or runs already",
-                                hint="follow that one, or cancel its job first")
+                raise BusyError(
+                    f"restore {busy} into {record.datadir} waits or runs already",
+                    hint="follow that one, or cancel its job first",
+                )
             if connection.scalar(select(exists().where(restores.c.id == record.id))):
-                _move(connection, record.id, JobState.QUEUED, finished_at=None, error="", owner="", job_id=job.id,
-                      target=record.target, backup_id=record.backup_id, request=_plain(record.request))
+                _move(
+                    connection,
+                    record.id,
+                    JobState.QUEUED,
+                    finished_at=None,
+                    error="",
+                    owner="",
+                    job_id=job.id,
+                    target=record.target,
+                    backup_id=record.backup_id,
+                    request=_plain(record.request),
+                )
             else:
                 _insert(connection, record)
             insert_jobs(connection, [job])
@@ -57,30 +75,45 @@ class Restores:
         """One that waits, or that is over without having succeeded, runs as ``job_id``. Its phases stay. Raises
         RefusedError from any other state, NotFoundError."""
         with self._database.write() as connection:
-            return _move(connection, restore_id, JobState.RUNNING, finished_at=None, error="", owner=owner,
-                         job_id=job_id)
+            return _move(
+                connection, restore_id, JobState.RUNNING, finished_at=None, error="", owner=owner, job_id=job_id
+            )
 
     def keep_outcome(self, restore_id: str, outcome: Mapping[str, Any]) -> None:
         """What it came to, with what was asked for. Raises NotFoundError."""
         with self._database.write() as connection:
             record = _one(connection, restore_id)
-            connection.execute(update(restores).where(restores.c.id == restore_id).values(
-                request={**(record.request or {}), "outcome": dict(outcome)}))
+            connection.execute(
+                update(restores)
+                .where(restores.c.id == restore_id)
+                .values(request={**(record.request or {}), "outcome": dict(outcome)})
+            )
 
     def settle(self, now: datetime) -> tuple[RestoreRecord, ...]:
         """End what waits for, or runs as, a job that is over, as that ended; gives those."""
-        query = (select(restores.c.id, jobs.c.state, jobs.c.message).select_from(
-            restores.outerjoin(jobs, restores.c.job_id == jobs.c.id)).where(
-            restores.c.state.in_(_OPEN), restores.c.job_id != "",
-            jobs.c.state.is_(None) | jobs.c.state.not_in([str(state) for state in OPEN])))
+        query = (
+            select(restores.c.id, jobs.c.state, jobs.c.message)
+            .select_from(restores.outerjoin(jobs, restores.c.job_id == jobs.c.id))
+            .where(
+                restores.c.state.in_(_OPEN),
+                restores.c.job_id != "",
+                jobs.c.state.is_(None) | jobs.c.state.not_in([str(state) for state in OPEN]),
+            )
+        )
         with self._database.read() as connection:
             over = connection.execute(query).all()
         ended = []
         for restore_id, state, message in over:
             as_it_ended = {str(one): one for one in (JobState.CANCELLED, JobState.FAILED)}
             try:
-                ended.append(self.finish(restore_id, as_it_ended.get(state, JobState.ABANDONED), now,
-                                         error=message or "its job is over, and said nothing of it"))
+                ended.append(
+                    self.finish(
+                        restore_id,
+                        as_it_ended.get(state, JobState.ABANDONED),
+                        now,
+                        error=message or "its job is over, and said nothing of it",
+                    )
+                )
             except RefusedError:
                 continue  # another process was faster
         return tuple(ended)
@@ -98,23 +131,36 @@ class Restores:
             connection.execute(update(restores).where(restores.c.id == restore_id).values(phases=phases_json(phases)))
             return _one(connection, restore_id)
 
-    def finish(self, restore_id: str, state: JobState, now: datetime, *, error: str = "",
-               phases: Sequence[Phase] | None = None) -> RestoreRecord:
+    def finish(
+        self, restore_id: str, state: JobState, now: datetime, *, error: str = "", phases: Sequence[Phase] | None = None
+    ) -> RestoreRecord:
         """End a running restore; ``phases`` None keeps those recorded on the way.
 
         Raises RefusedError when it is over, NotFoundError.
         """
         with self._database.write() as connection:
-            return _move(connection, restore_id, state, finished_at=now, error=error,
-                         **({} if phases is None else {"phases": phases_json(phases)}))
+            return _move(
+                connection,
+                restore_id,
+                state,
+                finished_at=now,
+                error=error,
+                **({} if phases is None else {"phases": phases_json(phases)}),
+            )
 
     def get(self, restore_id: str) -> RestoreRecord:
         """Raises NotFoundError."""
         with self._database.read() as connection:
             return _one(connection, restore_id)
 
-    def list(self, server: str | None = None, *, state: JobState | None = None, datadir: str | None = None,
-             limit: int | None = None) -> tuple[RestoreRecord, ...]:
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        state: JobState | None = None,
+        datadir: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[RestoreRecord, ...]:
         """Newest first."""
         query = select(restores).order_by(restores.c.started_at.desc(), restores.c.id.desc()).limit(limit)
         for column, wanted in ((restores.c.server, server), (restores.c.state, state), (restores.c.datadir, datadir)):
@@ -123,12 +169,20 @@ class Restores:
         with self._database.read() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
 
-    def page(self, servers: Collection[str] | None = None, *, state: JobState | None = None, span: Span = EVER,
-             limit: int = 100, after: str | None = None) -> Listed[RestoreRecord]:
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[RestoreRecord]:
         """One page of the list; ``servers`` None: of all; ``span``: when they were begun. Raises UsageError for what is
         no cursor."""
-        query = span.of(page(select(restores), restores.c.started_at, restores.c.id, after, limit),
-                        restores.c.started_at)
+        query = span.of(
+            page(select(restores), restores.c.started_at, restores.c.id, after, limit), restores.c.started_at
+        )
         if servers is not None:
             query = query.where(restores.c.server.in_(servers))
         if state is not None:
@@ -144,8 +198,9 @@ class Restores:
             if is_alive(record.owner):
                 continue
             try:
-                ended.append(self.finish(record.id, JobState.ABANDONED, now,
-                                         error="the process that ran this restore is gone"))
+                ended.append(
+                    self.finish(record.id, JobState.ABANDONED, now, error="the process that ran this restore is gone")
+                )
             except RefusedError:
                 continue  # it ended by itself, or another process abandoned it, since we looked
         return tuple(ended)
@@ -157,11 +212,23 @@ _OPEN = (str(JobState.QUEUED), str(JobState.RUNNING))
 def _insert(connection: Connection, record: RestoreRecord) -> None:
     if connection.scalar(select(exists().where(restores.c.id == record.id))):
         raise RefusedError(f"restore {record.id} is in the catalog already")
-    connection.execute(insert(restores).values(
-        id=record.id, server=record.server, backup_id=record.backup_id, target=record.target,
-        datadir=record.datadir, state=str(record.state), started_at=record.started_at,
-        finished_at=record.finished_at, phases=phases_json(record.phases), error=record.error,
-        owner=record.owner, job_id=record.job_id, request=_plain(record.request)))
+    connection.execute(
+        insert(restores).values(
+            id=record.id,
+            server=record.server,
+            backup_id=record.backup_id,
+            target=record.target,
+            datadir=record.datadir,
+            state=str(record.state),
+            started_at=record.started_at,
+            finished_at=record.finished_at,
+            phases=phases_json(record.phases),
+            error=record.error,
+            owner=record.owner,
+            job_id=record.job_id,
+            request=_plain(record.request),
+        )
+    )
 
 
 def _plain(request: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -171,8 +238,10 @@ def _plain(request: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _move(connection: Connection, restore_id: str, state: JobState, **values: object) -> RestoreRecord:
     sources = [str(source) for source, moves in RESTORE_MOVES.items() if state in moves]
     changed = connection.execute(
-        update(restores).where(restores.c.id == restore_id, restores.c.state.in_(sources))
-        .values(state=str(state), **values)).rowcount
+        update(restores)
+        .where(restores.c.id == restore_id, restores.c.state.in_(sources))
+        .values(state=str(state), **values)
+    ).rowcount
     record = _one(connection, restore_id)
     if not changed:
         raise RefusedError(f"restore {restore_id} is {record.state}, it cannot become {state}")
@@ -188,7 +257,17 @@ def _one(connection: Connection, restore_id: str) -> RestoreRecord:
 
 def _record(row: RowMapping) -> RestoreRecord:
     return RestoreRecord(
-        id=row["id"], server=row["server"], backup_id=row["backup_id"], target=row["target"], datadir=row["datadir"],
-        state=JobState(row["state"]), started_at=row["started_at"], finished_at=row["finished_at"],
-        phases=phases_from(row["phases"]), error=row["error"], owner=row["owner"],
-        job_id=row["job_id"], request=row["request"])
+        id=row["id"],
+        server=row["server"],
+        backup_id=row["backup_id"],
+        target=row["target"],
+        datadir=row["datadir"],
+        state=JobState(row["state"]),
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        phases=phases_from(row["phases"]),
+        error=row["error"],
+        owner=row["owner"],
+        job_id=row["job_id"],
+        request=row["request"],
+    )

@@ -49,9 +49,16 @@ class Schedules:
         with self._database.read() as connection:
             return _all(connection)
 
-    def settle(self, before: Mapping[Key, Schedule], after: Sequence[Schedule], *, jobs: Sequence[JobRecord] = (),
-               events: Sequence[Event] = (), skipped: Mapping[str, str] | None = None,
-               now: datetime | None = None) -> None:
+    def settle(
+        self,
+        before: Mapping[Key, Schedule],
+        after: Sequence[Schedule],
+        *,
+        jobs: Sequence[JobRecord] = (),
+        events: Sequence[Event] = (),
+        skipped: Mapping[str, str] | None = None,
+        now: datetime | None = None,
+    ) -> None:
         """Write ``after``, ``jobs`` and ``events``, and end the queued jobs ``skipped`` (id: why) at ``now``, all or
         nothing.
 
@@ -62,19 +69,41 @@ class Schedules:
             found = _all(connection)
             changed = [row.key for row in after if found.get(row.key) != before.get(row.key)]
             if changed:
-                raise RefusedError(f"{len(changed)} schedules were changed by another process",
-                                   detail=", ".join("/".join(key) for key in changed[:10]),
-                                   hint="is a second backupd service at work on this catalog?")
+                raise RefusedError(
+                    f"{len(changed)} schedules were changed by another process",
+                    detail=", ".join("/".join(key) for key in changed[:10]),
+                    hint="is a second backupd service at work on this catalog?",
+                )
             new = [row for row in after if row.key not in found]
             old = [row for row in after if row.key in found]
             if new:
-                connection.execute(insert(schedules), [
-                    {"server": row.server, "leg": row.leg, "cadence": row.cadence, "since": row.since,
-                     "handled": row.handled} for row in new])
+                connection.execute(
+                    insert(schedules),
+                    [
+                        {
+                            "server": row.server,
+                            "leg": row.leg,
+                            "cadence": row.cadence,
+                            "since": row.since,
+                            "handled": row.handled,
+                        }
+                        for row in new
+                    ],
+                )
             if old:
-                connection.execute(_UPDATE, [
-                    {"at_server": row.server, "at_leg": row.leg, "cadence": row.cadence, "since": row.since,
-                     "handled": row.handled} for row in old])
+                connection.execute(
+                    _UPDATE,
+                    [
+                        {
+                            "at_server": row.server,
+                            "at_leg": row.leg,
+                            "cadence": row.cadence,
+                            "since": row.since,
+                            "handled": row.handled,
+                        }
+                        for row in old
+                    ],
+                )
             if skipped and now is not None:
                 skip_jobs(connection, skipped, now)
             insert_jobs(connection, jobs)

@@ -23,7 +23,8 @@ class Scrubs:
     def done(self, server: str, destination: str) -> Mapping[int, datetime]:
         """When each share was last read; those that never were are missing."""
         query = select(scrubs.c.share, scrubs.c.done_at).where(
-            scrubs.c.server == server, scrubs.c.destination == destination)
+            scrubs.c.server == server, scrubs.c.destination == destination
+        )
         with self._database.read() as connection:
             return {row.share: row.done_at for row in connection.execute(query)}
 
@@ -34,8 +35,14 @@ class Scrubs:
             return
         with self._database.write() as connection:
             for start in range(0, len(found), _CHUNK):
-                connection.execute(delete(scrubs).where(
-                    scrubs.c.server == server, scrubs.c.destination == destination,
-                    scrubs.c.share.in_(found[start:start + _CHUNK])))
-            connection.execute(insert(scrubs), [
-                {"server": server, "destination": destination, "share": share, "done_at": now} for share in found])
+                connection.execute(
+                    delete(scrubs).where(
+                        scrubs.c.server == server,
+                        scrubs.c.destination == destination,
+                        scrubs.c.share.in_(found[start : start + _CHUNK]),
+                    )
+                )
+            connection.execute(
+                insert(scrubs),
+                [{"server": server, "destination": destination, "share": share, "done_at": now} for share in found],
+            )

@@ -21,9 +21,16 @@ class Sessions:
         """Those that have expired go."""
         with self._database.write() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= session.created_at))
-            connection.execute(insert(sessions).values(
-                digest=session.digest, token_id=session.token_id, csrf=session.csrf, created_at=session.created_at,
-                expires_at=session.expires_at, address=session.address))
+            connection.execute(
+                insert(sessions).values(
+                    digest=session.digest,
+                    token_id=session.token_id,
+                    csrf=session.csrf,
+                    created_at=session.created_at,
+                    expires_at=session.expires_at,
+                    address=session.address,
+                )
+            )
 
     def find(self, digest: str, now: datetime) -> Session | None:
         """None when it has expired."""

@@ -59,8 +59,16 @@ def _counts(table: Table, row: dict[str, Any]) -> bool:
 
 def _insert_missing(here: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
     keys = tuple(table.primary_key.columns)
-    found = {tuple(row) for row in here.execute(select(*keys).where(
-        tuple_(*keys).in_([tuple(row[key.name] for key in keys) for row in rows])))} if rows else set()
+    found = (
+        {
+            tuple(row)
+            for row in here.execute(
+                select(*keys).where(tuple_(*keys).in_([tuple(row[key.name] for key in keys) for row in rows]))
+            )
+        }
+        if rows
+        else set()
+    )
     new = [row for row in rows if tuple(row[key.name] for key in keys) not in found]
     if new:
         here.execute(insert(table), new)
@@ -72,14 +80,20 @@ def _take_events(source: Database, target: Database) -> int:
     count = 0
     same = (events.c.at, events.c.kind, events.c.subject)
     with source.read() as there:
-        rows = iter(there.execution_options(yield_per=_BATCH).execute(select(events).order_by(events.c.number))
-                    .mappings())
+        rows = iter(
+            there.execution_options(yield_per=_BATCH).execute(select(events).order_by(events.c.number)).mappings()
+        )
         while batch := [dict(row) for row in islice(rows, _BATCH)]:
             with target.write() as here:
-                known = {tuple(row) for row in here.execute(
-                    select(*same).where(events.c.at.in_([row["at"] for row in batch])))}
-                new = [{name: value for name, value in row.items() if name != events.c.number.name} for row in batch
-                       if (row["at"], row["kind"], row["subject"]) not in known]
+                known = {
+                    tuple(row)
+                    for row in here.execute(select(*same).where(events.c.at.in_([row["at"] for row in batch])))
+                }
+                new = [
+                    {name: value for name, value in row.items() if name != events.c.number.name}
+                    for row in batch
+                    if (row["at"], row["kind"], row["subject"]) not in known
+                ]
                 if new:
                     here.execute(insert(events), new)
                 count += len(new)
@@ -93,8 +107,9 @@ def _take_audit(source: Database, target: Database) -> int:
     with source.read() as there, target.write() as here:
         if here.execute(select(audit.c.number).limit(1)).first() is not None:
             return 0
-        rows = iter(there.execution_options(yield_per=_BATCH).execute(select(audit).order_by(audit.c.number))
-                    .mappings())
+        rows = iter(
+            there.execution_options(yield_per=_BATCH).execute(select(audit).order_by(audit.c.number)).mappings()
+        )
         while batch := [dict(row) for row in islice(rows, _BATCH)]:
             here.execute(insert(audit), batch)
             count += len(batch)
@@ -108,8 +123,9 @@ def _copy_file(database: Database, target: Path) -> None:
             ours.backup(copy)
             _make_one_file(copy)
         except sqlite3.Error as error:
-            raise CatalogError(f"the catalog {database.name} cannot be copied to {target}",
-                               detail=str(error)) from error
+            raise CatalogError(
+                f"the catalog {database.name} cannot be copied to {target}", detail=str(error)
+            ) from error
 
 
 def _make_one_file(copy: sqlite3.Connection) -> None:
@@ -123,8 +139,12 @@ def _copy_rows(database: Database, target: Path) -> None:
     try:
         bring_up_to_date(copy)
         # Repeatable read: all tables as they are at one moment, while others go on writing.
-        with database.errors(), database.engine.connect().execution_options(
-                isolation_level="REPEATABLE READ") as there, there.begin(), copy.write() as here:
+        with (
+            database.errors(),
+            database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as there,
+            there.begin(),
+            copy.write() as here,
+        ):
             for table in every_table.sorted_tables:
                 for batch in _batches(there, table):
                     here.execute(insert(table), batch)

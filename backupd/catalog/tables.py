@@ -70,20 +70,26 @@ class FreeText(TypeDecorator[str]):
         return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 
-metadata = MetaData(naming_convention={
-    "pk": "pk_%(table_name)s",
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
-})
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    }
+)
 
 
 def _position() -> tuple[Column[Any], ...]:
-    return (Column("position_file", FreeText, nullable=False), Column("position_pos", BigInteger, nullable=False),
-            Column("position_gtid", FreeText, nullable=False))
+    return (
+        Column("position_file", FreeText, nullable=False),
+        Column("position_pos", BigInteger, nullable=False),
+        Column("position_gtid", FreeText, nullable=False),
+    )
 
 
 backups = Table(
-    "backups", metadata,
+    "backups",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("server", String(64), nullable=False),
     Column("kind", String(32), nullable=False),
@@ -117,7 +123,8 @@ backups = Table(
 )
 
 commits = Table(
-    "commits", metadata,
+    "commits",
+    metadata,
     Column("backup_id", String(64), primary_key=True),
     Column("manifest", String(64), nullable=False),
 )
@@ -125,7 +132,8 @@ commits = Table(
 the row in ``backups``, which a run that died never wrote, or which goes with a destination that is not configured."""
 
 identities = Table(
-    "identities", metadata,
+    "identities",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("uuid", String(64), primary_key=True),
     Column("verdict", String(16), nullable=False),
@@ -139,7 +147,8 @@ identities = Table(
 """Who answered under a server's name; see ``recovery.lineage``."""
 
 copies = Table(
-    "copies", metadata,
+    "copies",
+    metadata,
     Column("backup_id", String(64), ForeignKey("backups.id", ondelete="CASCADE"), primary_key=True),
     Column("destination", String(64), primary_key=True),
     Column("state", String(32), nullable=False),
@@ -148,7 +157,8 @@ copies = Table(
 )
 
 jobs = Table(
-    "jobs", metadata,
+    "jobs",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("kind", String(64), nullable=False),
     Column("server", String(64), nullable=False),
@@ -180,7 +190,8 @@ jobs = Table(
 )
 
 schedules = Table(
-    "schedules", metadata,
+    "schedules",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("leg", String(64), primary_key=True),
     Column("cadence", FreeText, nullable=False),
@@ -189,7 +200,8 @@ schedules = Table(
 )
 
 holds = Table(
-    "holds", metadata,
+    "holds",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("kind", String(16), primary_key=True),
     Column("reason", FreeText, nullable=False),
@@ -198,7 +210,8 @@ holds = Table(
 )
 
 challenges = Table(
-    "challenges", metadata,
+    "challenges",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("fingerprint", String(64), nullable=False),
     Column("name", FreeText, nullable=False),
@@ -210,7 +223,8 @@ challenges = Table(
 )
 
 events = Table(
-    "events", metadata,
+    "events",
+    metadata,
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("at", UtcTime, nullable=False),
     Column("kind", String(64), nullable=False),
@@ -226,7 +240,8 @@ events = Table(
 )
 
 restores = Table(
-    "restores", metadata,
+    "restores",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("server", String(64), nullable=False),
     Column("backup_id", String(64), nullable=False),
@@ -245,7 +260,8 @@ restores = Table(
 )
 
 proofs = Table(
-    "proofs", metadata,
+    "proofs",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("server", String(64), nullable=False),
     Column("backup_id", String(64), nullable=False),
@@ -267,7 +283,8 @@ proofs = Table(
 )
 
 witnesses = Table(
-    "witnesses", metadata,
+    "witnesses",
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("server", String(64), nullable=False),
     Column("backup_id", String(64)),
@@ -280,7 +297,8 @@ witnesses = Table(
 )
 
 replications = Table(
-    "replications", metadata,
+    "replications",
+    metadata,
     Column("backup_id", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
     Column("state", String(16), nullable=False),
@@ -295,7 +313,8 @@ replications = Table(
 """Backups that are not at a destination yet where they belong. Rows of those that have arrived are gone."""
 
 thaws = Table(
-    "thaws", metadata,
+    "thaws",
+    metadata,
     Column("thaw_id", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
     Column("key", String(512), primary_key=True),
@@ -313,7 +332,8 @@ thaws = Table(
 """Objects that a job, ``thaw_id``, asks for out of an archive class. The same object may be in several."""
 
 scrubs = Table(
-    "scrubs", metadata,
+    "scrubs",
+    metadata,
     Column("server", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
     Column("share", Integer, primary_key=True, autoincrement=False),
@@ -323,7 +343,8 @@ scrubs = Table(
 archive classes."""
 
 marks = Table(
-    "marks", metadata,
+    "marks",
+    metadata,
     Column("destination", String(64), primary_key=True),
     Column("server", String(64), primary_key=True),
     Column("backup_id", String(64), primary_key=True),
@@ -336,7 +357,8 @@ marks = Table(
 as the place says, None until it was asked."""
 
 deposits = Table(
-    "deposits", metadata,
+    "deposits",
+    metadata,
     Column("destination", String(64), primary_key=True),
     Column("key", String(512), primary_key=True),
     Column("sha256", String(64), nullable=False),
@@ -344,7 +366,8 @@ deposits = Table(
 """What this installation put of proofs and witnesses at destinations."""
 
 identity = Table(
-    "identity", metadata,
+    "identity",
+    metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("id", String(12), nullable=False),
 )

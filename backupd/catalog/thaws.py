@@ -30,10 +30,16 @@ class Thaws:
         with self._database.write() as connection:
             insert_jobs(connection, [job])
             for start in range(0, len(rows), _ROWS):
-                connection.execute(insert(thaws), rows[start:start + _ROWS])
+                connection.execute(insert(thaws), rows[start : start + _ROWS])
 
-    def of(self, thaw_id: str, *, state: ThawState | Collection[ThawState] | None = None, part: str | None = None,
-           limit: int | None = None) -> tuple[ThawItem, ...]:
+    def of(
+        self,
+        thaw_id: str,
+        *,
+        state: ThawState | Collection[ThawState] | None = None,
+        part: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[ThawItem, ...]:
         """In the order in which they were to be asked for, as far as parts tell."""
         query = select(thaws).where(thaws.c.thaw_id == thaw_id)
         if state is not None:
@@ -46,40 +52,77 @@ class Thaws:
             return tuple(_item(row) for row in rows)
 
     def count(self, thaw_id: str) -> Thawing:
-        grouped = (select(thaws.c.part, thaws.c.destination, thaws.c.state, func.count().label("objects"),
-                          func.sum(thaws.c.size).label("bytes"), func.max(thaws.c.expected_at).label("expected_at"),
-                          func.min(thaws.c.ready_until).label("ready_until"))
-                   .where(thaws.c.thaw_id == thaw_id).group_by(thaws.c.part, thaws.c.destination, thaws.c.state)
-                   .order_by(thaws.c.part, thaws.c.destination, thaws.c.state))
+        grouped = (
+            select(
+                thaws.c.part,
+                thaws.c.destination,
+                thaws.c.state,
+                func.count().label("objects"),
+                func.sum(thaws.c.size).label("bytes"),
+                func.max(thaws.c.expected_at).label("expected_at"),
+                func.min(thaws.c.ready_until).label("ready_until"),
+            )
+            .where(thaws.c.thaw_id == thaw_id)
+            .group_by(thaws.c.part, thaws.c.destination, thaws.c.state)
+            .order_by(thaws.c.part, thaws.c.destination, thaws.c.state)
+        )
         with self._database.read() as connection:
             found = connection.execute(grouped).mappings()
-            return Thawing(thaw_id, tuple(ThawCount(
-                row["part"], row["destination"], ThawState(row["state"]), row["objects"], int(row["bytes"]),
-                row["expected_at"], row["ready_until"]) for row in found))
+            return Thawing(
+                thaw_id,
+                tuple(
+                    ThawCount(
+                        row["part"],
+                        row["destination"],
+                        ThawState(row["state"]),
+                        row["objects"],
+                        int(row["bytes"]),
+                        row["expected_at"],
+                        row["ready_until"],
+                    )
+                    for row in found
+                ),
+            )
 
     def record(self, items: Sequence[ThawItem]) -> None:
         """Write down how these stand now; what they are of does not change."""
-        change = (update(thaws).where(thaws.c.thaw_id == bindparam("of_thaw"),
-                                      thaws.c.destination == bindparam("of_destination"),
-                                      thaws.c.key == bindparam("of_key"))
-                  .values({name: bindparam(f"new_{name}") for name in _CHANGING}))
+        change = (
+            update(thaws)
+            .where(
+                thaws.c.thaw_id == bindparam("of_thaw"),
+                thaws.c.destination == bindparam("of_destination"),
+                thaws.c.key == bindparam("of_key"),
+            )
+            .values({name: bindparam(f"new_{name}") for name in _CHANGING})
+        )
         if items:
             with self._database.write() as connection:
-                connection.execute(change, [{
-                    "of_thaw": item.thaw_id, "of_destination": item.destination, "of_key": item.key,
-                    **{f"new_{name}": value for name, value in _columns(item).items() if name in _CHANGING}}
-                    for item in items])
+                connection.execute(
+                    change,
+                    [
+                        {
+                            "of_thaw": item.thaw_id,
+                            "of_destination": item.destination,
+                            "of_key": item.key,
+                            **{f"new_{name}": value for name, value in _columns(item).items() if name in _CHANGING},
+                        }
+                        for item in items
+                    ],
+                )
 
     def raise_tier(self, thaw_id: str, tier: str, arguments: Mapping[str, Any]) -> int:
         """Everything that is not there yet is to be asked for at ``tier``, which the job's ``arguments`` name from now
         on; how much that is. What is under way keeps the tier that it was asked for at until a faster one is taken."""
         ours = thaws.c.thaw_id == thaw_id
         with self._database.write() as connection:
-            asked = connection.execute(update(thaws).where(
-                ours, thaws.c.state.in_([str(ThawState.THAWING), str(ThawState.RAISED)])).values(
-                    state=str(ThawState.RAISED))).rowcount
-            new = connection.execute(update(thaws).where(ours, thaws.c.state == str(ThawState.WANTED))
-                                     .values(tier=tier)).rowcount
+            asked = connection.execute(
+                update(thaws)
+                .where(ours, thaws.c.state.in_([str(ThawState.THAWING), str(ThawState.RAISED)]))
+                .values(state=str(ThawState.RAISED))
+            ).rowcount
+            new = connection.execute(
+                update(thaws).where(ours, thaws.c.state == str(ThawState.WANTED)).values(tier=tier)
+            ).rowcount
             connection.execute(update(jobs).where(jobs.c.id == thaw_id).values(arguments=dict(arguments)))
             return int(asked + new)
 

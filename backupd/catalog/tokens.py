@@ -30,14 +30,25 @@ class Tokens:
             for row in connection.execute(select(tokens).where(tokens.c.revoked_at.is_(None))).mappings():
                 other = _token(row)
                 if other.name.casefold() == token.name.casefold() and other.is_valid(token.created_at):
-                    raise RefusedError(f"there is a token {other.name!r} already: {other.id}",
-                                       hint="revoke that one first, or give the new one another name: the audit shows "
-                                            "it")
-            connection.execute(insert(tokens).values(
-                id=token.id, name=token.name, role=str(token.role), digest=token.digest,
-                servers=None if token.servers is None else sorted(token.servers), created_at=token.created_at,
-                created_by=token.created_by, expires_at=token.expires_at, revoked_at=token.revoked_at,
-                revoked_by=token.revoked_by, last_used_at=token.last_used_at))
+                    raise RefusedError(
+                        f"there is a token {other.name!r} already: {other.id}",
+                        hint="revoke that one first, or give the new one another name: the audit shows it",
+                    )
+            connection.execute(
+                insert(tokens).values(
+                    id=token.id,
+                    name=token.name,
+                    role=str(token.role),
+                    digest=token.digest,
+                    servers=None if token.servers is None else sorted(token.servers),
+                    created_at=token.created_at,
+                    created_by=token.created_by,
+                    expires_at=token.expires_at,
+                    revoked_at=token.revoked_at,
+                    revoked_by=token.revoked_by,
+                    last_used_at=token.last_used_at,
+                )
+            )
 
     def get(self, token_id: str) -> Token:
         """Raises NotFoundError."""
@@ -63,17 +74,24 @@ class Tokens:
         """It counts no more, nor do sessions that were begun with it. Revoking twice changes nothing. Raises
         NotFoundError."""
         with self._database.write() as connection:
-            connection.execute(update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
-                               .values(revoked_at=now, revoked_by=by))
+            connection.execute(
+                update(tokens)
+                .where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
+                .values(revoked_at=now, revoked_by=by)
+            )
             connection.execute(sessions.delete().where(sessions.c.token_id == token_id))
         return self.get(token_id)
 
     def used(self, token_id: str, now: datetime) -> None:
         with self._database.write() as connection:
-            connection.execute(update(tokens).where(
-                tokens.c.id == token_id,
-                or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < now - USED_EVERY),
-            ).values(last_used_at=now))
+            connection.execute(
+                update(tokens)
+                .where(
+                    tokens.c.id == token_id,
+                    or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < now - USED_EVERY),
+                )
+                .values(last_used_at=now)
+            )
 
 
 def _token(row: RowMapping) -> Token:

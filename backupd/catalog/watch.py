@@ -50,12 +50,15 @@ class Watch:
             except (OSError, UnicodeDecodeError):
                 return ""
         with self._database.read() as connection:
-            row = connection.execute(text(
-                "SELECT coalesce(host(a.client_addr), 'the host of the catalog'), a.backend_start "
-                "FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted "
-                "AND l.classid = :high AND l.objid = :low AND l.database = "
-                "(SELECT oid FROM pg_database WHERE datname = current_database())"),
-                {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF}).first()
+            row = connection.execute(
+                text(
+                    "SELECT coalesce(host(a.client_addr), 'the host of the catalog'), a.backend_start "
+                    "FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted "
+                    "AND l.classid = :high AND l.objid = :low AND l.database = "
+                    "(SELECT oid FROM pg_database WHERE datname = current_database())"
+                ),
+                {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF},
+            ).first()
         return f"on {row[0]} since {row[1]:%Y-%m-%d %H:%M:%S %Z}" if row else ""
 
     def is_held(self) -> bool | None:
@@ -79,9 +82,16 @@ class Watch:
         if self._session is None:
             return False
         try:
-            return bool(self._session.scalar(text(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid() "
-                "AND classid = :high AND objid = :low"), {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF}))
+            return bool(
+                self._session.scalar(
+                    text(
+                        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = "
+                        "pg_backend_pid() "
+                        "AND classid = :high AND objid = :low"
+                    ),
+                    {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF},
+                )
+            )
         except SQLAlchemyError:
             return False  # the session is cut; the caller acts on that
 
@@ -104,8 +114,10 @@ class Watch:
         try:
             file = self._path().open("a+")
         except OSError as error:
-            raise CatalogError(f"the lock {self._path()} cannot be opened: {error.strerror or error}",
-                               hint="the service needs write access to the folder of the catalog") from error
+            raise CatalogError(
+                f"the lock {self._path()} cannot be opened: {error.strerror or error}",
+                hint="the service needs write access to the folder of the catalog",
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -129,8 +141,9 @@ class Watch:
                     time.sleep(0.05)
                 if ours:
                     self._session = session
-                    pid, since = session.execute(text(
-                        "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")).one()
+                    pid, since = session.execute(
+                        text("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+                    ).one()
                     self._backend = pid, since
                     return True
             except BaseException:
@@ -146,8 +159,14 @@ class Watch:
             return False
         pid, since = self._backend
         self._backend = None
-        return bool(session.scalar(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                                        "WHERE pid = :pid AND backend_start = :since"), {"pid": pid, "since": since}))
+        return bool(
+            session.scalar(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND backend_start = :since"
+                ),
+                {"pid": pid, "since": since},
+            )
+        )
 
 
 def _is_lock_of(line: Sequence[str], status: os.stat_result) -> bool:

@@ -24,11 +24,18 @@ class Witnesses:
         """Record a witness; ``backup_id`` when it was read in the very moment of that backup. Same id: replaced."""
         with self._database.write() as connection:
             connection.execute(delete(witnesses).where(witnesses.c.id == witness_id))
-            connection.execute(insert(witnesses).values(
-                id=witness_id, server=witness.server, backup_id=backup_id, taken_at=witness.taken_at,
-                **position_columns(witness.position), seconds=witness.seconds,
-                # as_json rounds the seconds for readers; what is kept is exact
-                payload={**witness.as_json(), "seconds": witness.seconds}))
+            connection.execute(
+                insert(witnesses).values(
+                    id=witness_id,
+                    server=witness.server,
+                    backup_id=backup_id,
+                    taken_at=witness.taken_at,
+                    **position_columns(witness.position),
+                    seconds=witness.seconds,
+                    # as_json rounds the seconds for readers; what is kept is exact
+                    payload={**witness.as_json(), "seconds": witness.seconds},
+                )
+            )
 
     def get(self, witness_id: str) -> Witness:
         """Raises NotFoundError."""
@@ -52,17 +59,27 @@ class Witnesses:
         """
         query = _newest().where(witnesses.c.server == server)
         if position.file:
-            return self._first(query.where(witnesses.c.position_file == position.file,
-                                           witnesses.c.position_pos == position.pos))
+            return self._first(
+                query.where(witnesses.c.position_file == position.file, witnesses.c.position_pos == position.pos)
+            )
         if position.gtid:
             return self._first(query.where(witnesses.c.position_gtid == position.gtid))
         return None
 
-    def between(self, server: str, since: datetime, until: datetime, *, limit: int | None = None,
-                ) -> tuple[Witness, ...]:
+    def between(
+        self,
+        server: str,
+        since: datetime,
+        until: datetime,
+        *,
+        limit: int | None = None,
+    ) -> tuple[Witness, ...]:
         """Those that were taken from ``since`` to ``until``, both included, newest first; with backups or not."""
-        query = _newest().where(witnesses.c.server == server, witnesses.c.taken_at >= since,
-                                witnesses.c.taken_at <= until).limit(limit)
+        query = (
+            _newest()
+            .where(witnesses.c.server == server, witnesses.c.taken_at >= since, witnesses.c.taken_at <= until)
+            .limit(limit)
+        )
         with self._database.read() as connection:
             payloads: list[object] = [row[0] for row in connection.execute(query)]
         return tuple(Witness.from_json(payload) for payload in payloads if isinstance(payload, dict))
@@ -70,8 +87,13 @@ class Witnesses:
     def ids(self, server: str) -> tuple[str, ...]:
         """Of all that are known, oldest first."""
         with self._database.read() as connection:
-            return tuple(connection.scalars(select(witnesses.c.id).where(witnesses.c.server == server)
-                                            .order_by(witnesses.c.taken_at, witnesses.c.id)))
+            return tuple(
+                connection.scalars(
+                    select(witnesses.c.id)
+                    .where(witnesses.c.server == server)
+                    .order_by(witnesses.c.taken_at, witnesses.c.id)
+                )
+            )
 
     def backup_of(self, witness_id: str) -> str | None:
         """The backup in whose very moment it was read. Raises NotFoundError."""
@@ -84,8 +106,11 @@ class Witnesses:
     def forget_before(self, server: str, moment: datetime) -> None:
         """Remove those of no backup that are older."""
         with self._database.write() as connection:
-            connection.execute(delete(witnesses).where(
-                witnesses.c.server == server, witnesses.c.backup_id.is_(None), witnesses.c.taken_at < moment))
+            connection.execute(
+                delete(witnesses).where(
+                    witnesses.c.server == server, witnesses.c.backup_id.is_(None), witnesses.c.taken_at < moment
+                )
+            )
 
     def forget(self, backup_id: str) -> None:
         """Remove the witnesses of a backup that is gone."""

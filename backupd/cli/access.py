@@ -53,8 +53,11 @@ def create(
         run.screen.document({**token.as_json(), "token": secret})
         run.screen.line(f"token {token.id} of {token.name}, {token.role} of {_scope(token)}{_until(token)}")
         if token.expires_at is None:
-            run.screen.line("it never expires: with --expires 90d it would end by itself; "
-                            f"`backupd token revoke {token.id}` ends it", style="yellow")
+            run.screen.line(
+                "it never expires: with --expires 90d it would end by itself; "
+                f"`backupd token revoke {token.id}` ends it",
+                style="yellow",
+            )
         run.screen.line("its secret, shown this once:")
         run.screen.line(secret)
 
@@ -68,9 +71,21 @@ def list_(context: typer.Context, config: Config = None, as_json: Json = False) 
         if not found:
             run.screen.line("no tokens; `backupd token create --role viewer|operator|admin --name NAME` makes one")
             return
-        run.screen.table(("ID", "NAME", "ROLE", "SERVERS", "STATE", "LAST USED", "MADE BY"), [
-            (token.id, token.name, str(token.role), _scope(token), _state(token), _short(token.last_used_at),
-             token.created_by) for token in found])
+        run.screen.table(
+            ("ID", "NAME", "ROLE", "SERVERS", "STATE", "LAST USED", "MADE BY"),
+            [
+                (
+                    token.id,
+                    token.name,
+                    str(token.role),
+                    _scope(token),
+                    _state(token),
+                    _short(token.last_used_at),
+                    token.created_by,
+                )
+                for token in found
+            ],
+        )
 
 
 @app.command()
@@ -108,15 +123,18 @@ def audit(
             _show(run.screen, found)
             return
         verified = run.service.access.verify_audit()
-        run.screen.document({"entries": verified.entries, "digest": verified.digest,
-                             "problems": list(verified.problems)})
+        run.screen.document(
+            {"entries": verified.entries, "digest": verified.digest, "problems": list(verified.problems)}
+        )
         for problem in verified.problems:
             run.screen.line(problem, style="bold red")
         run.screen.line(f"{verified.entries} entries, the newest with digest {verified.digest or '-'}")
         if verified.problems:
             raise typer.Exit(1)
-        run.screen.line("each follows from the one before it; that none was cut off at the end shows by this digest, "
-                        "which the service's log has, too")
+        run.screen.line(
+            "each follows from the one before it; that none was cut off at the end shows by this digest, "
+            "which the service's log has, too"
+        )
 
 
 def run_api(
@@ -143,10 +161,23 @@ def _show(screen: Screen, found: tuple[AuditEntry, ...]) -> None:
     if not found:
         screen.line("nothing")
         return
-    screen.table(("#", "TIME", "WHO", "VIA", "WHAT", "SERVER", "SUBJECT", "OUTCOME", "DETAIL"), [
-        (str(entry.number), f"{entry.at:%Y-%m-%d %H:%M:%SZ}", entry.actor,
-         f"{entry.via} {entry.address}".strip(), entry.action, entry.server, entry.subject, entry.outcome,
-         entry.detail) for entry in found])
+    screen.table(
+        ("#", "TIME", "WHO", "VIA", "WHAT", "SERVER", "SUBJECT", "OUTCOME", "DETAIL"),
+        [
+            (
+                str(entry.number),
+                f"{entry.at:%Y-%m-%d %H:%M:%SZ}",
+                entry.actor,
+                f"{entry.via} {entry.address}".strip(),
+                entry.action,
+                entry.server,
+                entry.subject,
+                entry.outcome,
+                entry.detail,
+            )
+            for entry in found
+        ],
+    )
 
 
 def _scope(token: Token) -> str:

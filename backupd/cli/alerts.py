@@ -79,8 +79,11 @@ def send_test(context: typer.Context, config: Config = None, as_json: Json = Fal
         run.screen.document([message.as_json() for message in sent])
         for message in sent:
             to = ", ".join(message.recipients)
-            run.screen.line(f"{message.channel}: sent to {to}" if message.state is MessageState.SENT else
-                            f"{message.channel}: NOT SENT\n{message.error}")
+            run.screen.line(
+                f"{message.channel}: sent to {to}"
+                if message.state is MessageState.SENT
+                else f"{message.channel}: NOT SENT\n{message.error}"
+            )
             if message.state is MessageState.SENT and message.error:
                 run.screen.line(f"  but not to everybody:\n{message.error}")
         if any(message.state is not MessageState.SENT or message.error for message in sent):
@@ -103,10 +106,18 @@ def acknowledge(
 
 
 def _incident(one: Incident) -> tuple[str, ...]:
-    over = format_time(one.closed_at.replace(microsecond=0)) if one.closed_at else (
-        f"acknowledged by {one.acknowledged_by}" if one.acknowledged_by else "")
-    return (one.id, format_time(one.opened_at.replace(microsecond=0)), over,
-            f"{str(one.severity).upper()} {one_line(title_of(one), _WIDTH)}", one_line(one.message, _WIDTH))
+    over = (
+        format_time(one.closed_at.replace(microsecond=0))
+        if one.closed_at
+        else (f"acknowledged by {one.acknowledged_by}" if one.acknowledged_by else "")
+    )
+    return (
+        one.id,
+        format_time(one.opened_at.replace(microsecond=0)),
+        over,
+        f"{str(one.severity).upper()} {one_line(title_of(one), _WIDTH)}",
+        one_line(one.message, _WIDTH),
+    )
 
 
 def _message(one: Message) -> tuple[str, ...]:

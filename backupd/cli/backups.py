@@ -40,9 +40,7 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 
 
 @app.command("list")
-def list_(
-    context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False
-) -> None:
+def list_(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
     """List backups, newest first (also without the word `list`)."""
     with session(context, config, as_json) as run:
         records = sorted(run.service.backups(server), key=lambda record: record.id, reverse=True)
@@ -97,8 +95,9 @@ def delete(
         done = run.service.delete(backup_id, now=now, with_increments=with_increments)
         held = done.held
         run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
-        run.screen.document({"id": backup_id, "state": "deleted", "now": now, "held": list(held),
-                             "forgotten": list(done.forgotten)})
+        run.screen.document(
+            {"id": backup_id, "state": "deleted", "now": now, "held": list(held), "forgotten": list(done.forgotten)}
+        )
         for sentence in done.forgotten:
             run.screen.line(sentence, style="yellow")
         if held:
@@ -114,9 +113,7 @@ def delete(
 
 
 @app.command()
-def undelete(
-    context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False
-) -> None:
+def undelete(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
     """Take back a deletion whose grace period is not over."""
     with session(context, config, as_json) as run:
         back = run.service.undelete(backup_id)
@@ -146,6 +143,13 @@ def kept_configuration(
         if out is not None:
             run.screen.line(f"{len(found.written)} files are in {out}; they hold passwords and hashes")
             return
-        rows = [(one.name + (f" -> {one.target}" if one.target else ""), f"{one.mode:04o}", one.owner,
-                 str(one.size) if one.kind == "file" else one.kind) for one in found.members]
+        rows = [
+            (
+                one.name + (f" -> {one.target}" if one.target else ""),
+                f"{one.mode:04o}",
+                one.owner,
+                str(one.size) if one.kind == "file" else one.kind,
+            )
+            for one in found.members
+        ]
         run.screen.table(("name", "mode", "owner", "bytes"), rows, right=("bytes",))

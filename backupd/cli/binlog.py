@@ -73,9 +73,17 @@ def _show(screen: Screen, one: LogStatus) -> None:
 
 
 def _row(held: Held) -> tuple[str, ...]:
-    return (held.destination, held.latest or "nothing yet", format_time(held.confirmed_at) if held.confirmed_at else "",
-            _seconds(held.behind), _seconds(held.worst), str(held.segments), format_size(held.stored),
-            "" if held.waiting is None else format_size(held.waiting), held.error)
+    return (
+        held.destination,
+        held.latest or "nothing yet",
+        format_time(held.confirmed_at) if held.confirmed_at else "",
+        _seconds(held.behind),
+        _seconds(held.worst),
+        str(held.segments),
+        format_size(held.stored),
+        "" if held.waiting is None else format_size(held.waiting),
+        held.error,
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -95,8 +103,12 @@ def search(
     server: Server,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="PATTERN", show_default=False,
-                     help="`shop.orders`, `shop.*`, or `orders` in any schema; several are allowed."),
+        typer.Option(
+            "--table",
+            metavar="PATTERN",
+            show_default=False,
+            help="`shop.orders`, `shop.*`, or `orders` in any schema; several are allowed.",
+        ),
     ] = None,
     kind: Annotated[
         str, typer.Option("--kind", metavar="KIND[,KIND]", show_default=False, help=f"Of: {', '.join(ChangeKind)}.")
@@ -127,8 +139,16 @@ def search(
         found: list[Found] = []
         failure: DamagedError | DestinationError | None = None
         try:
-            for one in run.service.search_binlogs(server, tables=table or (), kinds=tuple(kinds), since=since,
-                                                  until=until, gtid=gtid, branch=branch, limit=limit + 1):
+            for one in run.service.search_binlogs(
+                server,
+                tables=table or (),
+                kinds=tuple(kinds),
+                since=since,
+                until=until,
+                gtid=gtid,
+                branch=branch,
+                limit=limit + 1,
+            ):
                 found.append(one)
         except (DamagedError, DestinationError) as error:
             failure = error  # told after what was found
@@ -162,8 +182,12 @@ def _tell(screen: Screen, server: str, one: Found) -> None:
     if names:
         tables = " ".join(f"--tables {quote(name)}" for name in list(names)[:_NAMED])
         more = f" (and {len(names) - _NAMED} more tables)" if len(names) > _NAMED else ""
-        screen.line(visible(f"    restore before it: backupd restore {server} --to {quote(one.target)} {tables} "
-                            f"--into {server} --compare{more}"))
+        screen.line(
+            visible(
+                f"    restore before it: backupd restore {server} --to {quote(one.target)} {tables} "
+                f"--into {server} --compare{more}"
+            )
+        )
     else:
         screen.line(visible(f"    restore before it: backupd restore {server} --to {quote(one.target)} --datadir DIR"))
 

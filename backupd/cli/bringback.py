@@ -32,8 +32,13 @@ def bring_back(
     *,
     since: Annotated[
         datetime,
-        typer.Option("--since", parser=moment, metavar="TIME", show_default=False,
-                     help="From when on what was done there is not believed."),
+        typer.Option(
+            "--since",
+            parser=moment,
+            metavar="TIME",
+            show_default=False,
+            help="From when on what was done there is not believed.",
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, it is only shown.")] = False,
     config: Config = None,
@@ -65,18 +70,29 @@ def _show(screen: Screen, told: BroughtBack) -> None:
     else:
         screen.table(
             ("WHAT", "HIDDEN", "OVERWRITTEN", "BYTES", "FIRST", "LAST"),
-            ((kind, str(sum(one.hidden for one in group)), str(sum(not one.hidden for one in group)),
-              format_size(sum(one.size for one in group)), format_time(min(one.since for one in group)),
-              format_time(max(one.since for one in group))) for kind, group in found.kinds().items()),
-            right=("HIDDEN", "OVERWRITTEN", "BYTES"))
+            (
+                (
+                    kind,
+                    str(sum(one.hidden for one in group)),
+                    str(sum(not one.hidden for one in group)),
+                    format_size(sum(one.size for one in group)),
+                    format_time(min(one.since for one in group)),
+                    format_time(max(one.since for one in group)),
+                )
+                for kind, group in found.kinds().items()
+            ),
+            right=("HIDDEN", "OVERWRITTEN", "BYTES"),
+        )
     if backups := found.backups():
         screen.line()
         screen.table(("SERVER", "BACKUP"), backups)
     if found.marks:
         screen.line()
         screen.line(f"marked deleted only since {begin}, so these marks are withdrawn:")
-        screen.table(("SERVER", "BACKUP", "MARKED"), ((server, backup_id, format_time(at)) for (server, backup_id), at
-                                                      in sorted(found.marks.items())))
+        screen.table(
+            ("SERVER", "BACKUP", "MARKED"),
+            ((server, backup_id, format_time(at)) for (server, backup_id), at in sorted(found.marks.items())),
+        )
     _list(screen, "has no version that is whole", found.lost, style="yellow")
     _list(screen, "stays away", found.left)
     if found.before:
@@ -90,10 +106,14 @@ def _show(screen: Screen, told: BroughtBack) -> None:
         return
     _list(screen, "did not come back", done.failed, style="yellow")
     screen.line()
-    screen.line(f"{len(done.keys)} files are what is seen again"
-                + (f"; {len(done.unmarked)} marks of deletion are withdrawn" if done.unmarked else ""))
-    screen.line("-> `backupd fsck --repair` brings the catalog up to date, and `backupd verify` reads everything. Who "
-                "deleted may do so again: take the credentials away first")
+    screen.line(
+        f"{len(done.keys)} files are what is seen again"
+        + (f"; {len(done.unmarked)} marks of deletion are withdrawn" if done.unmarked else "")
+    )
+    screen.line(
+        "-> `backupd fsck --repair` brings the catalog up to date, and `backupd verify` reads everything. Who "
+        "deleted may do so again: take the credentials away first"
+    )
 
 
 def _list(screen: Screen, what: str, keys: Mapping[str, str], *, style: str = "") -> None:

@@ -40,22 +40,33 @@ def rebuild(
     place: Annotated[
         str, typer.Option("--from", metavar="DESTINATION", show_default=False, help="Where the backups are.")
     ],
-    into_existing: Annotated[
-        bool, typer.Option("--into-existing", help="Add to a catalog that is not empty.")
-    ] = False,
+    into_existing: Annotated[bool, typer.Option("--into-existing", help="Add to a catalog that is not empty.")] = False,
     adopt_all: Annotated[
-        bool, typer.Option("--adopt", help="With --into-existing: backups that the catalog did not know count as taken "
-                                           "by this installation. Without it they are foreign.")
+        bool,
+        typer.Option(
+            "--adopt",
+            help="With --into-existing: backups that the catalog did not know count as taken "
+            "by this installation. Without it they are foreign.",
+        ),
     ] = False,
     failed_at: Annotated[
         datetime | None,
-        typer.Option("--failed-at", parser=moment, metavar="TIME", show_default=False,
-                     help="Until when backups were taken: an older store was possibly rolled back.")
+        typer.Option(
+            "--failed-at",
+            parser=moment,
+            metavar="TIME",
+            show_default=False,
+            help="Until when backups were taken: an older store was possibly rolled back.",
+        ),
     ] = None,
     counter: Annotated[
         list[str] | None,
-        typer.Option("--counter", metavar="SERVER=N", show_default=False,
-                     help="The counter of a server in the last report mail; may be repeated.")
+        typer.Option(
+            "--counter",
+            metavar="SERVER=N",
+            show_default=False,
+            help="The counter of a server in the last report mail; may be repeated.",
+        ),
     ] = None,
     config: Config = None,
     as_json: Json = False,
@@ -69,8 +80,14 @@ def rebuild(
 
     with session(context, config, as_json, opening="makes") as run:
         with reporting() as report:
-            done = run.service.upkeep.rebuild(place, report, merge=into_existing, adopt=adopt_all, failed_at=failed_at,
-                                              counters=_counters(counter or []))
+            done = run.service.upkeep.rebuild(
+                place,
+                report,
+                merge=into_existing,
+                adopt=adopt_all,
+                failed_at=failed_at,
+                counters=_counters(counter or []),
+            )
         run.screen.done = "the catalog was rebuilt"
         run.screen.document(done.as_json())
         _show(run.screen, done)
@@ -95,9 +112,11 @@ def adopt(
         done = run.service.upkeep.adopt(names)
         run.screen.document([one.as_json() for one in done])
         for one in done:
-            told = {True: "what it tells in the clear is what was sealed",
-                    False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
-                    None: "not compared with what is sealed: no private key is at hand"}[one.bound]
+            told = {
+                True: "what it tells in the clear is what was sealed",
+                False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
+                None: "not compared with what is sealed: no private key is at hand",
+            }[one.bound]
             run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
         if not done:
             run.screen.line("no foreign backup was there")
@@ -126,8 +145,12 @@ def sign(
     context: typer.Context,
     place: Place,
     unproven: Annotated[
-        bool, typer.Option("--unproven", help="Also what agrees with a catalog that cannot prove it: you know that "
-                                              "nobody tampered with this destination.")
+        bool,
+        typer.Option(
+            "--unproven",
+            help="Also what agrees with a catalog that cannot prove it: you know that "
+            "nobody tampered with this destination.",
+        ),
     ] = False,
     config: Config = None,
     as_json: Json = False,
@@ -157,20 +180,35 @@ def _counters(given: list[str]) -> dict[str, int]:
 
 
 def _show(screen: Screen, done: Rebuilt) -> None:
-    screen.line(f"{done.backups} backups, {done.segments} binary logs in {done.branches} branches, {done.proofs} "
-                f"proofs, {done.witnesses} witnesses, {done.holds} holds")
+    screen.line(
+        f"{done.backups} backups, {done.segments} binary logs in {done.branches} branches, {done.proofs} "
+        f"proofs, {done.witnesses} witnesses, {done.holds} holds"
+    )
     if done.bound or done.unbound:
-        screen.line(f"{done.bound} backups: their descriptions in the clear agree with what was sealed"
-                    + (f"; {done.unbound} are unbound (format 1): nothing in them shows whether their server, times or "
-                       "sizes were changed" if done.unbound else ""), style="yellow" if done.unbound else "")
+        screen.line(
+            f"{done.bound} backups: their descriptions in the clear agree with what was sealed"
+            + (
+                f"; {done.unbound} are unbound (format 1): nothing in them shows whether their server, times or "
+                "sizes were changed"
+                if done.unbound
+                else ""
+            ),
+            style="yellow" if done.unbound else "",
+        )
     if done.foreign:
-        screen.line(f"foreign, so that no rule, proof or restore counts on them: {', '.join(done.foreign)}; if they "
-                    "are yours: backupd catalog adopt ID", style="yellow")
+        screen.line(
+            f"foreign, so that no rule, proof or restore counts on them: {', '.join(done.foreign)}; if they "
+            "are yours: backupd catalog adopt ID",
+            style="yellow",
+        )
     if done.damaged:
         screen.line(f"not whole there: {', '.join(done.damaged)}", style="yellow")
     if done.closed:
-        screen.line(f"{done.closed} backups have no position, because no private key was at hand: with "
-                    "restore.gnupg_home in the configuration, run it again with --into-existing", style="yellow")
+        screen.line(
+            f"{done.closed} backups have no position, because no private key was at hand: with "
+            "restore.gnupg_home in the configuration, run it again with --into-existing",
+            style="yellow",
+        )
     for copied in done.catalog_of:
         screen.line(f"jobs, events and schedules are those of the copy of {copied:%Y-%m-%d %H:%M:%S} UTC")
     for line in done.heads:

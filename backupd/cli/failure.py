@@ -15,7 +15,7 @@ _HINTS = {
     errno.EACCES: "call as the user that owns it, or correct its permissions",
     errno.EPERM: "call as the user that owns it, or correct its permissions",
     errno.EROFS: "the file system is mounted read-only: dmesg tells whether an error made it so; the service may write "
-                 "only where its unit says (ReadWritePaths= in a drop-in: systemctl edit backupd)",
+    "only where its unit says (ReadWritePaths= in a drop-in: systemctl edit backupd)",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`, LimitNOFILE= of the unit)",
     errno.ENFILE: "raise the limit of open files of the system (sysctl fs.file-max)",
     errno.ENOMEM: "give this process more memory, then call again",

@@ -49,16 +49,24 @@ def list_(
         if not records:
             run.screen.line("no jobs")
             return
-        run.screen.table(("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY"), map(_row, records),
-                         right=("TOOK", "DATA"))
+        run.screen.table(
+            ("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY"), map(_row, records), right=("TOOK", "DATA")
+        )
 
 
 def _row(record: JobRecord) -> tuple[str, ...]:
     why = record.message
     if record.state is JobState.RUNNING:
         why = _progress(record.progress)
-    return (record.id, record.server, record.kind, str(record.state), _took(record),
-            format_size(record.bytes) if record.bytes else "", why)
+    return (
+        record.id,
+        record.server,
+        record.kind,
+        str(record.state),
+        _took(record),
+        format_size(record.bytes) if record.bytes else "",
+        why,
+    )
 
 
 def _took(record: JobRecord) -> str:
@@ -111,8 +119,11 @@ def cancel(context: typer.Context, job_id: JobId, config: Config = None, as_json
         record = run.service.cancel_job(job_id)
         run.screen.done = f"{job_id} was cancelled"
         run.screen.document(record.as_json())
-        run.screen.line(f"{job_id} is cancelled" if record.state is JobState.CANCELLED else
-                        f"{job_id} was asked to stop; `backupd jobs show {job_id}` tells when it has")
+        run.screen.line(
+            f"{job_id} is cancelled"
+            if record.state is JobState.CANCELLED
+            else f"{job_id} was asked to stop; `backupd jobs show {job_id}` tells when it has"
+        )
 
 
 def run_job(

@@ -38,8 +38,13 @@ def list_(context: typer.Context, config: Config = None, as_json: Json = False) 
             info = state.info
             expires = f"{info.expires_at:%Y-%m-%d}" if info and info.expires_at else "never" if info else "-"
             proved = f"{state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never"
-            due = "-" if info is None else "OVERDUE" if state.overdue else (
-                f"{state.due_at:%Y-%m-%d}" if state.due_at else "now")
+            due = (
+                "-"
+                if info is None
+                else "OVERDUE"
+                if state.overdue
+                else (f"{state.due_at:%Y-%m-%d}" if state.due_at else "now")
+            )
             alone = f"{state.backups.total} ({state.backups.alone} only by it)"
             rows.append((state.name if info else "(not configured)", state.fingerprint, expires, proved, due, alone))
         run.screen.table(("key", "fingerprint", "expires", "proved", "due", "backups"), rows)
@@ -114,16 +119,30 @@ def make_signing(context: typer.Context, config: Config = None, as_json: Json = 
 def rotate_signing(
     context: typer.Context,
     new_key: Annotated[
-        str | None, typer.Option("--to", metavar="FINGERPRINT", show_default=False,
-                                 help="Take this key, which is in the keyring, instead of making one.")
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FINGERPRINT",
+            show_default=False,
+            help="Take this key, which is in the keyring, instead of making one.",
+        ),
     ] = None,
     former: Annotated[
-        str | None, typer.Option("--from", metavar="FINGERPRINT", show_default=False,
-                                 help="The configuration names the new key: the former one counts for nothing now.")
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FINGERPRINT",
+            show_default=False,
+            help="The configuration names the new key: the former one counts for nothing now.",
+        ),
     ] = None,
     unproven: Annotated[
-        bool, typer.Option("--unproven", help="Also backups that the catalog knows from a destination only: you know "
-                                              "that the former key was not stolen before they were taken in.")
+        bool,
+        typer.Option(
+            "--unproven",
+            help="Also backups that the catalog knows from a destination only: you know "
+            "that the former key was not stolen before they were taken in.",
+        ),
     ] = False,
     config: Config = None,
     as_json: Json = False,
@@ -135,8 +154,9 @@ def rotate_signing(
     """
     with session(context, config, as_json) as run:
         if new_key is not None and former is not None:
-            raise UsageError("--to and --from cannot be given together",
-                             hint="--to belongs to the first step, --from to the second")
+            raise UsageError(
+                "--to and --from cannot be given together", hint="--to belongs to the first step, --from to the second"
+            )
         done = run.service.upkeep.rotate_signing(to=new_key, former=former, unproven=unproven)
         run.screen.document(done.as_json())
         for name, place in done.places.items():
@@ -146,8 +166,9 @@ def rotate_signing(
         for name, why in done.silent.items():
             run.screen.line(f"{name}: {why}; nothing more was signed there", style="yellow")
         for server, one in done.retired.items():
-            run.screen.line(f"{server}: {one.key} counted up to the head with counter {one.counter}, "
-                            f"{one.at:%Y-%m-%d %H:%M:%S} UTC")
+            run.screen.line(
+                f"{server}: {one.key} counted up to the head with counter {one.counter}, {one.at:%Y-%m-%d %H:%M:%S} UTC"
+            )
         run.screen.line("Now:" if done.ok else "Not all of it is signed. Now:", style="" if done.ok else "yellow")
         for step in done.steps:
             run.screen.line(f"- {step}")

@@ -44,12 +44,14 @@ def moment(text: str) -> datetime:
     try:
         return parse_time(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time with its offset: write 2026-11-21T09:41:03Z or "
-                                 "2026-11-21T10:41:03+01:00") from None
+        raise typer.BadParameter(
+            f"{text!r} is no time with its offset: write 2026-11-21T09:41:03Z or 2026-11-21T10:41:03+01:00"
+        ) from None
 
 
 def one_of(kind: type[StrEnum], flag: str, what: str, *, metavar: str = "", show_default: bool = True) -> Any:
     """An option that takes one of a few words; ``what``: its help. Another word is told as a name that nobody knows."""
+
     def read(text: str) -> StrEnum:
         from policies.problems import suggestion  # whoever writes it right need not wait for that
 
@@ -58,8 +60,9 @@ def one_of(kind: type[StrEnum], flag: str, what: str, *, metavar: str = "", show
         except ValueError:
             raise typer.BadParameter(f"{text!r} is not known{suggestion(text, kind)}") from None
 
-    return typer.Option(flag, parser=read, metavar=metavar or f"<{'|'.join(kind)}>", show_default=show_default,
-                        help=what)
+    return typer.Option(
+        flag, parser=read, metavar=metavar or f"<{'|'.join(kind)}>", show_default=show_default, help=what
+    )
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,20 @@ def show_explanation(screen: Screen, found: Explanation) -> None:
         screen.line(f"... and {len(found.runs) - len(shown)} more; --json lists them all")
     for decisions in found.today:
         screen.line()
-        screen.line(f"{decisions.destination} today: {len(decisions.kept)} stay, {len(decisions.expired)} would expire "
-                    f"({format_size(decisions.bytes_expired)})", style="bold")
+        screen.line(
+            f"{decisions.destination} today: {len(decisions.kept)} stay, {len(decisions.expired)} would expire "
+            f"({format_size(decisions.bytes_expired)})",
+            style="bold",
+        )
         _decisions(screen, decisions.expired, zone)
         for text in decisions.warnings:
             screen.line(f"  warning: {text}", style="yellow")
     for decisions in found.ahead:
         screen.line()
-        screen.line(f"{decisions.destination} after these runs: {len(decisions.kept)} backups{_span(decisions, zone)}",
-                    style="bold")
+        screen.line(
+            f"{decisions.destination} after these runs: {len(decisions.kept)} backups{_span(decisions, zone)}",
+            style="bold",
+        )
         _decisions(screen, decisions.kept, zone)
     if found.forecasts:
         screen.line()
@@ -50,8 +55,15 @@ def show_explanation(screen: Screen, found: Explanation) -> None:
 
 
 def _decisions(screen: Screen, decisions: Iterable[Decision], zone: ZoneInfo) -> None:
-    rows = [[decision.backup.id, str(decision.backup.kind), _time(decision.backup.finished_at, zone),
-             "; ".join(decision.reasons)] for decision in decisions]
+    rows = [
+        [
+            decision.backup.id,
+            str(decision.backup.kind),
+            _time(decision.backup.finished_at, zone),
+            "; ".join(decision.reasons),
+        ]
+        for decision in decisions
+    ]
     if rows:
         screen.table(["backup", "kind", "finished", "why"], rows)
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from backupd.app.explain import Explanation
     from policies.load import Loaded
 
-app = typer.Typer(
-    help="Policy files: validate, explain, schema, example.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Policy files: validate, explain, schema, example.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def _named(context: typer.Context, config: Path | None) -> Path | None:
@@ -54,8 +52,7 @@ def validate(
                 if configuration is not None:
                     problems.extend(unknown_destinations(read, configuration.destinations))
                 if read.policy is not None:
-                    notes[str(file)] = [
-                        *advice(read.policy, configuration), *not_yet_active(read.policy)]
+                    notes[str(file)] = [*advice(read.policy, configuration), *not_yet_active(read.policy)]
         if problems:
             raise ConfigurationError(problems, hint="`backupd policy example` shows a complete policy")
         if loaded is not None:

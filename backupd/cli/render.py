@@ -70,14 +70,19 @@ def _state_text(record: BackupRecord) -> str:
     state = f"{lacking} missing" if lacking and record.state is BackupState.COMPLETE else str(record.state)
     if record.doubtful and record.state is BackupState.COMPLETE:
         state = "doubtful"
-    return state + (" +kept" if record.pinned else "") + (" +apart" if record.apart else "") + (
-        " +foreign" if record.foreign else "")
+    return (
+        state
+        + (" +kept" if record.pinned else "")
+        + (" +apart" if record.apart else "")
+        + (" +foreign" if record.foreign else "")
+    )
 
 
 def _missing_text(record: BackupRecord) -> str:
     if record.missing:
-        return (f"PARTIAL: {len(record.missing)} tables are not in it: {', '.join(record.missing[:_NAMED])}"
-                + (f" and {len(record.missing) - _NAMED} more" if len(record.missing) > _NAMED else ""))
+        return f"PARTIAL: {len(record.missing)} tables are not in it: {', '.join(record.missing[:_NAMED])}" + (
+            f" and {len(record.missing) - _NAMED} more" if len(record.missing) > _NAMED else ""
+        )
     if not record.tables_missing:
         return ""
     why = "could not be dumped" if record.kind is BackupKind.LOGICAL else "are not in it: its warnings name them"
@@ -223,9 +228,12 @@ def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:
 def show_proof(screen: Screen, proof: Proof) -> None:
     verdict = {
         "proved": "proved: restored, checked and equal to the source's witness",
-        "restored": "restored and checked, " + (
-            "but not all of the source's witness could be looked at" if proof.not_looked_at
-            else "but not compared with a witness of the source"),
+        "restored": "restored and checked, "
+        + (
+            "but not all of the source's witness could be looked at"
+            if proof.not_looked_at
+            else "but not compared with a witness of the source"
+        ),
         "withdrawn": f"WITHDRAWN: {proof.withdrawn}",
         "undecided": "NOT TESTED: something kept the test from its end, which says nothing about the backup",
         "inexact": "INEXACT: restored, and it may hold other rows than the source had",
@@ -267,8 +275,11 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     )
     for one in outcome.get("lacking", ()):
         names = ", ".join(one["tables"][:_NAMED]) + (" ..." if len(one["tables"]) > _NAMED else "")
-        what = "; ".join(filter(None, (f"{len(one['tables'])} tables are not in it: {names}" if one["tables"] else "",
-                                       one["doubtful"])))
+        what = "; ".join(
+            filter(
+                None, (f"{len(one['tables'])} tables are not in it: {names}" if one["tables"] else "", one["doubtful"])
+            )
+        )
         screen.line(f"PARTIAL {one['backup']} of {one['server']}: {what}", style="bold red")
     if outcome["cold"]:
         unseen = f"; {outcome['unseen']} of them have none" if outcome["unseen"] else ""
@@ -278,8 +289,10 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     for sample in outcome["samples"]:
         screen.line(sample)
     if outcome.get("unbound"):
-        screen.line(f"{len(outcome['unbound'])} backups are unbound (format 1): nothing in them shows whether their "
-                    "server, kind, times or sizes were changed; new backups are bound")
+        screen.line(
+            f"{len(outcome['unbound'])} backups are unbound (format 1): nothing in them shows whether their "
+            "server, kind, times or sizes were changed; new backups are bound"
+        )
     for damage in aged:
         screen.line(f"written anew, not damaged: {damage['destination']}: {damage['key']}: {damage['problem']}")
     for damage in damages:
@@ -290,8 +303,10 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
         elif damage["trouble"]:
             screen.line(f"    not repaired: {damage['trouble']}")
     if any(damage["problem"].endswith(_UNSIGNED) for damage in left):
-        screen.line("-> what has no signature was stored before a signing key was named, or by somebody else. If by "
-                    "you: `backupd catalog sign DESTINATION`, then `backupd verify` again")
+        screen.line(
+            "-> what has no signature was stored before a signing key was named, or by somebody else. If by "
+            "you: `backupd catalog sign DESTINATION`, then `backupd verify` again"
+        )
     if any(not damage["problem"].endswith(_UNSIGNED) for damage in left):
         screen.line("-> these backups are marked as damaged; take a full backup now, it stores the data afresh")
     for place in unread:
@@ -311,8 +326,10 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
     for place, count in sorted(kept.items()):
         screen.line(f"{place}: {count} objects are named by no manifest that can be read; none of them is removed")
     if unread:
-        screen.line("-> manifests that are not what was stored, or not signed: `backupd verify` puts right what "
-                    "another destination has; what is only unsigned yet: `backupd catalog sign DESTINATION`")
+        screen.line(
+            "-> manifests that are not what was stored, or not signed: `backupd verify` puts right what "
+            "another destination has; what is only unsigned yet: `backupd catalog sign DESTINATION`"
+        )
     for finding in outcome["repaired"]:
         screen.line(f"repaired: {_finding_text(finding)}", style="green")
     if outcome["ok"]:
@@ -323,8 +340,12 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
 
 def _is_kept(finding: Mapping[str, Any], unread: Collection[str]) -> bool:
     """Is it one of the many objects whose manifest is there, and is told itself?"""
-    return (finding["invariant"] == _ORPHAN and not finding["repairable"]
-            and finding["destination"] in unread and finding["subject"].count("/") == 0)
+    return (
+        finding["invariant"] == _ORPHAN
+        and not finding["repairable"]
+        and finding["destination"] in unread
+        and finding["subject"].count("/") == 0
+    )
 
 
 def _finding_text(finding: Mapping[str, Any]) -> str:
@@ -341,9 +362,7 @@ def show_mapping(screen: Screen, document: Mapping[str, Any], *, skip: Iterable[
     """The fields of a JSON document for people: nested ones on one line, sizes and times readable."""
     left_out = set(skip)
     screen.facts(
-        (name.replace("_", " "), _value_text(name, value))
-        for name, value in document.items()
-        if name not in left_out
+        (name.replace("_", " "), _value_text(name, value)) for name, value in document.items() if name not in left_out
     )
 
 

@@ -50,8 +50,10 @@ def _show(screen: Screen, one: Replicated) -> None:
     from backupd.app.replication import rate_text
     from backupd.model.units import format_size
 
-    screen.line(f"{one.server} at {one.destination}: "
-                + ("up to date" if one.ok else "NOT up to date"), style="bold" if one.ok else "bold red")
+    screen.line(
+        f"{one.server} at {one.destination}: " + ("up to date" if one.ok else "NOT up to date"),
+        style="bold" if one.ok else "bold red",
+    )
     if one.lost:
         screen.line(f"  was gone, and nobody marked it deleted: {', '.join(one.lost)}", style="yellow")
     for copied in one.copied:
@@ -59,8 +61,10 @@ def _show(screen: Screen, one: Replicated) -> None:
         for remark in copied.remarks:
             screen.line(f"    read elsewhere: {remark}", style="yellow")
     if one.logs.segments or one.logs.dropped:
-        screen.line(f"  binary logs: {one.logs.segments} segments copied ({format_size(one.logs.bytes)}), "
-                    f"{one.logs.dropped} pieces gone")
+        screen.line(
+            f"  binary logs: {one.logs.segments} segments copied ({format_size(one.logs.bytes)}), "
+            f"{one.logs.dropped} pieces gone"
+        )
     if one.examined.verified:
         screen.line(f"  verified: {', '.join(one.examined.verified)} ({format_size(one.examined.bytes)} looked at)")
     for damage in one.examined.damages:

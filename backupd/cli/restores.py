@@ -64,21 +64,30 @@ class Method(StrEnum):
 
 ReplayWith = Annotated[
     Method | None,
-    one_of(Method, "--replay-with", "applier: the server's own, in parallel; pipe: one client session, slow. By "
-           "default what fits.", show_default=False),
+    one_of(
+        Method,
+        "--replay-with",
+        "applier: the server's own, in parallel; pipe: one client session, slow. By default what fits.",
+        show_default=False,
+    ),
 ]
 
 
 AcceptOlder = Annotated[
     bool,
-    typer.Option("--accept-older", help="Of latest: go to the newest moment that can be restored although something "
-                                        "later is known to exist."),
+    typer.Option(
+        "--accept-older",
+        help="Of latest: go to the newest moment that can be restored although something later is known to exist.",
+    ),
 ]
 
 AcceptInexact = Annotated[
     bool,
-    typer.Option("--accept-inexact", help="Replay although statements use temporary tables that were open at the "
-                                          "backup's position: rows may be missing."),
+    typer.Option(
+        "--accept-inexact",
+        help="Replay although statements use temporary tables that were open at the "
+        "backup's position: rows may be missing.",
+    ),
 ]
 
 
@@ -115,17 +124,30 @@ def plan(
         raise typer.BadParameter("--as and --from: say which tables with --tables")
     with session(context, config, as_json) as run:
         if tables:
-            chosen = run.service.plan_tables(server, target, tables, rename=rename, exclude=exclude or (),
-                                             source=source.value if source else None,
-                                             thaw=thaw.value if thaw else None, accept_older=accept_older,
-                                             accept_inexact=accept_inexact)
+            chosen = run.service.plan_tables(
+                server,
+                target,
+                tables,
+                rename=rename,
+                exclude=exclude or (),
+                source=source.value if source else None,
+                thaw=thaw.value if thaw else None,
+                accept_older=accept_older,
+                accept_inexact=accept_inexact,
+            )
             run.screen.document(chosen.as_json())
             show_table_plan(run.screen, chosen)
             return
-        made = run.service.plan(server, target, datadir.absolute() if datadir else None, exclude=exclude or (),
-                                replay_with=replay_with.value if replay_with else None,
-                                thaw=thaw.value if thaw else None, accept_older=accept_older,
-                                accept_inexact=accept_inexact)
+        made = run.service.plan(
+            server,
+            target,
+            datadir.absolute() if datadir else None,
+            exclude=exclude or (),
+            replay_with=replay_with.value if replay_with else None,
+            thaw=thaw.value if thaw else None,
+            accept_older=accept_older,
+            accept_inexact=accept_inexact,
+        )
         run.screen.document(made.as_json())
         from backupd.cli.render import show_plan
 
@@ -174,23 +196,55 @@ def restore(
     from backupd.cli.progress import reporting
 
     refuse_mixture(
-        tables, datadir, into, sql,
+        tables,
+        datadir,
+        into,
+        sql,
         whole={"--start": start, "--mode": mode is not Mode.NEW_SERVER, "--replay-with": replay_with is not None},
-        of_tables={"--as": rename is not None, "--confirm": confirm is not None, "--compare": compare,
-                   "--keys": keys is not None,
-                   "--triggers": triggers is not None, "--from": source is not None})
+        of_tables={
+            "--as": rename is not None,
+            "--confirm": confirm is not None,
+            "--compare": compare,
+            "--keys": keys is not None,
+            "--triggers": triggers is not None,
+            "--from": source is not None,
+        },
+    )
     with session(context, config, as_json) as run:
         if tables or datadir is None:
-            restore_tables(run, server, target, tables or (), into=into, rename=rename, sql=sql, confirm=confirm,
-                           compare=compare, triggers=triggers, exclude=exclude or (), source=source,
-                           thaw=thaw.value if thaw else None, keys=keys, accept_older=accept_older,
-                           accept_inexact=accept_inexact)
+            restore_tables(
+                run,
+                server,
+                target,
+                tables or (),
+                into=into,
+                rename=rename,
+                sql=sql,
+                confirm=confirm,
+                compare=compare,
+                triggers=triggers,
+                exclude=exclude or (),
+                source=source,
+                thaw=thaw.value if thaw else None,
+                keys=keys,
+                accept_older=accept_older,
+                accept_inexact=accept_inexact,
+            )
             return
         with reporting() as report:
             outcome = run.service.foreground.restore(
-                server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),
-                replay_with=replay_with.value if replay_with else None, thaw=thaw.value if thaw else None,
-                accept_older=accept_older, accept_inexact=accept_inexact)
+                server,
+                target,
+                datadir.absolute(),
+                start,
+                report,
+                mode=mode.value,
+                exclude=exclude or (),
+                replay_with=replay_with.value if replay_with else None,
+                thaw=thaw.value if thaw else None,
+                accept_older=accept_older,
+                accept_inexact=accept_inexact,
+            )
         document = outcome.as_json()
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"
@@ -206,9 +260,7 @@ def prove(
     context: typer.Context,
     server: Server,
     *,
-    target: Annotated[
-        str, typer.Option("--to", metavar="TARGET|random", help=f"{TARGETS} | random")
-    ] = "latest",
+    target: Annotated[str, typer.Option("--to", metavar="TARGET|random", help=f"{TARGETS} | random")] = "latest",
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -226,9 +278,7 @@ def prove(
             raise typer.Exit(1)
 
 
-def runbook(
-    context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False
-) -> None:
+def runbook(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
     """Print how to restore a backup by hand, with gpg, zstd and the database's own tools."""
     with session(context, config, as_json) as run:
         text = run.service.runbook(backup_id)

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from backupd.model.hold import Hold
     from backupd.retention.decisions import Decisions
 
-MaybeServer = Annotated[
-    str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")
-]
+MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
 Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", show_default=False, help="Why; others will ask.")]
 
@@ -60,8 +58,9 @@ def retention(
                     run.screen.line(f"{name}: {cleared.text}")
         else:
             found = run.service.retention(server)
-        run.screen.document({"server": server, "applied": apply,
-                             "destinations": [decisions.as_json() for decisions in found], **extra})
+        run.screen.document(
+            {"server": server, "applied": apply, "destinations": [decisions.as_json() for decisions in found], **extra}
+        )
         for decisions in found:
             _show(run.screen, decisions, applied=apply)
         for sentence in extra.get("held", ()):
@@ -74,14 +73,24 @@ def retention(
 
 def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
     gone = "are marked as deleted now" if applied else "would expire"
-    screen.line(f"{decisions.destination}: {len(decisions.kept)} stay, {len(decisions.expired)} {gone} "
-                f"({format_size(decisions.bytes_expired)} named by them, shared objects counted too)", style="bold")
+    screen.line(
+        f"{decisions.destination}: {len(decisions.kept)} stay, {len(decisions.expired)} {gone} "
+        f"({format_size(decisions.bytes_expired)} named by them, shared objects counted too)",
+        style="bold",
+    )
     rows = []
     for decision in decisions.backups:
         backup = decision.backup
         word = "keep" if decision.keep else "deleted" if backup.marked else "EXPIRE"
-        rows.append((word, backup.id, str(backup.kind).removeprefix("physical-"), format_time(backup.finished_at)[:16],
-                     "; ".join(decision.reasons)))
+        rows.append(
+            (
+                word,
+                backup.id,
+                str(backup.kind).removeprefix("physical-"),
+                format_time(backup.finished_at)[:16],
+                "; ".join(decision.reasons),
+            )
+        )
     screen.table(("", "ID", "KIND", "FINISHED", "WHY"), rows)
     for one in decisions.runs:
         files = one.run.name if not one.run.branch else f"{one.run.name} ({format_size(one.run.bytes)})"
@@ -116,8 +125,9 @@ def hold(
             run.screen.document(found.as_json())
             run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
             for problem in found.problems:
-                run.screen.line(f"NOT written at {problem}; say it again later, or others may delete there",
-                                style="bold red")
+                run.screen.line(
+                    f"NOT written at {problem}; say it again later, or others may delete there", style="bold red"
+                )
 
 
 def pause(
@@ -135,8 +145,10 @@ def pause(
         found = run.service.pause(whom, reason, stop_running=stop_running)
         run.screen.done = f"{_named(whom)} was paused"
         run.screen.document(found.as_json())
-        run.screen.line(f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: "
-                        f"{found.pause.reason}")
+        run.screen.line(
+            f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: "
+            f"{found.pause.reason}"
+        )
         for job in found.stopped:
             run.screen.line(f"asked to stop: job {job}")
         for problem in found.problems:
@@ -180,8 +192,10 @@ def _list(screen: Screen, found: tuple[Hold, ...]) -> None:
     if not found:
         screen.line("no holds and no pauses")
         return
-    screen.table(("SERVER", "WHAT", "REASON", "BY", "SINCE"),
-                 ((one.server, str(one.kind), one.reason, one.set_by, format_time(one.since)) for one in found))
+    screen.table(
+        ("SERVER", "WHAT", "REASON", "BY", "SINCE"),
+        ((one.server, str(one.kind), one.reason, one.set_by, format_time(one.since)) for one in found),
+    )
 
 
 def _named(server: str) -> str:

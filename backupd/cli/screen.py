@@ -62,8 +62,12 @@ def visible(text: str, *, keep: str = "") -> str:
     are what somebody chose. ``keep``: characters that stay."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in keep or char == "\u00a0"
-                   else char.encode("unicode_escape").decode("ascii") for char in text)
+    return "".join(
+        char
+        if char.isprintable() or char in keep or char == "\u00a0"
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
 
 
 _LAYOUT = "\n\t"
@@ -152,9 +156,7 @@ class Screen:
         if not self.as_json:
             self._print(_UNINDENTED.sub("\n  ", visible(text, keep=_LAYOUT)), style=style, soft_wrap=True)
 
-    def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
-    ) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
         """A table for people. Long values fold instead of being cut; ``right`` names columns of numbers."""
         if self.as_json:
             return

@@ -31,5 +31,7 @@ def accept(context: typer.Context, server: Server, config: Config = None, as_jso
         found = run.service.accept(server)
         run.screen.done = f"{found.uuid} was accepted as {server}"
         run.screen.document(found.as_json())
-        run.screen.line(f"{found.uuid} at {found.address} is {server} from now on; take a full backup now: "
-                        f"backupd backup {server} --kind full")
+        run.screen.line(
+            f"{found.uuid} at {found.address} is {server} from now on; take a full backup now: "
+            f"backupd backup {server} --kind full"
+        )

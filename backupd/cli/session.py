@@ -35,8 +35,9 @@ class Session:
     screen: Screen
 
 
-def open_service(path: Path, held: Path | None = None, opening: str = "reads", *,
-                 new_catalog: bool = False) -> AbstractContextManager[Service]:
+def open_service(
+    path: Path, held: Path | None = None, opening: str = "reads", *, new_catalog: bool = False
+) -> AbstractContextManager[Service]:
     """Open the application. Imported late: ``--help`` and wrong usage need none of it."""
     from backupd.app.service import Service
     from backupd.app.wiring import Opening
@@ -63,12 +64,21 @@ def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
 
 
 @contextmanager
-def session(context: typer.Context, config: Path | None, as_json: bool, held: Path | None = None, *,
-            opening: str = "reads", new_catalog: bool = False) -> Iterator[Session]:
+def session(
+    context: typer.Context,
+    config: Path | None,
+    as_json: bool,
+    held: Path | None = None,
+    *,
+    opening: str = "reads",
+    new_catalog: bool = False,
+) -> Iterator[Session]:
     """Run a command with the service of the chosen configuration, or of the settings that another process holds.
     ``opening``, ``new_catalog``: as of ``Service.open``."""
-    with guarded(context, as_json) as screen, open_service(
-            config_path(context, config), held, opening, new_catalog=new_catalog) as service:
+    with (
+        guarded(context, as_json) as screen,
+        open_service(config_path(context, config), held, opening, new_catalog=new_catalog) as service,
+    ):
         try:
             yield Session(service=service, screen=screen)
         except UnknownNameError as error:

@@ -64,8 +64,14 @@ Compare = Annotated[
 MOST_KEYS = 1000
 Keys = Annotated[
     int | None,
-    typer.Option("--keys", metavar="N", min=1, max=MOST_KEYS, show_default=False,
-                 help="Show up to so many keys of the rows that are missing, changed, and added."),
+    typer.Option(
+        "--keys",
+        metavar="N",
+        min=1,
+        max=MOST_KEYS,
+        show_default=False,
+        help="Show up to so many keys of the rows that are missing, changed, and added.",
+    ),
 ]
 
 
@@ -79,8 +85,12 @@ class TriggersOf(StrEnum):
 
 Which = Annotated[
     TriggersOf | None,
-    one_of(TriggersOf, "--triggers", "Those the table had at the target (backup, the default), those of the live "
-           "table, or none.", show_default=False),
+    one_of(
+        TriggersOf,
+        "--triggers",
+        "Those the table had at the target (backup, the default), those of the live table, or none.",
+        show_default=False,
+    ),
 ]
 
 
@@ -93,14 +103,23 @@ class From(StrEnum):
 
 OutOf = Annotated[
     From | None,
-    one_of(From, "--from", "Take the tables out of a logical or of a physical backup; by default whatever is quicker.",
-           show_default=False),
+    one_of(
+        From,
+        "--from",
+        "Take the tables out of a logical or of a physical backup; by default whatever is quicker.",
+        show_default=False,
+    ),
 ]
 
 
 def refuse_mixture(
-    tables: Sequence[str] | None, datadir: Path | None, into: str | None, sql: Path | None, *,
-    whole: Mapping[str, bool], of_tables: Mapping[str, bool],
+    tables: Sequence[str] | None,
+    datadir: Path | None,
+    into: str | None,
+    sql: Path | None,
+    *,
+    whole: Mapping[str, bool],
+    of_tables: Mapping[str, bool],
 ) -> None:
     """Raises BadParameter for options that do not belong together. ``whole`` and ``of_tables``: the options of only one
     sort of restore, and whether they were given."""
@@ -116,7 +135,8 @@ def refuse_mixture(
     if others:
         named = ", ".join(others)
         raise typer.BadParameter(
-            f"{named}: not with --tables, which go into a running server (--into) or into SQL files (--sql)")
+            f"{named}: not with --tables, which go into a running server (--into) or into SQL files (--sql)"
+        )
     if (into is None) == (sql is None):
         raise typer.BadParameter("--tables needs either --into SERVER or --sql DIR")
     live = [name for name in given if name != "--from"]
@@ -125,9 +145,22 @@ def refuse_mixture(
 
 
 def restore_tables(
-    run: Session, server: str, target: str, tables: Sequence[str], *, into: str | None, rename: str | None,
-    sql: Path | None, confirm: str | None, compare: bool, triggers: TriggersOf | None, exclude: Sequence[str],
-    source: From | None, thaw: str | None = None, keys: int | None = None, accept_older: bool = False,
+    run: Session,
+    server: str,
+    target: str,
+    tables: Sequence[str],
+    *,
+    into: str | None,
+    rename: str | None,
+    sql: Path | None,
+    confirm: str | None,
+    compare: bool,
+    triggers: TriggersOf | None,
+    exclude: Sequence[str],
+    source: From | None,
+    thaw: str | None = None,
+    keys: int | None = None,
+    accept_older: bool = False,
     accept_inexact: bool = False,
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
@@ -137,16 +170,36 @@ def restore_tables(
     def ask(found: Sequence[TableDifference]) -> bool:
         for difference in found:
             typer.echo(difference_text(_document(difference), keys or _SHOWN), err=True)
-        return bool(typer.prompt(f"These tables of {into} are to be replaced (and renamed aside). Type {into} to go on",
-                            default="", show_default=False, err=True) == into)
+        return bool(
+            typer.prompt(
+                f"These tables of {into} are to be replaced (and renamed aside). Type {into} to go on",
+                default="",
+                show_default=False,
+                err=True,
+            )
+            == into
+        )
 
     with reporting() as report:
         outcome = run.service.foreground.restore_tables(
-            server, target, tables, into=into, rename=rename, sql=sql.absolute() if sql else None, confirm=confirm,
-            compare=compare, ask=ask if sys.stdin.isatty() else None,
-            triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,
-            source=source.value if source else None, thaw=thaw, keys=keys or SAMPLE, accept_older=accept_older,
-            accept_inexact=accept_inexact, report=report)
+            server,
+            target,
+            tables,
+            into=into,
+            rename=rename,
+            sql=sql.absolute() if sql else None,
+            confirm=confirm,
+            compare=compare,
+            ask=ask if sys.stdin.isatty() else None,
+            triggers=(triggers or TriggersOf.BACKUP).value,
+            exclude=exclude,
+            source=source.value if source else None,
+            thaw=thaw,
+            keys=keys or SAMPLE,
+            accept_older=accept_older,
+            accept_inexact=accept_inexact,
+            report=report,
+        )
     document = outcome.as_json()
     run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "no table was replaced"
     run.screen.document(document)
@@ -160,23 +213,38 @@ def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
     from backupd.cli.render import position_text, show_phases
 
     place = outcome["position"]
-    screen.facts((
-        ("restore", outcome["id"]),
-        ("backup", f"{outcome['backup']} ({outcome['way']})"),
-        ("state of", position_text(place["file"], place["pos"], place["gtid"])),
-        ("into", outcome["into"] or outcome["folder"] or ""),
-        ("replaced", "" if outcome["done"] else
-         "nothing: no table could be restored" if all(one["trouble"] for one in outcome["tables"]) else
-         "nothing: the live tables are as they were"),
-    ))
+    screen.facts(
+        (
+            ("restore", outcome["id"]),
+            ("backup", f"{outcome['backup']} ({outcome['way']})"),
+            ("state of", position_text(place["file"], place["pos"], place["gtid"])),
+            ("into", outcome["into"] or outcome["folder"] or ""),
+            (
+                "replaced",
+                ""
+                if outcome["done"]
+                else "nothing: no table could be restored"
+                if all(one["trouble"] for one in outcome["tables"])
+                else "nothing: the live tables are as they were",
+            ),
+        )
+    )
     screen.line()
     as_files = any(one["how"] != "rows" for one in outcome["tables"])
     screen.table(
         ("TABLE", "BECAME", "ROWS", *(("LOADED AS",) if as_files else ()), "THE ONE BEFORE IT"),
-        ((one["source"], one["target"] if outcome["done"] and not one["trouble"] else "",
-          "" if one["rows"] is None else str(one["rows"]), *((one["how"],) if as_files else ()), one["aside"] or "")
-         for one in outcome["tables"]),
-        right=("ROWS",))
+        (
+            (
+                one["source"],
+                one["target"] if outcome["done"] and not one["trouble"] else "",
+                "" if one["rows"] is None else str(one["rows"]),
+                *((one["how"],) if as_files else ()),
+                one["aside"] or "",
+            )
+            for one in outcome["tables"]
+        ),
+        right=("ROWS",),
+    )
     for one in outcome["tables"]:
         if one["trouble"]:
             screen.line(f"failed: {one['source']}: {one['trouble']}", style="bold red")
@@ -188,8 +256,11 @@ def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
     screen.line()
     show_phases(screen, outcome["phases"])
     for saved in outcome["saved"]:
-        screen.line(f"note: {saved['aside']} has no longer what only {saved['table']} can have; this puts it back "
-                    "when it gets that name again:", style="yellow")
+        screen.line(
+            f"note: {saved['aside']} has no longer what only {saved['table']} can have; this puts it back "
+            "when it gets that name again:",
+            style="yellow",
+        )
         screen.text(saved["script"])
     for warning in outcome["warnings"]:
         screen.line(f"note: {warning}", style="yellow")
@@ -197,15 +268,17 @@ def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
 
 def _show_objects(screen: Screen, objects: dict[str, Any]) -> None:
     """Views, routines and events."""
+
     def listed(found: Sequence[dict[str, Any]]) -> str:
         return ", ".join(f"{one['kind']} {one['name']}" for one in found)
 
     kept = objects["left_alone"]
     for title, found in (
-            ("made, because missing", objects["added"]),
-            ("left alone, and as in the backup", [one for one in kept if one["differs"] is False]),
-            ("left alone, though unlike in the backup", [one for one in kept if one["differs"]]),
-            ("left alone, and could not be compared", [one for one in kept if one["differs"] is None])):
+        ("made, because missing", objects["added"]),
+        ("left alone, and as in the backup", [one for one in kept if one["differs"] is False]),
+        ("left alone, though unlike in the backup", [one for one in kept if one["differs"]]),
+        ("left alone, and could not be compared", [one for one in kept if one["differs"] is None]),
+    ):
         if found:
             screen.line(f"{title}: {listed(found)}")
     for one in objects["failed"]:
@@ -218,11 +291,16 @@ def difference_text(found: dict[str, Any], shown: int = _SHOWN) -> str:
         head = f"{found['live']}: cannot be compared with the restored one: {found['why_not']}"
         return "\n".join([head, *(f"  {line}" for line in found["definition_differs"])])
     if not (found["missing"] or found["added"] or found["changed"]):
-        head = (f"{found['live']}: equal to the restored one, {found['live_rows']} rows" if found["same"] else
-                f"{found['live']}: the same {found['live_rows']} rows as the restored one, another definition")
+        head = (
+            f"{found['live']}: equal to the restored one, {found['live_rows']} rows"
+            if found["same"]
+            else f"{found['live']}: the same {found['live_rows']} rows as the restored one, another definition"
+        )
     else:
-        head = (f"{found['live']}: {found['live_rows']} rows, the restored one {found['restored_rows']}: "
-                f"{found['missing']} are missing, {found['changed']} changed, {found['added']} added since")
+        head = (
+            f"{found['live']}: {found['live_rows']} rows, the restored one {found['restored_rows']}: "
+            f"{found['missing']} are missing, {found['changed']} changed, {found['added']} added since"
+        )
     lines = [head]
     for name in ("missing", "changed", "added"):
         sample = found["samples"][name]
@@ -234,7 +312,6 @@ def difference_text(found: dict[str, Any], shown: int = _SHOWN) -> str:
     return "\n".join(lines)
 
 
-
 def _document(difference: TableDifference) -> dict[str, Any]:
     from restore.tableoutcome import difference_json
 
@@ -243,23 +320,36 @@ def _document(difference: TableDifference) -> dict[str, Any]:
 
 def show_table_plan(screen: Screen, plan: TablePlan) -> None:
     """A plan for tables, for people."""
-    screen.facts((
-        ("target", plan.base.target),
-        ("way", plan.reason),
-        ("tables", ", ".join(goal.source.shown for goal in plan.goals[:20])
-         + (f" and {len(plan.goals) - 20} more" if len(plan.goals) > 20 else "")),
-        ("needed, too", ", ".join(name.shown for name in plan.chosen.needed
-                                  if name not in {goal.source for goal in plan.goals})),
-        ("read from", ", ".join(plan.base.destinations)),
-        ("to fetch", f"{format_size(plan.chosen.stored)} stored, {format_size(plan.chosen.source)} of data"),
-        ("of", f"{format_size(plan.base.bytes_stored)} that the whole backup takes"),
-        ("estimate", format_duration(plan.seconds)),
-    ))
+    screen.facts(
+        (
+            ("target", plan.base.target),
+            ("way", plan.reason),
+            (
+                "tables",
+                ", ".join(goal.source.shown for goal in plan.goals[:20])
+                + (f" and {len(plan.goals) - 20} more" if len(plan.goals) > 20 else ""),
+            ),
+            (
+                "needed, too",
+                ", ".join(
+                    name.shown for name in plan.chosen.needed if name not in {goal.source for goal in plan.goals}
+                ),
+            ),
+            ("read from", ", ".join(plan.base.destinations)),
+            ("to fetch", f"{format_size(plan.chosen.stored)} stored, {format_size(plan.chosen.source)} of data"),
+            ("of", f"{format_size(plan.base.bytes_stored)} that the whole backup takes"),
+            ("estimate", format_duration(plan.seconds)),
+        )
+    )
     screen.line()
     screen.table(
         ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
-        ((step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
-         for step in plan.steps), right=("BYTES", "TIME"))
+        (
+            (step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
+            for step in plan.steps
+        ),
+        right=("BYTES", "TIME"),
+    )
     if plan.base.thaw is not None:
         from backupd.cli.thaw import show_thaw
 
@@ -278,9 +368,13 @@ def leftovers(
     *,
     drop: Annotated[
         str | None,
-        typer.Option("--drop", metavar="ID|all", show_default=False,
-                     help="Remove what this restore left, or all that nobody is at. A hand-over that had begun is "
-                     "taken back first, or finished if its tables have changed places."),
+        typer.Option(
+            "--drop",
+            metavar="ID|all",
+            show_default=False,
+            help="Remove what this restore left, or all that nobody is at. A hand-over that had begun is "
+            "taken back first, or finished if its tables have changed places.",
+        ),
     ] = None,
     config: Config = None,
     as_json: Json = False,
@@ -291,10 +385,18 @@ def leftovers(
         run.screen.document([one.as_json() for one in found])
         run.screen.table(
             ("RESTORE", "BEGUN", "TABLES", "BYTES", "STATE"),
-            ((one.restore_id, f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
-              str(one.staging.tables), format_size(one.staging.bytes),
-              "dropped" if one.dropped else "being worked at" if one.staging.active else "waits") for one in found),
-            right=("TABLES", "BYTES"))
+            (
+                (
+                    one.restore_id,
+                    f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
+                    str(one.staging.tables),
+                    format_size(one.staging.bytes),
+                    "dropped" if one.dropped else "being worked at" if one.staging.active else "waits",
+                )
+                for one in found
+            ),
+            right=("TABLES", "BYTES"),
+        )
         for one in found:
             if one.pending is not None:
                 names = ", ".join(name.shown for name in one.pending.tables)
@@ -305,10 +407,16 @@ def leftovers(
 
 def _hand_over_text(names: str, one: Leftover) -> str:
     if one.dropped:
-        return (f"the hand-over of {names} was finished: the new tables are in their places" if one.finished else
-                f"the hand-over of {names} was taken back: every table is as it was")
+        return (
+            f"the hand-over of {names} was finished: the new tables are in their places"
+            if one.finished
+            else f"the hand-over of {names} was taken back: every table is as it was"
+        )
     if one.staging.active:
         return f"hands over {names} right now"
-    return (f"{names}: the new tables are in their places, foreign keys and triggers may be missing; the same restore, "
-            "or --drop, finishes that" if one.pending is not None and one.pending.renamed else
-            f"was stopped before it replaced {names}; the same restore, or --drop, takes back what it had begun")
+    return (
+        f"{names}: the new tables are in their places, foreign keys and triggers may be missing; the same restore, "
+        "or --drop, finishes that"
+        if one.pending is not None and one.pending.renamed
+        else f"was stopped before it replaced {names}; the same restore, or --drop, takes back what it had begun"
+    )

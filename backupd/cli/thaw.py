@@ -36,8 +36,13 @@ class TierName(StrEnum):
 
 ThawTier = Annotated[
     TierName | None,
-    one_of(TierName, "--thaw", "What lies in an archive class is thawed at this tier: bulk, standard or expedited.",
-           metavar="TIER", show_default=False),
+    one_of(
+        TierName,
+        "--thaw",
+        "What lies in an archive class is thawed at this tier: bulk, standard or expedited.",
+        metavar="TIER",
+        show_default=False,
+    ),
 ]
 
 
@@ -52,14 +57,23 @@ def thaw(
     ] = None,
     days: Annotated[
         int | None,
-        typer.Option("--days", min=1, max=365, show_default=False,
-                     help="For how many days it stays readable; by default as configured."),
+        typer.Option(
+            "--days",
+            min=1,
+            max=365,
+            show_default=False,
+            help="For how many days it stays readable; by default as configured.",
+        ),
     ] = None,
     tables: Tables = None,
     raise_id: Annotated[
         str | None,
-        typer.Option("--raise", metavar="ID", show_default=False,
-                     help="Ask for what this thaw still waits for at a faster --tier."),
+        typer.Option(
+            "--raise",
+            metavar="ID",
+            show_default=False,
+            help="Ask for what this thaw still waits for at a faster --tier.",
+        ),
     ] = None,
     config: Config = None,
     as_json: Json = False,
@@ -95,24 +109,45 @@ def thaw(
         run.screen.line()
         run.screen.line(_sentence(done.job, done.thawing))
         if done.job.state is JobState.WAITING:
-            run.screen.line(f"-> job {done.job.id}; the service looks after it, and so does `backupd thaw`. "
-                            f"Faster: backupd thaw --raise {done.job.id} --tier TIER")
+            run.screen.line(
+                f"-> job {done.job.id}; the service looks after it, and so does `backupd thaw`. "
+                f"Faster: backupd thaw --raise {done.job.id} --tier TIER"
+            )
 
 
 def show_thaw(screen: Screen, thaw: ThawPlan) -> None:
     """What has to be thawed, and what each tier takes."""
     screen.table(
         ("CLASS", "OBJECTS", "BYTES", "THAWING"),
-        ((name, str(len(objects)), format_size(sum(one.size for one in objects)),
-          str(sum(one.thawing for one in objects)) if any(one.thawing for one in objects) else "")
-         for name, objects in thaw.classes().items()), right=("OBJECTS", "BYTES", "THAWING"))
+        (
+            (
+                name,
+                str(len(objects)),
+                format_size(sum(one.size for one in objects)),
+                str(sum(one.thawing for one in objects)) if any(one.thawing for one in objects) else "",
+            )
+            for name, objects in thaw.classes().items()
+        ),
+        right=("OBJECTS", "BYTES", "THAWING"),
+    )
     currency = thaw.prices.currency
     screen.table(
         ("TIER", "AT MOST", "COST", ""),
-        ((offer.tier, f"{offer.hours:g} h", "" if offer.cost is None else f"{offer.cost:.2f} {currency}",
-          "<- this one" if offer.tier == thaw.tier else "") for offer in thaw.offers), right=("AT MOST", "COST"))
-    screen.line(f"at {thaw.places}, readable for {thaw.days} days; prices of {thaw.prices.dated.isoformat()}, without "
-                "the transfer to here")
+        (
+            (
+                offer.tier,
+                f"{offer.hours:g} h",
+                "" if offer.cost is None else f"{offer.cost:.2f} {currency}",
+                "<- this one" if offer.tier == thaw.tier else "",
+            )
+            for offer in thaw.offers
+        ),
+        right=("AT MOST", "COST"),
+    )
+    screen.line(
+        f"at {thaw.places}, readable for {thaw.days} days; prices of {thaw.prices.dated.isoformat()}, without "
+        "the transfer to here"
+    )
 
 
 def _list(screen: Screen, found: Sequence[tuple[JobRecord, Thawing]]) -> None:
@@ -123,8 +158,18 @@ def _list(screen: Screen, found: Sequence[tuple[JobRecord, Thawing]]) -> None:
     for job, thawing in found:
         objects, size = thawing.total()
         ready = thawing.as_json()["ready"]
-        rows.append((job.id, job.server, str(job.arguments["target"]), str(job.arguments["tier"]), str(job.state),
-                     f"{ready}/{objects}", format_size(size), _when(job, thawing)))
+        rows.append(
+            (
+                job.id,
+                job.server,
+                str(job.arguments["target"]),
+                str(job.arguments["tier"]),
+                str(job.state),
+                f"{ready}/{objects}",
+                format_size(size),
+                _when(job, thawing),
+            )
+        )
     screen.table(("ID", "SERVER", "TARGET", "TIER", "STATE", "READY", "BYTES", "WHEN"), rows, right=("READY", "BYTES"))
 
 

@@ -26,9 +26,7 @@ class Kind(StrEnum):
         }[self.value]
 
 
-def check(
-    context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False
-) -> None:
+def check(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
     """Tell everything that would make a backup fail: tools, privileges, keys, destinations."""
     with session(context, config, as_json, opening="looks") as run:
         findings = run.service.check(server)
@@ -46,13 +44,21 @@ def backup(
     kind: Annotated[Kind, one_of(Kind, "--kind", "What to take.")] = Kind.FULL,
     table_set: Annotated[
         str,
-        typer.Option("--set", metavar="NAME", show_default=False,
-                     help="With --kind logical: the tables of this set of the policy."),
+        typer.Option(
+            "--set",
+            metavar="NAME",
+            show_default=False,
+            help="With --kind logical: the tables of this set of the policy.",
+        ),
     ] = "",
     tables: Annotated[
         list[str] | None,
-        typer.Option("--tables", metavar="PATTERN", show_default=False,
-                     help="With --kind logical: these tables, such as shop.orders or 'shop.*'; may be repeated."),
+        typer.Option(
+            "--tables",
+            metavar="PATTERN",
+            show_default=False,
+            help="With --kind logical: these tables, such as shop.orders or 'shop.*'; may be repeated.",
+        ),
     ] = None,
     new_catalog: NewCatalog = False,
     config: Config = None,
@@ -65,8 +71,9 @@ def backup(
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
     with session(context, config, as_json, opening="works", new_catalog=new_catalog) as run:
         with reporting() as report:
-            record = run.service.foreground.backup(server, kind.as_kind(), report, table_set=table_set,
-                                                   tables=tables or ())
+            record = run.service.foreground.backup(
+                server, kind.as_kind(), report, table_set=table_set, tables=tables or ()
+            )
         run.screen.done = f"the backup {record.id} was taken"
         runbook = run.service.runbook_digest(record.id)
         run.screen.document({**record.as_json(), "runbook_sha256": runbook})

@@ -30,7 +30,9 @@ _TEXT = r"'(?:[^'\\]|\\.|'')*'"
 _GRANT = re.compile(
     rf"(?P<verb>GRANT|REVOKE) (?P<privileges>(?:[^`]|{_NAME})+?) ON "
     rf"(?P<object>\*\.\*|{_NAME}\.\*|{_NAME}@{_NAME}|{_TEXT}@{_TEXT}|(?:[A-Z]+ )*{_NAME}\.{_NAME}) "
-    r"(?:TO|FROM) (?P<rest>.*)", re.DOTALL)
+    r"(?:TO|FROM) (?P<rest>.*)",
+    re.DOTALL,
+)
 _ON_SERVER_OR_SCHEMA = re.compile(rf"\*\.\*|{_NAME}\.\*", re.DOTALL)
 _DEFAULT_ROLE = re.compile(rf" DEFAULT ROLE (?:{_NAME}@{_NAME},?)+")
 _PLUGIN = re.compile(rf" IDENTIFIED WITH '(?P<plugin>[^']*)'(?: AS (?:0x[0-9A-F]*|{_TEXT}))?", re.DOTALL)
@@ -67,8 +69,12 @@ class _Account:
     @classmethod
     def of(cls, user: str, host: str) -> _Account:
         plain = f"'{user}'@'{host}'"
-        return cls(user, host, f"{quote_name(user)}@{quote_name(host)}",
-                   (f"{quote_name(user)}@{quote_name(host)}", f"{quote_text(user)}@{quote_text(host)}", plain))
+        return cls(
+            user,
+            host,
+            f"{quote_name(user)}@{quote_name(host)}",
+            (f"{quote_name(user)}@{quote_name(host)}", f"{quote_text(user)}@{quote_text(host)}", plain),
+        )
 
     @classmethod
     def role(cls, name: str) -> _Account:
@@ -78,8 +84,8 @@ class _Account:
     def after(self, text: str) -> str | None:
         """What follows this account at the beginning of ``text``; None when it does not begin so."""
         for form in self.forms:
-            if text.startswith(form) and text[len(form):len(form) + 1] in ("", " "):
-                return text[len(form):]
+            if text.startswith(form) and text[len(form) : len(form) + 1] in ("", " "):
+                return text[len(form) :]
         return None
 
 
@@ -105,8 +111,12 @@ class _Script:
         parts += [f"-- Not complete: {_one_line(problem)}\n" for problem in self.problems]
         parts.append("SET SESSION sql_mode = '';\nSET NAMES utf8mb4;\n")
         for title, statements in (
-            ("", self.before), ("Accounts and roles", self.accounts), ("Who has which role", self.members),
-            ("Privileges", self.privileges), ("Proxies", self.proxies), ("Default roles", self.defaults),
+            ("", self.before),
+            ("Accounts and roles", self.accounts),
+            ("Who has which role", self.members),
+            ("Privileges", self.privileges),
+            ("Proxies", self.proxies),
+            ("Default roles", self.defaults),
             ("What whoever replays this got by making the roles", self.ends),
             ("Privileges on tables, columns and routines, which must exist", self.on_objects),
         ):
@@ -165,6 +175,7 @@ def quote_text(text: str) -> str:
 
 # MariaDB
 
+
 def _mariadb(session: Session, version: Version, script: _Script) -> None:
     if version >= Version(10, 4):
         listed = session.query("SELECT User, Host, COALESCE(JSON_VALUE(Priv, '$.is_role'), 0) FROM mysql.global_priv")
@@ -185,7 +196,8 @@ def _mariadb(session: Session, version: Version, script: _Script) -> None:
             script.accounts += [f"CREATE USER IF NOT EXISTS {account.me}{tail}", f"ALTER USER {account.me}{tail}"]
     held: dict[str, dict[str, bool]] = {role.user: {} for role in roles}
     for host, user, role, admin in session.query(
-            "SELECT Host, User, Role, Admin_option FROM mysql.roles_mapping ORDER BY Role, User, Host"):
+        "SELECT Host, User, Role, Admin_option FROM mysql.roles_mapping ORDER BY Role, User, Host"
+    ):
         holder = _Account.of(str(user), str(host)) if host else _Account.role(str(user))
         option = " WITH ADMIN OPTION" if admin == "Y" else ""
         script.members.append(f"GRANT {quote_name(str(role))} TO {holder.me}{option}")
@@ -249,18 +261,24 @@ def _mysql(session: Session, version: Version, script: _Script) -> None:
         session.execute("SET SESSION print_identified_with_as_hex = 1")
     found: list[tuple[_Account, _Row]] = []
     for user, host, plugin, secret, cipher, issuer, subject, *second in session.query(
-            _USERS.format(more=_SECOND if with_roles else "")):
+        _USERS.format(more=_SECOND if with_roles else "")
+    ):
         if user not in _SYSTEM:
-            row = _Row(str(plugin or ""), bytes.fromhex(str(secret or "")),
-                       {"CIPHER": str(cipher or ""), "ISSUER": str(issuer or ""), "SUBJECT": str(subject or "")},
-                       bytes.fromhex(str(second[0] or "")) if second else b"")
+            row = _Row(
+                str(plugin or ""),
+                bytes.fromhex(str(secret or "")),
+                {"CIPHER": str(cipher or ""), "ISSUER": str(issuer or ""), "SUBJECT": str(subject or "")},
+                bytes.fromhex(str(second[0] or "")) if second else b"",
+            )
             found.append((_Account.of(str(user), str(host)), row))
     found.sort(key=lambda pair: (pair[0].user, pair[0].host))
     for account, row in found:
         if version < Version(5, 7):
             if row.plugin not in ("", _NATIVE, "mysql_old_password"):
-                script.accounts.append(f"CREATE USER {account.me} IDENTIFIED WITH {quote_text(row.plugin)} AS "
-                                       f"{_secret(row.secret, hexadecimal=False)}")
+                script.accounts.append(
+                    f"CREATE USER {account.me} IDENTIFIED WITH {quote_text(row.plugin)} AS "
+                    f"{_secret(row.secret, hexadecimal=False)}"
+                )
         else:
             for line in _ask(session, f"SHOW CREATE USER {account.me}", account, script):
                 script.accounts += _mysql_account(account, row, line, script, hexadecimal=hexadecimal)
@@ -294,8 +312,10 @@ def _mysql_account(account: _Account, row: _Row, line: str, script: _Script, *, 
     yield f"CREATE USER IF NOT EXISTS {account.me}{first}"
     yield f"ALTER USER {account.me}{first}"
     if row.second:
-        yield (f"ALTER USER {account.me} IDENTIFIED WITH {quote_text(row.plugin)} AS "
-               f"{_secret(row.secret, hexadecimal=hexadecimal)} RETAIN CURRENT PASSWORD")
+        yield (
+            f"ALTER USER {account.me} IDENTIFIED WITH {quote_text(row.plugin)} AS "
+            f"{_secret(row.secret, hexadecimal=hexadecimal)} RETAIN CURRENT PASSWORD"
+        )
 
 
 def _secret(secret: bytes, *, hexadecimal: bool) -> str:
@@ -306,8 +326,9 @@ def _secret(secret: bytes, *, hexadecimal: bool) -> str:
 
 def _mysql_roles(session: Session, script: _Script) -> None:
     for from_user, from_host, to_user, to_host, admin in session.query(
-            "SELECT FROM_USER, FROM_HOST, TO_USER, TO_HOST, WITH_ADMIN_OPTION FROM mysql.role_edges "
-            "ORDER BY TO_USER, TO_HOST, FROM_USER, FROM_HOST"):
+        "SELECT FROM_USER, FROM_HOST, TO_USER, TO_HOST, WITH_ADMIN_OPTION FROM mysql.role_edges "
+        "ORDER BY TO_USER, TO_HOST, FROM_USER, FROM_HOST"
+    ):
         option = " WITH ADMIN OPTION" if admin == "Y" else ""
         script.members.append(f"GRANT {_of(from_user, from_host)} TO {_of(to_user, to_host)}{option}")
     mandatory = str(session.scalar("SELECT @@GLOBAL.mandatory_roles") or "")
@@ -315,8 +336,9 @@ def _mysql_roles(session: Session, script: _Script) -> None:
         script.defaults.append(f"SET GLOBAL mandatory_roles = {quote_text(mandatory)}")
     defaults: dict[str, list[str]] = {}
     for user, host, role, role_host in session.query(
-            "SELECT USER, HOST, DEFAULT_ROLE_USER, DEFAULT_ROLE_HOST FROM mysql.default_roles "
-            "ORDER BY USER, HOST, DEFAULT_ROLE_USER, DEFAULT_ROLE_HOST"):
+        "SELECT USER, HOST, DEFAULT_ROLE_USER, DEFAULT_ROLE_HOST FROM mysql.default_roles "
+        "ORDER BY USER, HOST, DEFAULT_ROLE_USER, DEFAULT_ROLE_HOST"
+    ):
         defaults.setdefault(_of(user, host), []).append(_of(role, role_host))
     script.defaults += [f"ALTER USER {account} DEFAULT ROLE {', '.join(roles)}" for account, roles in defaults.items()]
     partial = session.query("SHOW GLOBAL VARIABLES LIKE 'partial_revokes'")  # since 8.0.16
@@ -329,6 +351,7 @@ def _of(user: object, host: object) -> str:
 
 
 # Both
+
 
 def _ask(session: Session, statement: str, account: _Account, script: _Script) -> Iterable[str]:
     """The lines of an answer. A single account that the server refuses to show is told and left out."""

@@ -60,8 +60,9 @@ class Answering(_Plain):  # type: ignore[misc]  # its stubs do not know what is 
         opened: socket.socket = self._sock
         if opened.family != socket.AF_UNIX:
             return None
-        process, user, _group = struct.unpack("3i", opened.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        process, user, _group = struct.unpack(
+            "3i", opened.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
         return process, user
 
     def server_uid(self) -> int | None:
@@ -93,8 +94,9 @@ class Answering(_Plain):  # type: ignore[misc]  # its stubs do not know what is 
         self._taken += num_bytes + _EACH
         if self._taken > self._limit:
             self._force_close()
-            raise pymysql.err.OperationalError(CR.CR_MALFORMED_PACKET,
-                                               f"its answer is longer than {self._limit:,} bytes")
+            raise pymysql.err.OperationalError(
+                CR.CR_MALFORMED_PACKET, f"its answer is longer than {self._limit:,} bytes"
+            )
         return bytes(super()._read_bytes(num_bytes))
 
     def _unreadable(self, error: Exception) -> pymysql.err.OperationalError:

@@ -21,8 +21,10 @@ from backupd.process.redact import redact
 
 CHANNEL = "backupd"
 """The replication connection that a replay uses: others of the copy are not touched."""
-OF_SOME_TABLES = ("restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose another "
-                  "target (backup:ID needs no replay)")
+OF_SOME_TABLES = (
+    "restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose another "
+    "target (backup:ID needs no replay)"
+)
 """What to do when some tables cannot be replayed: there is no other way to narrow a replay down."""
 QUIET_SECONDS = 5.0
 """How long an applier that says it has nothing to do may stand somewhere else than at the end."""
@@ -109,27 +111,32 @@ def _looked(server: LaunchedServer, look: Callable[[], Standing], *, narrowed: b
     except ServerError as error:
         if server.running:
             raise
-        raise ToolError("the restored copy ended while logs were replayed onto it", detail=server.log_tail(),
-                        hint=f"its own log above tells why; {other_way(narrowed=narrowed)}") from error
+        raise ToolError(
+            "the restored copy ended while logs were replayed onto it",
+            detail=server.log_tail(),
+            hint=f"its own log above tells why; {other_way(narrowed=narrowed)}",
+        ) from error
 
 
 _ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
 NO_FOLDER_ELSEWHERE = (
     "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
-    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand")
+    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand"
+)
 _ENGINE_FAILED, _ENGINE_SAYS = 1030, "Got error 168"
-_UNTOLD = ("the storage engine could not make a file, and this server does not tell which; most likely "
-           f"{NO_FOLDER_ELSEWHERE}")
+_UNTOLD = (
+    f"the storage engine could not make a file, and this server does not tell which; most likely {NO_FOLDER_ELSEWHERE}"
+)
 _XAER_NOTA = 1397
 _HINTS: Mapping[int, str] = {
     1032: "the copy lacks a row that the logs change: backup and logs are not of one history, or the source changed "
-          "rows without logging them; test an older backup",
+    "rows without logging them; test an older backup",
     _XAER_NOTA: "an XA transaction was prepared before the place that the backup stands for, and ended behind it, so "
-                "that the copy does not know it: take a backup from before it was prepared or after it ended; physical "
-                "backups hold prepared transactions (--from physical)",
+    "that the copy does not know it: take a backup from before it was prepared or after it ended; physical "
+    "backups hold prepared transactions (--from physical)",
     _ENGINE_FAILED: _UNTOLD,
     1062: "the copy has a row already that the logs insert: the replay began too early, or rows were written without "
-          "logging them; test an older backup",
+    "logging them; test an older backup",
     1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
     1236: "the logs do not continue where the copy stands; nothing after that can be replayed",
     2003: "the scratch source ended: look at memory and disk, then restore again",
@@ -156,7 +163,8 @@ def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -
     raise ServerError(
         f"the copy cannot {thread} the logs any further (error {code})",
         detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
-        hint=hint_of_statement(text) or hint)
+        hint=hint_of_statement(text) or hint,
+    )
 
 
 def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:

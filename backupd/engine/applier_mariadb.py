@@ -27,8 +27,16 @@ class MariadbApplier:
     """``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started. ``tables``: all
     that is applied, empty for everything."""
 
-    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, found: Walk,
-                 exclude: Sequence[str], workers: int, tables: Sequence[TableName] = ()) -> None:
+    def __init__(
+        self,
+        server: LaunchedServer,
+        session: Session,
+        source: LogSource,
+        found: Walk,
+        exclude: Sequence[str],
+        workers: int,
+        tables: Sequence[TableName] = (),
+    ) -> None:
         self._server, self._session, self._source, self._found = server, session, source, found
         self._exclude, self._tables = exclude, tables
         # Workers apply domains independently of each other. The source did not: what one domain created is used in
@@ -43,7 +51,12 @@ class MariadbApplier:
         self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._workers)
         self._session.execute(
             f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
-            "MASTER_USE_GTID=slave_pos, MASTER_SSL=0", HOST, self._source.port, USER, self._source.password)
+            "MASTER_USE_GTID=slave_pos, MASTER_SSL=0",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
         filter_mariadb(self._session, CHANNEL, self._tables)  # that of an earlier replay is kept by name
 
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
@@ -52,10 +65,12 @@ class MariadbApplier:
             if not self._is_at(self._position(), before):
                 self._run(f" UNTIL master_gtid_pos='{before}'", lambda now: not now.running, moved, cancel)
             if not self._is_at(self._position(), before):
-                raise ServerError(f"the replay did not stop before {gtid}",
-                                  detail=f"it stands at {self._position()}, not {before}")
-            self._session.execute("SET GLOBAL gtid_slave_pos = %s",
-                                  str(self._position().plus(MariadbGtids.parse(gtid))))
+                raise ServerError(
+                    f"the replay did not stop before {gtid}", detail=f"it stands at {self._position()}, not {before}"
+                )
+            self._session.execute(
+                "SET GLOBAL gtid_slave_pos = %s", str(self._position().plus(MariadbGtids.parse(gtid)))
+            )
         if not self._is_at(self._position(), self._found.end):
             # No UNTIL: the files end here.
             self._run("", lambda now: self._is_at(MariadbGtids.parse(now.gtids), self._found.end), moved, cancel)
@@ -70,8 +85,13 @@ class MariadbApplier:
         forget(self._session)
         self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._threads)
 
-    def _run(self, until: str, done: Callable[[Standing], bool], moved: Callable[[Standing], None],
-             cancel: threading.Event | None) -> None:
+    def _run(
+        self,
+        until: str,
+        done: Callable[[Standing], bool],
+        moved: Callable[[Standing], None],
+        cancel: threading.Event | None,
+    ) -> None:
         before = self._count()
         self._session.execute(f"START SLAVE '{CHANNEL}'{until}")
         wait(self._server, self._look, done, moved, cancel, narrowed=bool(self._tables))
@@ -89,14 +109,18 @@ class MariadbApplier:
         status = self._status()
         busy = self._session.scalar(
             "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Slave_worker' "
-            "AND STATE <> 'Waiting for work from SQL thread'")
+            "AND STATE <> 'Waiting for work from SQL thread'"
+        )
         waits = str(status["Slave_SQL_Running_State"]).startswith("Slave has read all relay log")
         return Standing(
             io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
             sql=(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
-            running=status["Slave_SQL_Running"] != "No", idle=waits and not busy,
-            file=str(status["Relay_Master_Log_File"]), pos=int(str(status["Exec_Master_Log_Pos"])),
-            gtids=str(self._position()))
+            running=status["Slave_SQL_Running"] != "No",
+            idle=waits and not busy,
+            file=str(status["Relay_Master_Log_File"]),
+            pos=int(str(status["Exec_Master_Log_Pos"])),
+            gtids=str(self._position()),
+        )
 
     def _position(self) -> MariadbGtids:
         return position(self._session)
@@ -113,8 +137,10 @@ def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
         raise RefusedError(
             "the logs hold a GTID twice: the copy's own applier would begin or end at the wrong one",
             detail=f"{', '.join(found.twice[:_NAMED])}: the source ran with gtid_strict_mode=OFF",
-            hint=OF_SOME_TABLES if narrowed else
-            "replay by file and position, which does not ask for GTIDs: --replay-with pipe")
+            hint=OF_SOME_TABLES
+            if narrowed
+            else "replay by file and position, which does not ask for GTIDs: --replay-with pipe",
+        )
 
 
 def position(session: Session) -> MariadbGtids:

@@ -47,16 +47,28 @@ class Words:
             replica="REPLICA" if version >= Version(8, 0, 26) else "SLAVE",
             change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
             reset="RESET BINARY LOGS AND GTIDS" if version >= Version(8, 2) else "RESET MASTER",
-            public_key=version >= Version(8, 0, 4))
+            public_key=version >= Version(8, 0, 4),
+        )
 
 
 class MysqlApplier:
     """``files``: names and sizes of what is served; ``found``: what they hold from ``start`` on; ``target``: GTIDs at
     their end. ``workers`` 0: as the copy was started. ``tables``: all that is applied, empty for everything."""
 
-    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, found: Walk, version: Version,
-                 files: Sequence[tuple[str, int]], start: Position, target: str, exclude: Sequence[str],
-                 workers: int, tables: Sequence[TableName] = ()) -> None:
+    def __init__(
+        self,
+        server: LaunchedServer,
+        session: Session,
+        source: LogSource,
+        found: Walk,
+        version: Version,
+        files: Sequence[tuple[str, int]],
+        start: Position,
+        target: str,
+        exclude: Sequence[str],
+        workers: int,
+        tables: Sequence[TableName] = (),
+    ) -> None:
         self._server, self._session, self._source, self._found = server, session, source, found
         self._words, self._version = Words.of(version), version
         self._files, self._start, self._target = files, start, target
@@ -84,11 +96,17 @@ class MysqlApplier:
         if self._by_gtid:
             options += f", {word}_AUTO_POSITION=1"
         else:
-            options += (f", {word}_AUTO_POSITION=0, {word}_LOG_FILE='{self._start.file}', "
-                        f"{word}_LOG_POS={self._start.pos}")
+            options += (
+                f", {word}_AUTO_POSITION=0, {word}_LOG_FILE='{self._start.file}', {word}_LOG_POS={self._start.pos}"
+            )
         self._session.execute(
             f"{self._words.change} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s{options} "
-            f"FOR CHANNEL '{CHANNEL}'", HOST, self._source.port, USER, self._source.password)
+            f"FOR CHANNEL '{CHANNEL}'",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
         filter_mysql(self._session, CHANNEL, self._version, self._tables)
 
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
@@ -97,8 +115,10 @@ class MysqlApplier:
         end = wait(self._server, self._look, self._done, moved, cancel, narrowed=bool(self._tables))
         self._session.execute(f"STOP {replica} FOR CHANNEL '{CHANNEL}'")
         if not self._done(end):
-            raise ServerError("the applier stopped before the end of the logs",
-                              detail=f"it stands at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}")
+            raise ServerError(
+                "the applier stopped before the end of the logs",
+                detail=f"it stands at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}",
+            )
         if self._by_gtid and self._tables:
             # MySQL before 8.0 forgets the GTID of a statement that the filter skipped, having no log of its own.
             skipped = MysqlGtids.parse(self._target).minus(executed(self._session))
@@ -133,13 +153,16 @@ class MysqlApplier:
         have = executed(self._session)
         lacking = MysqlGtids.parse(before).minus(have)
         if not lacking.is_empty:
-            raise RefusedError(f"the logs begin after {lacking}, which the copy has not executed",
-                               detail=f"the copy has executed {have or 'nothing'}",
-                               hint="transactions between the two are missing: nothing can be replayed")
+            raise RefusedError(
+                f"the logs begin after {lacking}, which the copy has not executed",
+                detail=f"the copy has executed {have or 'nothing'}",
+                hint="transactions between the two are missing: nothing can be replayed",
+            )
         if not self._by_gtid and self._start.file != self._files[0][0]:
-            raise RefusedError("logs without GTIDs can be replayed from a place in their first file only",
-                               detail=f"the start is {self._start.file}:{self._start.pos}, the first file "
-                                      f"{self._files[0][0]}")
+            raise RefusedError(
+                "logs without GTIDs can be replayed from a place in their first file only",
+                detail=f"the start is {self._start.file}:{self._start.pos}, the first file {self._files[0][0]}",
+            )
 
     def _look(self) -> Standing:
         source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
@@ -151,32 +174,49 @@ class MysqlApplier:
                 "SELECT LAST_ERROR_NUMBER, LAST_ERROR_MESSAGE FROM "
                 "performance_schema.replication_applier_status_by_worker "
                 "WHERE CHANNEL_NAME = %s AND LAST_ERROR_NUMBER <> 0 "
-                "ORDER BY LAST_ERROR_NUMBER = %s, LAST_ERROR_TIMESTAMP LIMIT 1", CHANNEL, _STOPPED_FOR_ANOTHER)
+                "ORDER BY LAST_ERROR_NUMBER = %s, LAST_ERROR_TIMESTAMP LIMIT 1",
+                CHANNEL,
+                _STOPPED_FOR_ANOTHER,
+            )
             if rows:
                 code, text = int(rows[0][0]), str(rows[0][1])
         waits = "has read all relay log" in str(status[f"{replica}_SQL_Running_State"])
         return Standing(
-            io=(int(status["Last_IO_Errno"]), str(status["Last_IO_Error"])), sql=(code, text),
-            running=status[f"{replica}_SQL_Running"] != "No", idle=waits and not busy,
-            file=str(status[f"Relay_{source}_Log_File"]), pos=int(status[f"Exec_{source}_Log_Pos"]),
-            gtids=str(executed(self._session)))
+            io=(int(status["Last_IO_Errno"]), str(status["Last_IO_Error"])),
+            sql=(code, text),
+            running=status[f"{replica}_SQL_Running"] != "No",
+            idle=waits and not busy,
+            file=str(status[f"Relay_{source}_Log_File"]),
+            pos=int(status[f"Exec_{source}_Log_Pos"]),
+            gtids=str(executed(self._session)),
+        )
 
     def _busy(self) -> int:
         """How many of the applier's threads are at work. 5.7 does not tell which transaction a worker applies, so what
         they wait for has to do."""
         if self._version >= _TELLS_APPLYING:
-            return int(self._session.scalar(
-                "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
-                "WHERE CHANNEL_NAME = %s AND APPLYING_TRANSACTION <> ''", CHANNEL))
+            return int(
+                self._session.scalar(
+                    "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
+                    "WHERE CHANNEL_NAME = %s AND APPLYING_TRANSACTION <> ''",
+                    CHANNEL,
+                )
+            )
         marks = ", ".join(["%s"] * len(_WAITING))
-        return int(self._session.scalar(
-            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'system user' "  # noqa: S608 - marks
-            f"AND STATE NOT IN ({marks}) AND LOCATE('has read all relay log', STATE) = 0", *_WAITING))
+        return int(
+            self._session.scalar(
+                "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'system user' "  # noqa: S608 - marks
+                f"AND STATE NOT IN ({marks}) AND LOCATE('has read all relay log', STATE) = 0",
+                *_WAITING,
+            )
+        )
 
     def _begins(self) -> int:
         """Those of XA transactions are counted apart."""
-        return sum(int(row[1]) for row in self._session.query(
-            "SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_begin', 'Com_xa_start')"))
+        return sum(
+            int(row[1])
+            for row in self._session.query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_begin', 'Com_xa_start')")
+        )
 
 
 def executed(session: Session) -> MysqlGtids:
@@ -197,8 +237,9 @@ def exclude(session: Session, gtids: Sequence[str]) -> None:
     done = executed(session)
     for gtid in gtids:
         if done.covers(MysqlGtids.parse(gtid)):
-            raise RefusedError(f"{gtid} cannot be left out: the backup holds it already",
-                               hint="restore from an older backup")
+            raise RefusedError(
+                f"{gtid} cannot be left out: the backup holds it already", hint="restore from an older backup"
+            )
         session.execute("SET SESSION gtid_next = %s", gtid)
         session.execute("BEGIN")
         session.execute("COMMIT")

@@ -108,17 +108,21 @@ class Changes:
         if not done.temporary and any(change.name and change.kind in _DEFINING for change in done.changes):
             kept = "; ".join(filter(None, (self._text, masked(text).strip())))
             whole = whole and len(text) <= READ_AT_MOST and len(kept) <= DEFINITION_SIZE
-            self._text = kept if whole else kept[:DEFINITION_SIZE - len(_CUT)] + _CUT
+            self._text = kept if whole else kept[: DEFINITION_SIZE - len(_CUT)] + _CUT
         elif len(self._text) < STATEMENT_SIZE:
             self._text = "; ".join(filter(None, (self._text, masked(text).strip())))[:STATEMENT_SIZE]
-        for is_so, remark in ((done.data, STATEMENTS), (done.temporary, TEMPORARY),
-                              (done.load, LOADS), (makes_elsewhere(text), ELSEWHERE)):
+        for is_so, remark in (
+            (done.data, STATEMENTS),
+            (done.temporary, TEMPORARY),
+            (done.load, LOADS),
+            (makes_elsewhere(text), ELSEWHERE),
+        ):
             if is_so:
                 self.remarks[remark] = None
 
     def table_map(self, event: Event) -> None:
         *_, data, body, stop = event
-        raw = data[body + 6:stop]
+        raw = data[body + 6 : stop]
         table = self._table_maps.get(raw)
         if table is None:
             if len(self._table_maps) > _KNOWN_TABLES:
@@ -129,11 +133,11 @@ class Changes:
                 raise damaged(event[3], str(error)) from None
         if len(self._tables) > _KNOWN_TABLES:
             self._tables.clear()
-        self._tables[data[body:body + 6]] = table
+        self._tables[data[body : body + 6]] = table
 
     def rows(self, event: Event) -> None:
         kind, _when, _server, start, _end, data, body, stop = event
-        number = data[body:body + 6]
+        number = data[body : body + 6]
         table = self._tables.get(number)
         if table is None:
             self._without_table(number, start)
@@ -185,5 +189,7 @@ class Changes:
             raise damaged(start, "rows of a table that no event names")
 
     def _uncounted(self, table: TableMap, error: Exception) -> None:
-        self.remarks[f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index says fewer than "
-                     "there are; a replay is not touched by that"] = None
+        self.remarks[
+            f"rows of {table.schema}.{table.name} cannot be counted ({error}): the index says fewer than "
+            "there are; a replay is not touched by that"
+        ] = None

@@ -121,8 +121,14 @@ class Conflicts:
         if kind is not ChangeKind.INSERT and (by := self._images.get(name, {}).get(images[0])):
             self._conflict(gtid, start, by, shown, f"it changes a row that {by} wrote")
         elif kind is not ChangeKind.INSERT and (by := self._partial.get(name) or ("" if full else self._rows[name])):
-            self._conflict(gtid, start, by, shown, "the log does not hold all columns of all rows, so that nobody "
-                                                   f"knows whether it changes a row that {by} wrote")
+            self._conflict(
+                gtid,
+                start,
+                by,
+                shown,
+                "the log does not hold all columns of all rows, so that nobody "
+                f"knows whether it changes a row that {by} wrote",
+            )
 
     def statement(self, gtid: str, start: int, done: Effect) -> None:
         if start < self._since:
@@ -145,8 +151,14 @@ class Conflicts:
                 self._conflict(gtid, start, by, shown, f"it is a statement about something that {by} changes")
         if done.data and (by := self._begun):
             shown = next((f"{change.schema}.{change.name}" for change in done.changes if change.name), "")
-            self._conflict(gtid, start, by, shown, "it changes data by a statement, not rows: that may read what "
-                                                   f"{by} changed, and would do something else without it")
+            self._conflict(
+                gtid,
+                start,
+                by,
+                shown,
+                "it changes data by a statement, not rows: that may read what "
+                f"{by} changed, and would do something else without it",
+            )
 
     # --- what follows from it
 
@@ -157,8 +169,14 @@ class Conflicts:
             if xid and transaction.state == "prepared":
                 self._xids[xid] = gtid
             elif xid and not transaction.changes and xid not in self._xids:
-                self._conflict(gtid, start, gtid, "", f"without it the XA transaction {xid} stays prepared and keeps "
-                                                      "its locks; leave out its first part, too")
+                self._conflict(
+                    gtid,
+                    start,
+                    gtid,
+                    "",
+                    f"without it the XA transaction {xid} stays prepared and keeps "
+                    "its locks; leave out its first part, too",
+                )
         elif xid and transaction.state != "prepared" and (by := self._xids.get(xid)):
             self._conflict(gtid, start, by, "", f"it ends the XA transaction {xid} that {by} prepares")
 
@@ -181,7 +199,8 @@ class Conflicts:
             return ""
         return self._schemas.get(schema) or next(
             (gtid for touched in (self._rows, self._statements) for (one, _), gtid in touched.items() if one == schema),
-            "")
+            "",
+        )
 
     def _conflict(self, gtid: str, start: int, excluded: str, table: str, why: str) -> None:
         self._found.setdefault((start, excluded), Conflict(gtid, start, excluded, table, why))

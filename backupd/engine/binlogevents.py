@@ -60,8 +60,9 @@ def damaged(offset: int, what: str, *, hint: str = _FETCH_AGAIN) -> DamagedError
 
 
 def encrypted(offset: int) -> DamagedError:
-    return DamagedError("a binary log is encrypted", [f"at byte {offset}: encrypted from here on"],
-                        hint=_ENCRYPTED_HINT)
+    return DamagedError(
+        "a binary log is encrypted", [f"at byte {offset}: encrypted from here on"], hint=_ENCRYPTED_HINT
+    )
 
 
 def moment(seconds: int) -> datetime:
@@ -105,8 +106,15 @@ def read_format(stream: BinaryIO) -> Format:
             raise damaged(FIRST_EVENT, "the format description's checksum is wrong")
         if body[-CRC_SIZE - 1] not in {0, 1}:
             raise damaged(FIRST_EVENT, f"checksum algorithm {body[-CRC_SIZE - 1]} is not known")
-    return Format(server_version=version, mariadb=mariadb, checksums=has_algorithm and body[-CRC_SIZE - 1] == 1,
-                  at=moment(when), server_id=server_id, in_use=bool(flags & IN_USE), end=FIRST_EVENT + length)
+    return Format(
+        server_version=version,
+        mariadb=mariadb,
+        checksums=has_algorithm and body[-CRC_SIZE - 1] == 1,
+        at=moment(when),
+        server_id=server_id,
+        in_use=bool(flags & IN_USE),
+        end=FIRST_EVENT + length,
+    )
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:
@@ -114,8 +122,10 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
     while len(found) < size:
         more = stream.read(size - len(found))
         if not more:
-            raise StreamError("a binary log ends before its format description does",
-                              hint="a server writes these first 300 bytes at once; look again when it has")
+            raise StreamError(
+                "a binary log ends before its format description does",
+                hint="a server writes these first 300 bytes at once; look again when it has",
+            )
         found += more
     return found
 
@@ -163,8 +173,15 @@ class Frames:
     ``inside``: where the compressed transaction starts whose events these are; they do not know their places.
     """
 
-    def __init__(self, stream: BinaryIO | Pull, start: int, *, checksums: bool, limit: int | None = None,
-                 inside: int | None = None) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO | Pull,
+        start: int,
+        *,
+        checksums: bool,
+        limit: int | None = None,
+        inside: int | None = None,
+    ) -> None:
         self._stream = stream
         self._checksums = checksums
         self._left = limit
@@ -193,14 +210,14 @@ class Frames:
                     raise self._broken(place, kind, length, following)
                 to = at + length
                 if to <= size:
-                    if checksums and crc32(view[at:to - 4]) != u32(data, to - 4)[0]:
+                    if checksums and crc32(view[at : to - 4]) != u32(data, to - 4)[0]:
                         raise damaged(place, f"the checksum of an event of type {kind} is wrong")
                     yield kind, when, server_id, place, end, data, at + 19, to - trailer
                     at, place = to, end
                     continue
                 if length > LONG_EVENT:
-                    self._pending = data[at + 19:size]
-                    self._crc = crc32(data[at:at + 19])
+                    self._pending = data[at + 19 : size]
+                    self._crc = crc32(data[at : at + 19])
                     self.long = Pull(self._long_bytes, length - least)
                     yield kind + LONG, when, server_id, place, end, b"", 0, 0
                     self.finish(place)
@@ -262,5 +279,6 @@ class Frames:
     def _broken(self, place: int, kind: int, length: int, following: int) -> DamagedError:
         if self._inside is not None:
             return damaged(self._inside, f"an event of {length} bytes in a compressed transaction")
-        return damaged(place, f"an event of type {kind} is {length} bytes long and says that the next one starts at "
-                              f"{following}")
+        return damaged(
+            place, f"an event of type {kind} is {length} bytes long and says that the next one starts at {following}"
+        )

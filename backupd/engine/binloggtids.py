@@ -43,7 +43,7 @@ def read_mariadb_gtid(event: Event) -> MariadbGtid:
         at = begin + branch_at + branch_size
         if at > stop:
             raise ValueError("an XA identifier is longer than its event")
-        xid = xid_text(form, body[begin:begin + branch_at], body[begin + branch_at:at])
+        xid = xid_text(form, body[begin : begin + branch_at], body[begin + branch_at : at])
         state = "prepared" if flags & _PREPARED_XA else ""
     extra = body[at] if at < stop else 0
     return MariadbGtid(domain, sequence, standalone, xid, state, bool(extra & (_START_ALTER | _ROLLBACK_ALTER)))
@@ -57,7 +57,7 @@ def xid_text(form: int, transaction: bytes, branch: bytes) -> str:
 def read_gtid_list(event: Event) -> MariadbGtids:
     """Raises ValueError."""
     *_, body, at, stop = event
-    count = int.from_bytes(body[at:at + 4], "little") & 0x0FFFFFFF
+    count = int.from_bytes(body[at : at + 4], "little") & 0x0FFFFFFF
     if at + 4 + count * _LISTED.size > stop:
         raise ValueError(f"a list of {count} GTIDs is longer than its event")
     last: dict[int, tuple[int, int]] = {}
@@ -79,10 +79,10 @@ class MysqlGtid(NamedTuple):
 def read_mysql_gtid(event: Event, uuids: dict[bytes, str], *, anonymous: bool) -> MysqlGtid:
     """``uuids``: texts that were made before. Raises IndexError and struct.error."""
     *_, body, at, stop = event
-    micros = int.from_bytes(body[at + 42:at + 49], "little") & 0x7FFFFFFFFFFFFF if stop - at >= 49 else 0
+    micros = int.from_bytes(body[at + 42 : at + 49], "little") & 0x7FFFFFFFFFFFFF if stop - at >= 49 else 0
     if anonymous:
         return MysqlGtid("", 0, micros)
-    raw = body[at + 1:at + 17]
+    raw = body[at + 1 : at + 17]
     uuid = uuids.get(raw) or uuids.setdefault(raw, uuid_text(raw))
     return MysqlGtid(uuid, _U64.unpack_from(body, at + 17)[0], micros)
 
@@ -105,7 +105,7 @@ def read_tagged_gtid(event: Event) -> MysqlGtid:
             uuid = bytes(units)
         elif name == 3:
             length, at = _variable(body, at)
-            tag = body[at:at + length].decode("ascii")
+            tag = body[at : at + length].decode("ascii")
             at += length
         else:
             value, at = _variable(body, at)
@@ -120,15 +120,15 @@ def read_previous_gtids(event: Event) -> MysqlGtids:
     """Raises ValueError, IndexError and struct.error."""
     *_, body, at, stop = event
     tagged = body[at + 7] == 1
-    count = int.from_bytes(body[at + 1:at + 7] if tagged else body[at:at + 8], "little")
+    count = int.from_bytes(body[at + 1 : at + 7] if tagged else body[at : at + 8], "little")
     at += 8
     runs: dict[str, tuple[tuple[int, int], ...]] = {}
     for _ in range(count):
-        source = uuid_text(body[at:at + 16])
+        source = uuid_text(body[at : at + 16])
         at += 16
         if tagged:
             length, at = _variable(body, at)
-            source += ":" + body[at:at + length].decode("ascii") if length else ""
+            source += ":" + body[at : at + length].decode("ascii") if length else ""
             at += length
         intervals, at = _U64.unpack_from(body, at)[0], at + 8
         if at + intervals * 16 > stop:
@@ -149,8 +149,8 @@ def _variable(body: bytes, at: int) -> tuple[int, int]:
     first = body[at]
     more = (~first & (first + 1)).bit_length() - 1
     if more >= 8:
-        return int.from_bytes(body[at + 1:at + 9], "little"), at + 9
-    return int.from_bytes(body[at:at + 1 + more], "little") >> (more + 1), at + 1 + more
+        return int.from_bytes(body[at + 1 : at + 9], "little"), at + 9
+    return int.from_bytes(body[at : at + 1 + more], "little") >> (more + 1), at + 1 + more
 
 
 class MariadbState:
@@ -200,5 +200,8 @@ class MysqlState:
         self._runs = {source: [[*run] for run in runs] for source, runs in MysqlGtids.parse(state).runs.items()}
 
     def __str__(self) -> str:
-        return str(MysqlGtids({source: tuple((first, last) for first, last in runs)
-                               for source, runs in self._runs.items() if runs}))
+        return str(
+            MysqlGtids(
+                {source: tuple((first, last) for first, last in runs) for source, runs in self._runs.items() if runs}
+            )
+        )

@@ -21,10 +21,10 @@ def index_head(segment: str = "") -> bytes:
 
 
 def segment_told(index: bytes) -> str:
-    """What the first line of a part tells of the segment's description; "" where it tells nothing. Raises DamagedError.
-    """
+    """What the first line of a part tells of the segment's description; "" where it tells nothing. Raises
+    DamagedError."""
     try:
-        return str(json.loads(index[:index.find(b"\n") + 1]).get("segment", ""))
+        return str(json.loads(index[: index.find(b"\n") + 1]).get("segment", ""))
     except (ValueError, AttributeError) as error:
         raise _broken(1, str(error)) from None
 
@@ -49,5 +49,8 @@ def decode_index(lines: Iterable[bytes]) -> Iterator[Transaction]:
 
 
 def _broken(number: int, why: str) -> DamagedError:
-    return DamagedError("the index of a binary log cannot be read", [f"line {number}: {why}"],
-                        hint="the logs themselves may be whole: backupd fsck tells; they can be replayed without it")
+    return DamagedError(
+        "the index of a binary log cannot be read",
+        [f"line {number}: {why}"],
+        hint="the logs themselves may be whole: backupd fsck tells; they can be replayed without it",
+    )

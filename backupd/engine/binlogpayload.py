@@ -41,7 +41,8 @@ def open_payload(body: Pull) -> BinaryIO | Pull:
     if algorithm != _ZSTD:
         raise CompressionError(f"compression {algorithm} of transactions is not known")
     reader = zstandard.ZstdDecompressor().stream_reader(
-        cast("BinaryIO", body), read_size=_CHUNK, read_across_frames=True)
+        cast("BinaryIO", body), read_size=_CHUNK, read_across_frames=True
+    )
     return cast("BinaryIO", _Zstd(reader))
 
 

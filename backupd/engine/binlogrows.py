@@ -35,13 +35,25 @@ from backupd.model.binlog import ChangeKind
 _INSERTS = (WRITE_V1, WRITE, WRITE_COMPRESSED_V1, WRITE_COMPRESSED)
 _UPDATES = (UPDATE_V1, UPDATE, PARTIAL_UPDATE, UPDATE_COMPRESSED_V1, UPDATE_COMPRESSED)
 _DELETES = (DELETE_V1, DELETE, DELETE_COMPRESSED_V1, DELETE_COMPRESSED)
-ROW_KINDS = {**dict.fromkeys(_INSERTS, ChangeKind.INSERT), **dict.fromkeys(_UPDATES, ChangeKind.UPDATE),
-             **dict.fromkeys(_DELETES, ChangeKind.DELETE)}
+ROW_KINDS = {
+    **dict.fromkeys(_INSERTS, ChangeKind.INSERT),
+    **dict.fromkeys(_UPDATES, ChangeKind.UPDATE),
+    **dict.fromkeys(_DELETES, ChangeKind.DELETE),
+}
 """The types of row events."""
-_SECOND_VERSION = frozenset({WRITE, UPDATE, DELETE, PARTIAL_UPDATE, WRITE_COMPRESSED, UPDATE_COMPRESSED,
-                             DELETE_COMPRESSED})
-_COMPRESSED = frozenset({WRITE_COMPRESSED_V1, UPDATE_COMPRESSED_V1, DELETE_COMPRESSED_V1, WRITE_COMPRESSED,
-                         UPDATE_COMPRESSED, DELETE_COMPRESSED})
+_SECOND_VERSION = frozenset(
+    {WRITE, UPDATE, DELETE, PARTIAL_UPDATE, WRITE_COMPRESSED, UPDATE_COMPRESSED, DELETE_COMPRESSED}
+)
+_COMPRESSED = frozenset(
+    {
+        WRITE_COMPRESSED_V1,
+        UPDATE_COMPRESSED_V1,
+        DELETE_COMPRESSED_V1,
+        WRITE_COMPRESSED,
+        UPDATE_COMPRESSED,
+        DELETE_COMPRESSED,
+    }
+)
 _JSON = 245
 _FIXED = {1: 1, 2: 2, 3: 4, 6: 0, 7: 4, 8: 8, 9: 3, 10: 3, 11: 3, 12: 8, 13: 1, 14: 3}
 """Lengths of types without metadata: TINY, SHORT, LONG, NULL, TIMESTAMP, LONGLONG, INT24, DATE, TIME, DATETIME, YEAR,
@@ -126,9 +138,9 @@ def read_table_map(body: bytes) -> TableMap:
         schema, at = _name(body, 2)
         name, at = _name(body, at)
         count, at = _packed(body, at)
-        types = body[at:at + count]
+        types = body[at : at + count]
         size, at = _packed(body, at + count)
-        columns = tuple(_columns(types, body[at:at + size]))
+        columns = tuple(_columns(types, body[at : at + size]))
     except (IndexError, struct.error):
         raise MisfitError("a table map is cut") from None
     return TableMap(schema, name, columns, types)
@@ -169,7 +181,7 @@ def _two_bytes(kind: int, first: int, second: int) -> Column:
 
 def _name(body: bytes, at: int) -> tuple[str, int]:
     end = at + 1 + body[at]
-    return body[at + 1:end].decode("utf-8", "replace"), end + 1
+    return body[at + 1 : end].decode("utf-8", "replace"), end + 1
 
 
 def _packed(body: bytes, at: int) -> tuple[int, int]:
@@ -177,7 +189,7 @@ def _packed(body: bytes, at: int) -> tuple[int, int]:
     if first <= 250:
         return first, at + 1
     size = {252: 2, 253: 3, 254: 8}.get(first, 0)
-    return int.from_bytes(body[at + 1:at + 1 + size], "little"), at + 1 + size
+    return int.from_bytes(body[at + 1 : at + 1 + size], "little"), at + 1 + size
 
 
 def read_header(table: TableMap, kind: int, body: bytes, at: int) -> tuple[Header, int]:
@@ -197,8 +209,8 @@ def read_header(table: TableMap, kind: int, body: bytes, at: int) -> tuple[Heade
     if header is None:
         if count != len(table.columns):
             raise MisfitError(f"an event has {count} columns and its table {len(table.columns)}")
-        after = table.image(body[bitmaps + size:end]) if updates else None
-        header = table.headers[key] = Header(table.image(body[bitmaps:bitmaps + size]), after)
+        after = table.image(body[bitmaps + size : end]) if updates else None
+        header = table.headers[key] = Header(table.image(body[bitmaps : bitmaps + size]), after)
     return header, end
 
 
@@ -239,13 +251,13 @@ def count_rows(table: TableMap, kind: int, body: bytes, at: int, stop: int) -> i
 
 def _count(image: Image, body: bytes, at: int, stop: int) -> int:
     bitmap, layouts = image.bitmap, image.layouts
-    first = body[at:at + bitmap]
+    first = body[at : at + bitmap]
     steps, rest = image.layout(first)
     if not steps and (rows := _equal_rows(body, at, stop, ((0, first),), bitmap + rest)):
         return rows
     rows = 0
     while at < stop:
-        nulls = body[at:at + bitmap]
+        nulls = body[at : at + bitmap]
         steps, rest = layouts.get(nulls) or image.layout(nulls)
         at += bitmap
         for skip, prefix in steps:
@@ -255,7 +267,7 @@ def _count(image: Image, body: bytes, at: int, stop: int) -> int:
             elif prefix == 2:
                 at += 2 + (body[at] | body[at + 1] << 8)
             else:
-                at += prefix + int.from_bytes(body[at:at + prefix], "little")
+                at += prefix + int.from_bytes(body[at : at + prefix], "little")
         at += rest
         rows += 1
         if not bitmap + rest:
@@ -267,20 +279,21 @@ def _count(image: Image, body: bytes, at: int, stop: int) -> int:
 
 def _count_pairs(before: Image, after: Image, body: bytes, at: int, stop: int) -> int:
     bitmap = before.bitmap
-    first = body[at:at + bitmap]
+    first = body[at : at + bitmap]
     steps, rest = before.layout(first)
     if not steps:
         between = bitmap + rest
-        second = body[at + between:at + between + after.bitmap]
+        second = body[at + between : at + between + after.bitmap]
         steps, rest = after.layout(second)
-        if not steps and (rows := _equal_rows(body, at, stop, ((0, first), (between, second)),
-                                              between + after.bitmap + rest)):
+        if not steps and (
+            rows := _equal_rows(body, at, stop, ((0, first), (between, second)), between + after.bitmap + rest)
+        ):
             return rows
     images = 0
     image, other = before, after
     while at < stop:
         bitmap = image.bitmap
-        nulls = body[at:at + bitmap]
+        nulls = body[at : at + bitmap]
         steps, rest = image.layouts.get(nulls) or image.layout(nulls)
         at += bitmap
         for skip, prefix in steps:
@@ -290,7 +303,7 @@ def _count_pairs(before: Image, after: Image, body: bytes, at: int, stop: int) -
             elif prefix == 2:
                 at += 2 + (body[at] | body[at + 1] << 8)
             else:
-                at += prefix + int.from_bytes(body[at:at + prefix], "little")
+                at += prefix + int.from_bytes(body[at : at + prefix], "little")
         at += rest
         images += 1
         image, other = other, image
@@ -315,8 +328,9 @@ def _equal_rows(body: bytes, at: int, stop: int, bitmaps: tuple[tuple[int, bytes
     return rows
 
 
-def row_images(table: TableMap, kind: int, header: Header, rows: bytes | Pull,
-               images: list[bytes] | None = None) -> Iterator[bool]:
+def row_images(
+    table: TableMap, kind: int, header: Header, rows: bytes | Pull, images: list[bytes] | None = None
+) -> Iterator[bool]:
     """Step through the rows of any event, image by image: True behind the last one of each row.
 
     ``images`` gets a digest of each image. Raises MisfitError and CompressionError.

@@ -36,15 +36,31 @@ class ScanContext:
     next_file: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"flavour": self.flavour, "server_version": self.server_version, "checksum": self.checksum,
-                "first_event_at": format_time(self.first_event_at), "in_use": self.in_use, "gtids": self.gtids,
-                "end": self.end, "ending": str(self.ending), "next_file": self.next_file}
+        return {
+            "flavour": self.flavour,
+            "server_version": self.server_version,
+            "checksum": self.checksum,
+            "first_event_at": format_time(self.first_event_at),
+            "in_use": self.in_use,
+            "gtids": self.gtids,
+            "end": self.end,
+            "ending": str(self.ending),
+            "next_file": self.next_file,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScanContext:
-        return cls(str(data["flavour"]), str(data["server_version"]), str(data["checksum"]),
-                   parse_time(data["first_event_at"]), bool(data["in_use"]), str(data["gtids"]), int(data["end"]),
-                   Ending(data["ending"]), str(data["next_file"]))
+        return cls(
+            str(data["flavour"]),
+            str(data["server_version"]),
+            str(data["checksum"]),
+            parse_time(data["first_event_at"]),
+            bool(data["in_use"]),
+            str(data["gtids"]),
+            int(data["end"]),
+            Ending(data["ending"]),
+            str(data["next_file"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +100,28 @@ class Scan:
             raise ValueError(f"a scan from {later.start} does not follow one to {self.end}")
         times = [at for at in (self.first_at, self.last_at, later.first_at, later.last_at) if at is not None]
         return replace(
-            later, start=self.start,
+            later,
+            start=self.start,
             # A scan that ended before the list of earlier GTIDs knew nothing of them.
             gtids_before=self.gtids_before if self.transactions else self.gtids_before or later.gtids_before,
-            transactions=self.transactions + later.transactions, first_at=min(times, default=None),
-            last_at=max(times, default=None), precise=self.precise and later.precise,
+            transactions=self.transactions + later.transactions,
+            first_at=min(times, default=None),
+            last_at=max(times, default=None),
+            precise=self.precise and later.precise,
             server_ids=tuple(sorted({*self.server_ids, *later.server_ids})),
-            remarks=tuple(dict.fromkeys((*self.remarks, *later.remarks))))
+            remarks=tuple(dict.fromkeys((*self.remarks, *later.remarks))),
+        )
 
 
-def scan(stream: BinaryIO, *, start: int = 0, context: ScanContext | None = None, stop: int | None = None,
-         on_transaction: Callable[[Transaction], None] | None = None, watch: RowWatch | None = None) -> Scan:
+def scan(
+    stream: BinaryIO,
+    *,
+    start: int = 0,
+    context: ScanContext | None = None,
+    stop: int | None = None,
+    on_transaction: Callable[[Transaction], None] | None = None,
+    watch: RowWatch | None = None,
+) -> Scan:
     """Read a binary log to the stream's end, or to byte ``stop`` of the file (a growing file's safe size).
 
     ``stream`` stands at byte ``start`` of the file and is only read forward. ``start`` is 0, or the ``end`` of an
@@ -109,27 +136,53 @@ def scan(stream: BinaryIO, *, start: int = 0, context: ScanContext | None = None
     if context is None:
         fresh = read_format(stream)
         context = ScanContext(
-            "mariadb" if fresh.mariadb else "mysql", fresh.server_version, "crc32" if fresh.checksums else "none",
-            fresh.at, fresh.in_use, "", fresh.end)
+            "mariadb" if fresh.mariadb else "mysql",
+            fresh.server_version,
+            "crc32" if fresh.checksums else "none",
+            fresh.at,
+            fresh.in_use,
+            "",
+            fresh.end,
+        )
     if stop is not None and stop < context.end:
         raise StreamError(f"a binary log cannot be read to byte {stop} from byte {context.end}")
-    found = Assembler(mariadb=context.flavour == "mariadb", gtids=context.gtids, end=context.end,
-                      ending=context.ending, next_file=context.next_file, on_transaction=on_transaction, watch=watch)
+    found = Assembler(
+        mariadb=context.flavour == "mariadb",
+        gtids=context.gtids,
+        end=context.end,
+        ending=context.ending,
+        next_file=context.next_file,
+        on_transaction=on_transaction,
+        watch=watch,
+    )
     if fresh is not None:
         found.server_ids.add(fresh.server_id)
-    frames = Frames(stream, context.end, checksums=context.checksum == "crc32",
-                    limit=None if stop is None else stop - context.end)
+    frames = Frames(
+        stream, context.end, checksums=context.checksum == "crc32", limit=None if stop is None else stop - context.end
+    )
     found.run(frames)
     open_end = Ending.OPEN if context.in_use else Ending.CUT
     return Scan(
-        flavour=context.flavour, server_version=context.server_version, checksum=context.checksum,
-        first_event_at=context.first_event_at, in_use=context.in_use, start=start, end=found.end,
+        flavour=context.flavour,
+        server_version=context.server_version,
+        checksum=context.checksum,
+        first_event_at=context.first_event_at,
+        in_use=context.in_use,
+        start=start,
+        end=found.end,
         tail=context.end + frames.read - found.end,
-        gtids_before=context.gtids if found.gtids_before is None else found.gtids_before, gtids_after=found.gtids,
-        transactions=found.transactions, first_at=found.first_at, last_at=found.last_at, precise=found.precise,
-        server_ids=tuple(sorted(found.server_ids)), remarks=tuple(found.remarks),
-        ending=open_end if found.ending is Ending.OPEN else found.ending, next_file=found.next_file,
-        context=replace(context, gtids=found.gtids, end=found.end, ending=found.ending, next_file=found.next_file))
+        gtids_before=context.gtids if found.gtids_before is None else found.gtids_before,
+        gtids_after=found.gtids,
+        transactions=found.transactions,
+        first_at=found.first_at,
+        last_at=found.last_at,
+        precise=found.precise,
+        server_ids=tuple(sorted(found.server_ids)),
+        remarks=tuple(found.remarks),
+        ending=open_end if found.ending is Ending.OPEN else found.ending,
+        next_file=found.next_file,
+        context=replace(context, gtids=found.gtids, end=found.end, ending=found.ending, next_file=found.next_file),
+    )
 
 
 def clear_flag(first_bytes: bytes) -> bytes:
@@ -137,4 +190,4 @@ def clear_flag(first_bytes: bytes) -> bytes:
     if len(first_bytes) <= FLAGS_AT:
         raise ValueError(f"the flag is in byte {FLAGS_AT}; these are {len(first_bytes)} bytes")
     cleared = first_bytes[FLAGS_AT] & ~IN_USE
-    return first_bytes[:FLAGS_AT] + bytes((cleared,)) + first_bytes[FLAGS_AT + 1:]
+    return first_bytes[:FLAGS_AT] + bytes((cleared,)) + first_bytes[FLAGS_AT + 1 :]

@@ -100,9 +100,11 @@ class BinlogSource:
             with self.connection.connect() as session:
                 yield session
         except _NO_ANSWER as error:
-            raise ServerError(f"what {self.address} answers makes no sense", detail=f"{type(error).__name__}: {error}",
-                              hint="is that a database server, and the network to it sound? It is asked again"
-                              ) from error
+            raise ServerError(
+                f"what {self.address} answers makes no sense",
+                detail=f"{type(error).__name__}: {error}",
+                hint="is that a database server, and the network to it sound? It is asked again",
+            ) from error
 
     def look(self, *, files: bool = True) -> SourceState:
         """Everything at once. Without ``files`` no logs are listed: with thousands of them that takes a server time."""
@@ -115,14 +117,20 @@ class BinlogSource:
             dialect = dialect_of(flavour, version)
             position = _position(session, dialect)
             return SourceState(
-                server_time=server_time, server_uuid=variables.get(dialect.uid, ""),
-                server_id=int(variables.get("server_id", "0")), flavour=flavour, version=version,
+                server_time=server_time,
+                server_uuid=variables.get(dialect.uid, ""),
+                server_id=int(variables.get("server_id", "0")),
+                flavour=flavour,
+                version=version,
                 gtid_mode="on" if flavour is Flavour.MARIADB else variables.get("gtid_mode", "OFF").lower(),
                 basename=position.file.rpartition(".")[0],
                 logs=_logs(session) if files else (),
                 position=position,
-                lsn=current_lsn(session), durable_lsn=_durable_lsn(session),
-                history=_history(session, flavour, position), marker=self._marker(variables.get("datadir", "")))
+                lsn=current_lsn(session),
+                durable_lsn=_durable_lsn(session),
+                history=_history(session, flavour, position),
+                marker=self._marker(variables.get("datadir", "")),
+            )
 
     def previous_gtids(self, name: str) -> str | None:
         """Everything that was executed before the file ``name``; None where it is not there, or says nothing.
@@ -138,9 +146,16 @@ class BinlogSource:
     def expiry(self) -> Expiry:
         """What makes the server remove logs by itself."""
         with self._session() as session:
-            return _expiry({str(name).lower(): str(value) for name, value in session.query(
-                "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('binlog_expire_logs_seconds', 'expire_logs_days',"
-                " 'binlog_expire_logs_auto_purge', 'max_binlog_total_size', 'binlog_space_limit')")})
+            return _expiry(
+                {
+                    str(name).lower(): str(value)
+                    for name, value in session.query(
+                        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('binlog_expire_logs_seconds', "
+                        "'expire_logs_days',"
+                        " 'binlog_expire_logs_auto_purge', 'max_binlog_total_size', 'binlog_space_limit')"
+                    )
+                }
+            )
 
     def connected_ids(self) -> frozenset[int]:
         """Server ids of the replicas that are connected now, and the server's own."""
@@ -156,9 +171,13 @@ class BinlogSource:
 
 
 def _variables(session: Session) -> dict[str, str]:
-    return {str(name).lower(): str(value) for name, value in session.query(
-        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'server_id', 'server_uuid',"
-        " 'server_uid', 'gtid_mode', 'datadir')")}
+    return {
+        str(name).lower(): str(value)
+        for name, value in session.query(
+            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'server_id', 'server_uuid',"
+            " 'server_uid', 'gtid_mode', 'datadir')"
+        )
+    }
 
 
 def _moment(value: datetime | str) -> datetime:
@@ -210,9 +229,11 @@ def _checked(name: str, session: Session) -> str:
 
 
 def _no_binary_log(address: str) -> UnloggedError:
-    return UnloggedError(f"the server at {address} writes no binary log, so there is nothing to stream",
-                         hint="set log_bin in the server's configuration and restart it, or take `binlog` out of the"
-                         " policy; what it commits meanwhile cannot be recovered before the next full backup")
+    return UnloggedError(
+        f"the server at {address} writes no binary log, so there is nothing to stream",
+        hint="set log_bin in the server's configuration and restart it, or take `binlog` out of the"
+        " policy; what it commits meanwhile cannot be recovered before the next full backup",
+    )
 
 
 def _previous_gtids(session: Session, name: str) -> str | None:

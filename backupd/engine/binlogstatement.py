@@ -16,30 +16,58 @@ from backupd.model.binlog import Change, ChangeKind
 READ_AT_MOST = 64 * 1024
 """Characters of a statement that are looked at."""
 
-_REVEALING = (r"PASSW|PASSPHRASE|SECRET|CREDENTIAL|TOKEN|AUTH(?:ENTICATION)?_STRING|"
-                 r"(?:API|PRIVATE|ENCRYPTION|CRYPT)_?KEY")
+_REVEALING = (
+    r"PASSW|PASSPHRASE|SECRET|CREDENTIAL|TOKEN|AUTH(?:ENTICATION)?_STRING|"
+    r"(?:API|PRIVATE|ENCRYPTION|CRYPT)_?KEY"
+)
 _MAY_HOLD_SECRETS = re.compile(
-    rf"{_REVEALING}|PWD|PASS|IDENTIFIED|CONNECTION|OPTION_LIST|CRYPT|CODE|MD5|SHA|://", re.IGNORECASE)
+    rf"{_REVEALING}|PWD|PASS|IDENTIFIED|CONNECTION|OPTION_LIST|CRYPT|CODE|MD5|SHA|://", re.IGNORECASE
+)
 _NAMES_SECRET = re.compile(
-    rf"{_REVEALING}|(?:^|_)(?:PWD|PASS)(?:$|_)|^(?:IDENTIFIED|CONNECTION|OPTION_LIST)$", re.IGNORECASE)
+    rf"{_REVEALING}|(?:^|_)(?:PWD|PASS)(?:$|_)|^(?:IDENTIFIED|CONNECTION|OPTION_LIST)$", re.IGNORECASE
+)
 """What stands behind such a word, up to the next comma, is a secret or may hold one."""
 _TAKES_SECRET = re.compile(r"(?:\w*(?:EN|DE)CRYPT|(?:EN|DE)CODE|MD5|SHA[12]?)$", re.IGNORECASE)
 """Functions of whose values a key or a password may be one."""
-_TELLS_SECRET = re.compile(
-    rf"{_REVEALING}|\bPWD\b|IDENTIFIED\s+(?:BY|WITH|VIA)|://[^/\s]*:[^/\s]*@", re.IGNORECASE)
+_TELLS_SECRET = re.compile(rf"{_REVEALING}|\bPWD\b|IDENTIFIED\s+(?:BY|WITH|VIA)|://[^/\s]*:[^/\s]*@", re.IGNORECASE)
 """Text with a secret inside, as the connections of tables have it."""
 _BENT = re.compile(r"""\\['"]""")
 REST_HIDDEN = "'***' ..."
 """How a masked statement ends of which nobody can tell where a secret ends."""
-_LEADING = frozenset({"OR", "REPLACE", "ONLINE", "OFFLINE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "IGNORE",
-                      "TEMPORARY", "ALGORITHM", "DEFINER", "SQL", "SECURITY", "INVOKER", "UNDEFINED", "MERGE",
-                      "TEMPTABLE", "AGGREGATE"})
+_LEADING = frozenset(
+    {
+        "OR",
+        "REPLACE",
+        "ONLINE",
+        "OFFLINE",
+        "UNIQUE",
+        "FULLTEXT",
+        "SPATIAL",
+        "VECTOR",
+        "IGNORE",
+        "TEMPORARY",
+        "ALGORITHM",
+        "DEFINER",
+        "SQL",
+        "SECURITY",
+        "INVOKER",
+        "UNDEFINED",
+        "MERGE",
+        "TEMPTABLE",
+        "AGGREGATE",
+    }
+)
 _MODIFIERS = frozenset({"LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "QUICK", "IGNORE", "INTO", "CONCURRENT", "LOCAL"})
 _TABLE_LIKE = frozenset({"TABLE", "TABLES", "VIEW", "SEQUENCE"})
 _OF_DATABASE = frozenset({"DATABASE", "SCHEMA"})
 _DDL = {"CREATE": ChangeKind.CREATE, "ALTER": ChangeKind.ALTER, "DROP": ChangeKind.DROP}
-_DATA = {"INSERT": ChangeKind.INSERT, "REPLACE": ChangeKind.INSERT, "UPDATE": ChangeKind.UPDATE,
-         "DELETE": ChangeKind.DELETE, "LOAD": ChangeKind.INSERT}
+_DATA = {
+    "INSERT": ChangeKind.INSERT,
+    "REPLACE": ChangeKind.INSERT,
+    "UPDATE": ChangeKind.UPDATE,
+    "DELETE": ChangeKind.DELETE,
+    "LOAD": ChangeKind.INSERT,
+}
 _OF_TABLES = frozenset({"TRUNCATE", "RENAME", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK"})
 _OF_THE_SERVER = frozenset({"FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL", "RESET", "PURGE", "SHUTDOWN"})
 _ACCOUNTS = frozenset({"USER", "ROLE", "SERVER", "TABLESPACE", "LOGFILE", "UNDO", "RESOURCE", "INSTANCE"})
@@ -183,7 +211,7 @@ def _head(verb: str, coming: Iterator[Token]) -> list[Token]:
 
 def _of_tables(verb: str, tokens: list[Token], schema: str) -> tuple[Change, ...]:
     at = next((at for at, token in enumerate(tokens) if token.word in {"TABLE", "TABLES"}), 0)
-    names = _listed(tokens[at + 1:], schema)
+    names = _listed(tokens[at + 1 :], schema)
     if verb == "TRUNCATE":
         return _changes(names[:1], ChangeKind.TRUNCATE)
     if verb == "RENAME":
@@ -205,7 +233,7 @@ def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
     while at < len(tokens):
         word = tokens[at].word
         temporary |= word == "TEMPORARY"
-        if word == "DEFINER" and tokens[at + 1:at + 2] == [Token("=", name=False)]:
+        if word == "DEFINER" and tokens[at + 1 : at + 2] == [Token("=", name=False)]:
             at = after_account(tokens, at + 1)
         elif word in _LEADING or word == "=":
             at += 1
@@ -213,7 +241,7 @@ def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
             break
     if at >= len(tokens):
         return Effect(_other(schema))
-    what, rest = tokens[at].word, tokens[at + 1:]
+    what, rest = tokens[at].word, tokens[at + 1 :]
     while rest and rest[0].word in {"IF", "NOT", "EXISTS"}:
         rest = rest[1:]
     if what in _TABLE_LIKE:
@@ -231,14 +259,16 @@ def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
     if what in {"INDEX", "TRIGGER"}:
         on = next((number for number, token in enumerate(rest) if token.word == "ON"), len(rest))
         meant = ChangeKind.ALTER if what == "INDEX" else ChangeKind.OTHER
-        return Effect(_changes(_listed(rest[on + 1:], schema)[:1], meant) or _other(schema))
+        return Effect(_changes(_listed(rest[on + 1 :], schema)[:1], meant) or _other(schema))
     return Effect(_other("" if what in _ACCOUNTS else schema))
 
 
 def _is_filled(rest: list[Token]) -> bool:
     """Does what stands behind CREATE TABLE fill it from a query?"""
-    return any((token.word == "SELECT" or (token.word == "TABLE" and at)) and rest[at - 1].word != "."
-               for at, token in enumerate(rest))
+    return any(
+        (token.word == "SELECT" or (token.word == "TABLE" and at)) and rest[at - 1].word != "."
+        for at, token in enumerate(rest)
+    )
 
 
 def _renamed(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
@@ -257,14 +287,18 @@ def _data(verb: str, tokens: list[Token], schema: str) -> Effect:
     kind, load = _DATA[verb], verb == "LOAD"
     if load:
         at = next((at for at, token in enumerate(tokens) if token.word == "TABLE"), len(tokens))
-        names = _listed(tokens[at + 1:], schema)[:1]
+        names = _listed(tokens[at + 1 :], schema)[:1]
     else:
         while tokens and tokens[0].word in _MODIFIERS:
             tokens = tokens[1:]
         if kind is ChangeKind.INSERT:
             names = _listed(tokens, schema)[:1]
-        elif kind is ChangeKind.DELETE and tokens and tokens[0].word == "FROM" and not any(
-                token.word == "USING" for token in tokens):
+        elif (
+            kind is ChangeKind.DELETE
+            and tokens
+            and tokens[0].word == "FROM"
+            and not any(token.word == "USING" for token in tokens)
+        ):
             names = _listed(tokens[1:], schema)[:1]
         else:
             names = _joined(tokens, schema)
@@ -283,7 +317,7 @@ def _joined(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
                 found.append(name)
             expected = False
             continue
-        condition = word == "USING" and tokens[at + 1:at + 2] == [Token("(", name=False)]
+        condition = word == "USING" and tokens[at + 1 : at + 2] == [Token("(", name=False)]
         expected = (word in _JOIN and not condition) or (expected and word in {"(", "."})
         at += 1
     return found

@@ -111,8 +111,9 @@ class BinlogTool:
     def stream(self, option_file: Path, folder: Path, first: str, connection_id: int, *, start: int = 0) -> Command:
         """Copy ``first`` (``start``: its head, and what follows that place) and all that follows it into ``folder``,
         for ever."""
-        return self._command(option_file, folder, "--stop-never", f"--{self.id_option}={connection_id}",
-                             *_from(start), first)
+        return self._command(
+            option_file, folder, "--stop-never", f"--{self.id_option}={connection_id}", *_from(start), first
+        )
 
     def fetch(self, option_file: Path, folder: Path, name: str, connection_id: int, *, start: int = 0) -> Command:
         """Copy the file ``name`` into ``folder`` as far as it goes now. ``start``: as above."""
@@ -125,8 +126,17 @@ class BinlogTool:
 
     def _command(self, option_file: Path, folder: Path, *options: str) -> Command:
         # Relative to where it begins: it may not be able to come there by any path.
-        return Command((self.tool.path, f"--defaults-file={option_file}", "--read-from-remote-server", "--raw",
-                        "--result-file=./", *options), cwd=folder)
+        return Command(
+            (
+                self.tool.path,
+                f"--defaults-file={option_file}",
+                "--read-from-remote-server",
+                "--raw",
+                "--result-file=./",
+                *options,
+            ),
+            cwd=folder,
+        )
 
 
 def _from(start: int) -> list[str]:
@@ -145,11 +155,12 @@ def binlog_tool(flavour: Flavour, *, paths: Mapping[str, str] = NO_PATHS) -> Bin
     options = help_of(tool.path, tool.sha256)
     is_mariadb = _ONLY_MARIADB in options
     if is_mariadb is not (flavour is Flavour.MARIADB):
-        raise ToolError(f"{tool.path} cannot copy the binary logs of a {flavour} server",
-                        detail=f"it is {'MariaDB' if is_mariadb else 'MySQL'}'s: {tool.version_text}",
-                        hint=_to_install(flavour))
-    return BinlogTool(tool, flavour, _MYSQL_ID if _MYSQL_ID in options else _MARIADB_ID,
-                      has_modes(tool))
+        raise ToolError(
+            f"{tool.path} cannot copy the binary logs of a {flavour} server",
+            detail=f"it is {'MariaDB' if is_mariadb else 'MySQL'}'s: {tool.version_text}",
+            hint=_to_install(flavour),
+        )
+    return BinlogTool(tool, flavour, _MYSQL_ID if _MYSQL_ID in options else _MARIADB_ID, has_modes(tool))
 
 
 def connection_id(server: str, installation: str, taken: Collection[int] = ()) -> int:
@@ -165,5 +176,7 @@ def connection_id(server: str, installation: str, taken: Collection[int] = ()) -
 def _to_install(flavour: Flavour) -> str:
     if flavour is Flavour.MARIADB:
         return "apt-get install mariadb-client, or name the program: `programs: {mariadb-binlog: /path/to/it}`"
-    return ("install the MySQL client programs of the server's series, or name the program:"
-            " `programs: {mysqlbinlog: /path/to/mysqlbinlog}`")
+    return (
+        "install the MySQL client programs of the server's series, or name the program:"
+        " `programs: {mysqlbinlog: /path/to/mysqlbinlog}`"
+    )

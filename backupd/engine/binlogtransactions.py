@@ -39,15 +39,36 @@ _XA = re.compile(r"XA\s+(START|BEGIN|END|COMMIT|ROLLBACK)\s+(.*?)(?:\s+ONE PHASE
 _SAVEPOINT = re.compile(r"\s*(?:SAVEPOINT|RELEASE\s+SAVEPOINT|ROLLBACK\s+(?:WORK\s+)?TO)\b", re.IGNORECASE)
 _LOAD_SIZE = 13
 _GROUP_REPLICATION = (36, 37)
-_PARTS = frozenset({events.INTVAR, events.RAND, events.USER_VAR, events.BEGIN_LOAD, events.APPEND_BLOCK,
-                    events.DELETE_FILE, events.ROWS_QUERY, events.ANNOTATE, *_GROUP_REPLICATION})
+_PARTS = frozenset(
+    {
+        events.INTVAR,
+        events.RAND,
+        events.USER_VAR,
+        events.BEGIN_LOAD,
+        events.APPEND_BLOCK,
+        events.DELETE_FILE,
+        events.ROWS_QUERY,
+        events.ANNOTATE,
+        *_GROUP_REPLICATION,
+    }
+)
 _ALONE = frozenset({events.CHECKPOINT, events.STOP, events.START_ENCRYPTION, events.IGNORABLE})
+
 
 class Assembler:
     """Puts transactions together. All counts hold for ``[start, end)`` only: what is not complete is in none."""
 
-    def __init__(self, *, mariadb: bool, gtids: str, end: int, ending: Ending, next_file: str,
-                 on_transaction: Callable[[Transaction], None] | None, watch: RowWatch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        mariadb: bool,
+        gtids: str,
+        end: int,
+        ending: Ending,
+        next_file: str,
+        on_transaction: Callable[[Transaction], None] | None,
+        watch: RowWatch | None = None,
+    ) -> None:
         self.end, self.ending, self.next_file = end, ending, next_file
         self.gtids_before: str | None = None
         self.transactions, self.precise = 0, True
@@ -67,13 +88,23 @@ class Assembler:
         self._open = False
         self._clear(0)
         self._handlers: dict[int, Callable[[Event], None]] = {
-            events.QUERY: self._query, events.QUERY_COMPRESSED: self._query, events.EXECUTE_LOAD: self._query,
-            events.XID: self._xid, events.TABLE_MAP: self._table_map, events.XA_PREPARE: self._xa_prepare,
-            events.GTID: self._mysql_gtid, events.ANONYMOUS_GTID: self._mysql_gtid,
-            events.TAGGED_GTID: self._mysql_gtid, events.MARIADB_GTID: self._mariadb_gtid,
-            events.PREVIOUS_GTIDS: self._known_before, events.GTID_LIST: self._known_before,
-            events.ROTATE: self._rotate, events.PAYLOAD: self._payload, events.INCIDENT: self._incident,
-            **dict.fromkeys(ROW_KINDS, self._changes.rows)}
+            events.QUERY: self._query,
+            events.QUERY_COMPRESSED: self._query,
+            events.EXECUTE_LOAD: self._query,
+            events.XID: self._xid,
+            events.TABLE_MAP: self._table_map,
+            events.XA_PREPARE: self._xa_prepare,
+            events.GTID: self._mysql_gtid,
+            events.ANONYMOUS_GTID: self._mysql_gtid,
+            events.TAGGED_GTID: self._mysql_gtid,
+            events.MARIADB_GTID: self._mariadb_gtid,
+            events.PREVIOUS_GTIDS: self._known_before,
+            events.GTID_LIST: self._known_before,
+            events.ROTATE: self._rotate,
+            events.PAYLOAD: self._payload,
+            events.INCIDENT: self._incident,
+            **dict.fromkeys(ROW_KINDS, self._changes.rows),
+        }
 
     @property
     def gtids(self) -> str:
@@ -162,9 +193,19 @@ class Assembler:
         if self._number:
             self._state.add(self._source, server, self._number)
         if self._on_transaction is not None:
-            self._on_transaction(Transaction(
-                self._gtid, self._start, end, at, bool(micros), server, *self._changes.done(), state or self._xa_state,
-                self._xa_id))
+            self._on_transaction(
+                Transaction(
+                    self._gtid,
+                    self._start,
+                    end,
+                    at,
+                    bool(micros),
+                    server,
+                    *self._changes.done(),
+                    state or self._xa_state,
+                    self._xa_id,
+                )
+            )
 
     # --- events that open and end groups
 
@@ -194,8 +235,9 @@ class Assembler:
 
     def _known_before(self, event: Event) -> None:
         try:
-            self._state.start(str(read_gtid_list(event) if event[0] == events.GTID_LIST
-                                  else read_previous_gtids(event)))
+            self._state.start(
+                str(read_gtid_list(event) if event[0] == events.GTID_LIST else read_previous_gtids(event))
+            )
         except (IndexError, ValueError, struct.error) as error:
             raise damaged(event[3], f"its list of earlier GTIDs cannot be read: {error}") from None
         if self.gtids_before is None:
@@ -216,12 +258,12 @@ class Assembler:
         at = body + _XA_PREPARE.size
         if at + transaction + branch > stop:
             raise damaged(event[3], "an XA identifier is longer than its event")
-        self._xa_id = xid_text(form, data[at:at + transaction], data[at + transaction:at + transaction + branch])
+        self._xa_id = xid_text(form, data[at : at + transaction], data[at + transaction : at + transaction + branch])
         self._complete(event, "committed" if one_phase else "prepared")
 
     def _rotate(self, event: Event) -> None:
         *_, data, body, stop = event
-        self.next_file = data[body + 8:stop].decode("utf-8", "replace")
+        self.next_file = data[body + 8 : stop].decode("utf-8", "replace")
         self._passed(event)
 
     def _incident(self, event: Event) -> None:
@@ -259,8 +301,8 @@ class Assembler:
         except struct.error:
             raise damaged(start, "a statement's event is cut") from None
         at = body + _QUERY.size + status_size + (_LOAD_SIZE if kind == events.EXECUTE_LOAD else 0)
-        schema = data[at:at + schema_size]
-        text = data[at + schema_size + 1:stop]
+        schema = data[at : at + schema_size]
+        text = data[at + schema_size + 1 : stop]
         if kind == events.QUERY_COMPRESSED:
             try:
                 plain = inflated(Pull(io.BytesIO(text).read, len(text)))
@@ -283,8 +325,9 @@ class Assembler:
         if (xa := _XA.match(text)) is not None:
             self._xa_statement(event, xa[1].upper(), xa[2])
             return
-        self._changes.statement(text, schema.decode("utf-8", "replace"), only_begun=self._half_alter,
-                                whole=len(raw) <= READ_AT_MOST)
+        self._changes.statement(
+            text, schema.decode("utf-8", "replace"), only_begun=self._half_alter, whole=len(raw) <= READ_AT_MOST
+        )
         if not self._begun:
             self._complete(event)
 
@@ -365,5 +408,5 @@ def _decoded(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         if error.start >= len(raw) - 3:
-            return raw[:error.start].decode()
+            return raw[: error.start].decode()
         return raw.decode("cp1252", "replace")

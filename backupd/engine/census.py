@@ -60,8 +60,11 @@ def is_copied(engine: str, flavour: Flavour, tool: str) -> bool:
 
 def has_rocksdb(session: Session) -> bool:
     """Is that engine loaded, with tables or without? Raises ServerError."""
-    return bool(session.scalar("SELECT COUNT(*) FROM information_schema.ENGINES WHERE ENGINE = 'ROCKSDB' "
-                               "AND SUPPORT IN ('YES', 'DEFAULT')"))
+    return bool(
+        session.scalar(
+            "SELECT COUNT(*) FROM information_schema.ENGINES WHERE ENGINE = 'ROCKSDB' AND SUPPORT IN ('YES', 'DEFAULT')"
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,8 +187,8 @@ class Session:
             # refuse to look (max_join_size), or end it. Primary keys that the server made (from 8.0.30 on) are columns
             # like others: rows are not the same without.
             init_command="SET SESSION sql_select_limit = 18446744073709551615, sql_big_selects = 1 "
-                         "/*!80030 , show_gipk_in_create_table_and_information_schema = 1 */ "
-                         "/*!50708 , max_execution_time = 0 */ /*M!100101 , max_statement_time = 0 */",
+            "/*!80030 , show_gipk_in_create_table_and_information_schema = 1 */ "
+            "/*!50708 , max_execution_time = 0 */ /*M!100101 , max_statement_time = 0 */",
             connect_timeout=max(1, round(connection.connect_timeout)),
             read_timeout=connection.answer_timeout,
             write_timeout=connection.answer_timeout,
@@ -207,8 +207,9 @@ class Session:
             else:
                 raw.connect()
         except (pymysql.err.Error, OSError, UnicodeError) as error:
-            raise _server_error(f"cannot connect to the server at {connection.address}", error,
-                                hint=tls_hint(error, connection.tls)) from error
+            raise _server_error(
+                f"cannot connect to the server at {connection.address}", error, hint=tls_hint(error, connection.tls)
+            ) from error
         raw.encoding = _EXACT
         self._raw = raw
 
@@ -307,8 +308,9 @@ class Session:
         if isinstance(error, UnicodeDecodeError):
             # A name of a column, a number: no server sends these otherwise. The rest of the answer is still on its way.
             self.close()
-            return _server_error(f"the server at {self.connection.address} sent an answer that cannot be read", error,
-                                 statement=sql)
+            return _server_error(
+                f"the server at {self.connection.address} sent an answer that cannot be read", error, statement=sql
+            )
         return _server_error(f"the server at {self.connection.address} refused a statement", error, statement=sql)
 
 
@@ -348,16 +350,22 @@ def _encryption(connection: Connection) -> dict[str, Any]:
     try:
         return arguments(connection.tls, connection.ssl)
     except OSError as error:
-        raise ServerError(f"the connection to {connection.address} cannot be encrypted as the configuration says",
-                          detail=str(error), hint="look at `tls_ca` of this server, and at ssl-ca, ssl-cert and "
-                          "ssl-key of its option file: they must be readable, in PEM") from error
+        raise ServerError(
+            f"the connection to {connection.address} cannot be encrypted as the configuration says",
+            detail=str(error),
+            hint="look at `tls_ca` of this server, and at ssl-ca, ssl-cert and "
+            "ssl-key of its option file: they must be readable, in PEM",
+        ) from error
 
 
 def _exact(name: str) -> codecs.CodecInfo | None:
     if name.replace("_", "-") != _EXACT:
         return None
-    return codecs.CodecInfo(name=_EXACT, encode=lambda text, _errors="": codecs.utf_8_encode(text, "surrogateescape"),
-                            decode=lambda data, _errors="": codecs.utf_8_decode(data, "surrogateescape", True))
+    return codecs.CodecInfo(
+        name=_EXACT,
+        encode=lambda text, _errors="": codecs.utf_8_encode(text, "surrogateescape"),
+        decode=lambda data, _errors="": codecs.utf_8_decode(data, "surrogateescape", True),
+    )
 
 
 codecs.register(_exact)

@@ -75,8 +75,18 @@ BACKUP_TYPE = "clone"
 _PREFIX = "clone-"
 _RESERVE = 64 * 1024 * 1024
 _COPIED = "InnoDB"
-_LEFT_OUT = ("#clone/*", "#innodb_temp/*", "#innodb_redo/*_tmp", "#ib_*.dblwr", "ibtmp*", "auto.cnf", "*.pem", "*.pid",
-             "*.err", "performance_schema/*")
+_LEFT_OUT = (
+    "#clone/*",
+    "#innodb_temp/*",
+    "#innodb_redo/*_tmp",
+    "#ib_*.dblwr",
+    "ibtmp*",
+    "auto.cnf",
+    "*.pem",
+    "*.pid",
+    "*.err",
+    "performance_schema/*",
+)
 """Patterns of files of the started copy that are no part of a backup."""
 _IN_CNF = ("innodb_page_size", "innodb_data_file_path")
 _NOT_DATA = ("#innodb_temp/*", "ibtmp*", "*.dblwr", "*.err", "*.log", "*.pem")
@@ -105,8 +115,12 @@ class Clone:
         return False
 
     def warnings(self, info: ServerInfo) -> tuple[str, ...]:
-        return tuple(f"CLONE copies InnoDB only: {number} tables of engine {engine} come back empty; take logical "
-                     "backups of them" for engine, number in sorted(info.engines.items()) if engine != _COPIED)
+        return tuple(
+            f"CLONE copies InnoDB only: {number} tables of engine {engine} come back empty; take logical "
+            "backups of them"
+            for engine, number in sorted(info.engines.items())
+            if engine != _COPIED
+        )
 
     def capture(self, request: CaptureRequest) -> CloneCapture:
         return CloneCapture(self._tool, request)
@@ -119,12 +133,21 @@ class Clone:
         (base / "performance_schema").mkdir(mode=0o700, exist_ok=True)
         return ()
 
-    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing) -> None:  # noqa: ARG002, E501 - nothing was run
+    def verify_prepared(
+        self,
+        base: Path,
+        receipts: Receipts,
+        logs: Sequence[str],  # noqa: ARG002 - nothing was run
+        *,
+        left_out: LeftOut = nothing,  # noqa: ARG002
+    ) -> None:
         found = flushed_lsn(base, _system_of(base)), checkpoint_lsn(base)
         if found != (receipts.last_lsn, receipts.last_lsn):
-            raise ToolError(f"{base} is not the copy that was shut down at {receipts.last_lsn}",
-                            detail=f"its system tablespace says {found[0]}, its redo log {found[1]}",
-                            hint=OTHER_BACKUP)
+            raise ToolError(
+                f"{base} is not the copy that was shut down at {receipts.last_lsn}",
+                detail=f"its system tablespace says {found[0]}, its redo log {found[1]}",
+                hint=OTHER_BACKUP,
+            )
 
     def redo_bytes(self, base: Path) -> int:  # noqa: ARG002 - recovered already
         return 0
@@ -155,15 +178,20 @@ class CloneCapture:
         """Look at the server and make room. Raises RefusedError, ServerError, ToolError."""
         request = self._request
         if request.incremental_lsn is not None:
-            raise RefusedError("CLONE always copies everything: it makes no incremental backups",
-                               hint="take a full backup, or install Percona XtraBackup of the server's series")
+            raise RefusedError(
+                "CLONE always copies everything: it makes no incremental backups",
+                hint="take a full backup, or install Percona XtraBackup of the server's series",
+            )
         if request.spool is None:
             raise RefusedError("CLONE needs a folder to copy the server into", hint="configure a spool")
         info = self._info = probe(request.connection)
         if self.tool.version != info.version:
-            raise ToolError(f"{self.tool.path} is {self.tool.version}; a clone of this server can be started by "
-                            f"{info.version} only", detail=self.tool.version_text,
-                            hint="name the server's own program under `programs: {mysqld: ...}`")
+            raise ToolError(
+                f"{self.tool.path} is {self.tool.version}; a clone of this server can be started by "
+                f"{info.version} only",
+                detail=self.tool.version_text,
+                hint="name the server's own program under `programs: {mysqld: ...}`",
+            )
         with request.connection.connect() as session:
             cloneplugin.refuse_unfit(session, info)
             self._owner, self._user = _owner_of(Path(info.datadir), session)
@@ -198,8 +226,15 @@ class CloneCapture:
         for event in ingest(copy, _is_wanted, owner=self._owner, cancel=self._request.cancel):
             self._contents.take(event)
             yield event
-        self._receipts = Receipts(backup_type=BACKUP_TYPE, from_lsn=0, to_lsn=lsn, last_lsn=lsn, position=position,
-                                  tool_version=str(self.tool.version), server_version=info.version_text)
+        self._receipts = Receipts(
+            backup_type=BACKUP_TYPE,
+            from_lsn=0,
+            to_lsn=lsn,
+            last_lsn=lsn,
+            position=position,
+            tool_version=str(self.tool.version),
+            server_version=info.version_text,
+        )
 
     def receipts(self) -> Receipts:
         if self._receipts is None:
@@ -265,10 +300,16 @@ class CloneCapture:
     def _recover(self, copy: Path, info: ServerInfo) -> Position:
         """Start the copy, ask it where it stands, stop it. Raises ToolError, ServerError."""
         config = ServerConfig(
-            program=self.tool.path, datadir=copy, directory=self._folder / "run",
-            options={**options_for_copy(copy, info.variables), "performance_schema": "ON",
-                     "plugin_load_add": "mysql_clone.so"},
-            user=self._user)
+            program=self.tool.path,
+            datadir=copy,
+            directory=self._folder / "run",
+            options={
+                **options_for_copy(copy, info.variables),
+                "performance_schema": "ON",
+                "plugin_load_add": "mysql_clone.so",
+            },
+            user=self._user,
+        )
         self._tell("starting the copy")
         server = LaunchedServer(config, cancel=self._request.cancel)
         with server, server.connection.connect() as session:
@@ -279,8 +320,10 @@ class CloneCapture:
                 raise ToolError("the copy does not say that it was recovered", detail=told or "clone_status is empty")
             row = rows[0]
             if _flat(row["GTID_EXECUTED"]) != gtid:
-                raise ToolError("the copy has executed other transactions than its clone says",
-                                detail=f"{gtid}, not {_flat(row['GTID_EXECUTED'])}")
+                raise ToolError(
+                    "the copy has executed other transactions than its clone says",
+                    detail=f"{gtid}, not {_flat(row['GTID_EXECUTED'])}",
+                )
             self._tables = base_tables(session, read_dialect(session), Path(info.datadir))
             if self._ours:
                 session.execute("DELETE FROM mysql.plugin WHERE name = 'clone'")
@@ -316,8 +359,10 @@ def _make_folder(stack: contextlib.ExitStack, spool: Path, owner: int) -> Path:
         if os.geteuid() == 0:
             os.chown(made, owner, -1)
     except OSError as error:
-        raise RefusedError(f"{spool} cannot be used for a clone: {error.strerror}",
-                           hint="it must be a folder of this user on a disk with room for the whole server") from error
+        raise RefusedError(
+            f"{spool} cannot be used for a clone: {error.strerror}",
+            hint="it must be a folder of this user on a disk with room for the whole server",
+        ) from error
     return made
 
 
@@ -327,8 +372,10 @@ def _owner_of(datadir: Path, session: Session) -> tuple[int, str]:
     user = reader_of(datadir, session)
     owner = datadir.stat().st_uid
     if os.geteuid() not in (0, owner):
-        raise RefusedError(f"the server runs as uid {owner}, this process as uid {os.geteuid()}: it could not read "
-                           "what CLONE writes", hint="run the service as root or as the server's user")
+        raise RefusedError(
+            f"the server runs as uid {owner}, this process as uid {os.geteuid()}: it could not read what CLONE writes",
+            hint="run the service as root or as the server's user",
+        )
     return owner, user or pwd.getpwuid(owner).pw_name
 
 
@@ -346,7 +393,8 @@ def _refuse_no_room(datadir: Path, folder: Path) -> int:
         raise RefusedError(
             f"too little room in {folder.parent}: a clone takes {format_size(need)}, {format_size(free)} are free",
             detail=f"{need:,} bytes and {_RESERVE:,} in reserve; free: {free:,} bytes",
-            hint="put the spool onto a disk with room for the whole server, or install its Percona XtraBackup")
+            hint="put the spool onto a disk with room for the whole server, or install its Percona XtraBackup",
+        )
     return need
 
 
@@ -372,17 +420,21 @@ def _system_of(base: Path) -> str:
 def _clone_error(error: ServerError, copy: Path, owner: int) -> BackupdError:
     code = error_code(error)
     if _RENAMED in error.detail:
-        return TablesChangedError("the server could not clone itself while a table was renamed",
-                                  detail=f"{error.message}: {error.detail}",
-                                  hint="take the backup at a time without such statements")
+        return TablesChangedError(
+            "the server could not clone itself while a table was renamed",
+            detail=f"{error.message}: {error.detail}",
+            hint="take the backup at a time without such statements",
+        )
     hint = "nothing was kept of this backup; the server's error log tells more"
     if code == _DENIED:
         hint = "GRANT BACKUP_ADMIN ON *.* to the account; `backupd check` names each missing privilege"
     elif code == _CONCURRENT:
         hint = "another clone of this server runs: wait for it to end"
     elif code in _NO_FILE:
-        hint = (f"the server (uid {owner}) must be able to write into {copy.parent}: look at AppArmor, SELinux, and "
-                "ProtectSystem, PrivateTmp, ReadWritePaths of its service")
+        hint = (
+            f"the server (uid {owner}) must be able to write into {copy.parent}: look at AppArmor, SELinux, and "
+            "ProtectSystem, PrivateTmp, ReadWritePaths of its service"
+        )
     return ToolError("the server could not clone itself", detail=f"{error.message}: {error.detail}", hint=hint)
 
 

@@ -16,13 +16,16 @@ FIRST = Version(8, 0, 17)
 _NOT_LOADED = "the clone plugin is not loaded, and this account may not load it"
 _LIBRARY = "mysql_clone.so"
 _READ_ONLY = "the clone plugin is not loaded, and this server is read_only: a backup cannot load it"
-_FOR_GOOD = (f"load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}' (super_read_only has to "
-             f"be OFF for that moment), or write plugin_load_add={_LIBRARY} into its option file and restart it")
+_FOR_GOOD = (
+    f"load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}' (super_read_only has to "
+    f"be OFF for that moment), or write plugin_load_add={_LIBRARY} into its option file and restart it"
+)
 _IS_READ_ONLY = 1290
 _ACTIVE = "SELECT PLUGIN_STATUS = 'ACTIVE' FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'clone'"
 _OUTSIDE = frozenset({"tablespace", "undo", "system", "schema"})
-_MAY_INSERT = re.compile(r"GRANT (?:[A-Z ,]*\bINSERT\b[A-Z ,]*|ALL PRIVILEGES) ON `mysql`\.(?:`plugin`|\*) TO ",
-                         re.IGNORECASE)
+_MAY_INSERT = re.compile(
+    r"GRANT (?:[A-Z ,]*\bINSERT\b[A-Z ,]*|ALL PRIVILEGES) ON `mysql`\.(?:`plugin`|\*) TO ", re.IGNORECASE
+)
 
 
 def is_loaded(session: Session) -> bool:
@@ -37,12 +40,14 @@ def refuse_unfit(session: Session, info: ServerInfo) -> None:
         raise RefusedError(
             f"{len(outside)} files of this server lie outside its data directory: CLONE cannot copy them",
             detail="\n".join(f"{path.kind} {path.name}: {path.path}" for path in outside[:20]),
-            hint="move them into the data directory, or install Percona XtraBackup of the server's series")
+            hint="move them into the data directory, or install Percona XtraBackup of the server's series",
+        )
     if info.encrypted:
         raise RefusedError(
             f"{len(info.encrypted)} tablespaces are encrypted: a clone of them cannot be started without their keyring",
-            detail=", ".join(info.encrypted[:20]), hint="take logical backups of this server, or ALTER TABLE ... "
-            "ENCRYPTION='N'")
+            detail=", ".join(info.encrypted[:20]),
+            hint="take logical backups of this server, or ALTER TABLE ... ENCRYPTION='N'",
+        )
     if is_loaded(session):
         return
     if not _may_load(session):
@@ -61,14 +66,17 @@ def _may_load(session: Session) -> bool:
 def _may_write(session: Session) -> bool:
     """On a server that is read_only."""
     grants = read_grants(session)
-    return (not session.scalar("SELECT @@GLOBAL.super_read_only")
-            and (grants.allow("SUPER") or grants.allow("CONNECTION_ADMIN")))
+    return not session.scalar("SELECT @@GLOBAL.super_read_only") and (
+        grants.allow("SUPER") or grants.allow("CONNECTION_ADMIN")
+    )
 
 
 def _grant_hint(session: Session) -> str:
     user, _, host = str(session.scalar("SELECT CURRENT_USER()")).rpartition("@")
-    return (f"either GRANT INSERT, DELETE ON mysql.plugin TO '{user}'@'{host}' (it is loaded for each backup then),"
-            f" or load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}'")
+    return (
+        f"either GRANT INSERT, DELETE ON mysql.plugin TO '{user}'@'{host}' (it is loaded for each backup then),"
+        f" or load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}'"
+    )
 
 
 @contextlib.contextmanager

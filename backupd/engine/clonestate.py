@@ -39,8 +39,9 @@ def flushed_lsn(base: Path, system: str) -> int:
     except FileNotFoundError:
         page = b""
     if len(page) < _FLUSHED_AT + 8:
-        raise ToolError(f"{base / system} is not there or empty: this is no complete copy of a server",
-                        hint=OTHER_BACKUP)
+        raise ToolError(
+            f"{base / system} is not there or empty: this is no complete copy of a server", hint=OTHER_BACKUP
+        )
     return int(struct.unpack_from(">Q", page, _FLUSHED_AT)[0])
 
 
@@ -56,6 +57,5 @@ def checkpoint_lsn(base: Path) -> int:
             if len(header) == _HEADER:
                 found = max(found, int(struct.unpack_from(">Q", header, block + _LSN_IN_BLOCK)[0]))
     if not found:
-        raise ToolError(f"{base} has no readable redo log: this is no complete copy of a server",
-                        hint=OTHER_BACKUP)
+        raise ToolError(f"{base} has no readable redo log: this is no complete copy of a server", hint=OTHER_BACKUP)
     return found

@@ -62,8 +62,10 @@ class CommitLock:
         try:
             if self._session is None:
                 return
-            stages = {str(stage): (str(state), int(data), int(estimate))
-                      for stage, state, estimate, data in self._session.query(_PROGRESS)}
+            stages = {
+                str(stage): (str(state), int(data), int(estimate))
+                for stage, state, estimate, data in self._session.query(_PROGRESS)
+            }
         except ServerError as error:
             self._give_up(error)
             return

@@ -9,15 +9,24 @@ from backupd.model.table import TableName
 
 def check_names(session: Session, table: TableName) -> tuple[str, ...]:
     """Raises ServerError."""
-    return tuple(str(row[0]) for row in session.query(
-        "SELECT CONSTRAINT_NAME FROM information_schema.TABLE_CONSTRAINTS WHERE CONSTRAINT_TYPE = 'CHECK' "
-        "AND TABLE_SCHEMA = %s AND TABLE_NAME = %s", table.schema, table.table))
+    return tuple(
+        str(row[0])
+        for row in session.query(
+            "SELECT CONSTRAINT_NAME FROM information_schema.TABLE_CONSTRAINTS WHERE CONSTRAINT_TYPE = 'CHECK' "
+            "AND TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            table.schema,
+            table.table,
+        )
+    )
 
 
 def schema_checks(session: Session, schema: str) -> dict[str, str]:
     """The table that has each, by the check's name in lower case. Raises ServerError."""
-    rows = session.query("SELECT CONSTRAINT_NAME, TABLE_NAME FROM information_schema.TABLE_CONSTRAINTS "
-                         "WHERE CONSTRAINT_TYPE = 'CHECK' AND TABLE_SCHEMA = %s", schema)
+    rows = session.query(
+        "SELECT CONSTRAINT_NAME, TABLE_NAME FROM information_schema.TABLE_CONSTRAINTS "
+        "WHERE CONSTRAINT_TYPE = 'CHECK' AND TABLE_SCHEMA = %s",
+        schema,
+    )
     return {str(name).lower(): str(table) for name, table in rows}
 
 
@@ -35,7 +44,7 @@ def check_clauses(create: str) -> tuple[tuple[str, str], ...]:
             if depth == 0:
                 break
             end += 1
-        enforced = [token.word for token in found[end + 1:end + 3]] != ["NOT", "ENFORCED"]
-        text = create[token.start:found[end].end]
+        enforced = [token.word for token in found[end + 1 : end + 3]] != ["NOT", "ENFORCED"]
+        text = create[token.start : found[end].end]
         checks.append((found[at + 1].plain, text if enforced else f"{text} NOT ENFORCED"))
     return tuple(checks)

@@ -67,8 +67,11 @@ class Contents:
 
     @property
     def renamed(self) -> dict[str, str]:
-        return {path.removesuffix(_RENAMED): os.fsdecode(text).strip().removesuffix(_DATA).removeprefix("./")
-                for path, text in self._notes.items() if path in self.paths}
+        return {
+            path.removesuffix(_RENAMED): os.fsdecode(text).strip().removesuffix(_DATA).removeprefix("./")
+            for path, text in self._notes.items()
+            if path in self.paths
+        }
 
     def take(self, event: FileEvent) -> None:
         match event:
@@ -87,12 +90,12 @@ def expected_files(paths: Iterable[str]) -> frozenset[str]:
     """Files that a prepared backup has, when ``paths`` are those of the last one applied. Only what is certain: data of
     tables, what lies beside it in the folders of schemas, and the system tablespace."""
     listed = list(paths)
-    unsure = {path.removesuffix(suffix) + _DATA for path in listed for suffix in (_DROPPED, _RENAMED)
-              if path.endswith(suffix)}
+    unsure = {
+        path.removesuffix(suffix) + _DATA for path in listed for suffix in (_DROPPED, _RENAMED) if path.endswith(suffix)
+    }
     numbered = any(path.rpartition("/")[2].removesuffix(_DATA).isdecimal() for path in unsure)
     found = {final for path in listed for final in [_final(path)] if final and _TEMPORARY not in final}
-    return frozenset(path for path in found
-                     if path not in unsure and not (numbered and path.endswith(_DATA)))
+    return frozenset(path for path in found if path not in unsure and not (numbered and path.endswith(_DATA)))
 
 
 def _final(path: str) -> str:
@@ -109,13 +112,18 @@ def put_aside(base: Path, increment: Path) -> tuple[str, ...]:
     """Before ``increment`` is applied to ``base`` by mariadb-backup: give each tablespace that this would remove for
     its name's sake, though its table lives on under another one, the name that the tool itself gives what is in its
     way. It finds tablespaces by their numbers. Returns the stems that they had."""
-    doomed = {path.relative_to(increment).as_posix().removesuffix(suffix)
-              for suffix in (_NEW, _DROPPED) for path in increment.glob(f"*/*{suffix}")}
+    doomed = {
+        path.relative_to(increment).as_posix().removesuffix(suffix)
+        for suffix in (_NEW, _DROPPED)
+        for path in increment.glob(f"*/*{suffix}")
+    }
     there = {stem: number for stem in sorted(doomed) if (number := _number(base / f"{stem}{_DATA}"))}
     if not there:
         return ()
-    living = {space_id_of_meta(meta.read_text(encoding="ascii", errors="replace"))
-              for meta in increment.glob(f"*/*{_DATA}{_META}")}
+    living = {
+        space_id_of_meta(meta.read_text(encoding="ascii", errors="replace"))
+        for meta in increment.glob(f"*/*{_DATA}{_META}")
+    }
     kept = {stem: number for stem, number in there.items() if number in living}
     for stem, number in kept.items():
         path = base / f"{stem}{_DATA}"
@@ -128,13 +136,17 @@ def of_others(base: Path, paths: Iterable[str], tables: Iterable[BaseTable]) -> 
     the source: its rows are none of theirs, and a server does not open it. Of partitioned tables and of those that lie
     elsewhere nothing is told."""
     listed = list(paths)
-    numbers = {table.name: table.space for table in tables if table.engine.lower() == _INNODB
-               and table.space is not None and not table.shared and not table.parts}
+    numbers = {
+        table.name: table.space
+        for table in tables
+        if table.engine.lower() == _INNODB and table.space is not None and not table.shared and not table.parts
+    }
     elsewhere = {path.removesuffix(_LINK) for path in listed if path.endswith(_LINK)}
     stems = (path.removesuffix(_DATA) for path in listed if path.endswith(_DATA) and stem_of(path) + _DATA == path)
     names = {stem: table_of(stem) for stem in stems if stem not in elsewhere}
-    return sorted(name for stem, name in names.items()
-                  if name in numbers and _number(base / f"{stem}{_DATA}") != numbers[name])
+    return sorted(
+        name for stem, name in names.items() if name in numbers and _number(base / f"{stem}{_DATA}") != numbers[name]
+    )
 
 
 _MISSED = re.compile(r"Tablespace (?P<number>\d+) was not found at \./(?P<path>\S+\.ibd) ")
@@ -143,6 +155,7 @@ _MISSED = re.compile(r"Tablespace (?P<number>\d+) was not found at \./(?P<path>\
 def without_earlier_names(log: str, base: Path) -> str:
     """``log`` of mariadb-backup's prepare of some tables, without the lines that miss a tablespace by a name which
     another one has in ``base``: its table had that name before a RENAME, and was left out."""
+
     def is_taken(line: str) -> bool:
         missed = _MISSED.search(line)
         return missed is not None and _number(base / missed["path"]) not in (0, int(missed["number"]))
@@ -188,8 +201,9 @@ def _abandoned(paths: Collection[str], tables: Collection[BaseTable]) -> set[str
     return found | {path for path in paths if fulltext_id(path) is not None and path.partition("/")[0] in schemas}
 
 
-def verify_tables(base: Path, last: Sequence[str], *, tables: Collection[BaseTable] | None = None,
-                  partial: bool = False) -> None:
+def verify_tables(
+    base: Path, last: Sequence[str], *, tables: Collection[BaseTable] | None = None, partial: bool = False
+) -> None:
     """Does the prepared ``base`` hold the tables of the last backup applied (file list ``last``), and no dropped one?
 
     ``tables``: those that the server had at that backup's position, None where nobody listed them.
@@ -203,11 +217,15 @@ def verify_tables(base: Path, last: Sequence[str], *, tables: Collection[BaseTab
     if tables is not None:
         missing -= _abandoned(missing, tables)
     wrong = [f"{path} is missing" for path in sorted(missing)]
-    wrong += [f"{path} is there, though its table was dropped before the backup" for path in sorted(there - expected)
-              if path.endswith(_DEFINITION) and "/" in path and _TEMPORARY not in path]
+    wrong += [
+        f"{path} is there, though its table was dropped before the backup"
+        for path in sorted(there - expected)
+        if path.endswith(_DEFINITION) and "/" in path and _TEMPORARY not in path
+    ]
     if wrong:
-        raise UnrestorableError(f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong,
-                                hint=OTHER_BACKUP)
+        raise UnrestorableError(
+            f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong, hint=OTHER_BACKUP
+        )
 
 
 def remove_dropped_schemas(base: Path, last: Collection[str]) -> None:
@@ -223,12 +241,18 @@ def remove_dropped_schemas(base: Path, last: Collection[str]) -> None:
 def verify_fulltext(datadir: Path, last: Sequence[str], numbers: Collection[int]) -> None:
     """Are the full-text indexes of these tables (by InnoDB's numbers) in ``datadir`` as in the backup's list ``last``?
     Raises DamagedError."""
-    wrong = [f"{path} is missing" for path in sorted(expected_files(last))
-             if fulltext_id(path) in numbers and not (datadir / path).is_file()]
+    wrong = [
+        f"{path} is missing"
+        for path in sorted(expected_files(last))
+        if fulltext_id(path) in numbers and not (datadir / path).is_file()
+    ]
     if wrong:
-        raise DamagedError(f"{len(wrong)} files of full-text indexes are not in the prepared {datadir}", wrong,
-                           hint="restore the whole backup beside the server (--datadir FOLDER --start), and copy the "
-                                "tables from there")
+        raise DamagedError(
+            f"{len(wrong)} files of full-text indexes are not in the prepared {datadir}",
+            wrong,
+            hint="restore the whole backup beside the server (--datadir FOLDER --start), and copy the "
+            "tables from there",
+        )
 
 
 def rejoin_renamed(base: Path) -> tuple[str, ...]:
@@ -237,8 +261,10 @@ def rejoin_renamed(base: Path) -> tuple[str, ...]:
 
     Raises DamagedError, before anything moves, where several tables could be meant.
     """
-    definitions = {path.relative_to(base).as_posix().removesuffix(_DEFINITION): path
-                   for path in sorted(base.glob(f"*/*{_DEFINITION}"))}
+    definitions = {
+        path.relative_to(base).as_posix().removesuffix(_DEFINITION): path
+        for path in sorted(base.glob(f"*/*{_DEFINITION}"))
+    }
     if not definitions:
         return ()  # a server that keeps them elsewhere
     moves: list[tuple[str, str]] = []
@@ -253,16 +279,22 @@ def rejoin_renamed(base: Path) -> tuple[str, ...]:
         if name in definitions or _TEMPORARY in name or _AUXILIARY.match(table):
             continue
         part = stem.removeprefix(name)
-        able = [other for other, path in definitions.items()
-                if other.rpartition("/")[2] == table and not _has_data(base / other, part) and not _is_view(path)]
+        able = [
+            other
+            for other, path in definitions.items()
+            if other.rpartition("/")[2] == table and not _has_data(base / other, part) and not _is_view(path)
+        ]
         if len(able) == 1:
             moves.append((stem, able[0] + part))
         elif able:
             doubts.append(f"{stem}{_DATA} may belong to {' or '.join(able)}")
     if doubts:
-        raise DamagedError(f"the tablespaces of {len(doubts)} renamed tables cannot be assigned", doubts,
-                           hint="restore another backup; at the source, RENAME TABLE back to the old schema makes the"
-                           " next backup right")
+        raise DamagedError(
+            f"the tablespaces of {len(doubts)} renamed tables cannot be assigned",
+            doubts,
+            hint="restore another backup; at the source, RENAME TABLE back to the old schema makes the"
+            " next backup right",
+        )
     for stem, to in moves:
         for suffix in (_DATA, _LINK):
             if (base / f"{stem}{suffix}").exists():

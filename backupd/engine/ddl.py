@@ -23,9 +23,11 @@ from backupd.model.table import TableName, quote_name
 LOCK_SECONDS = 5
 """How long the definition of one table may wait for whoever changes it."""
 
-_HEADER = ("SET NAMES utf8mb4;\n"
-           "SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES', "
-           "SESSION time_zone = '+00:00', SESSION foreign_key_checks = 0, SESSION unique_checks = 0;\n")
+_HEADER = (
+    "SET NAMES utf8mb4;\n"
+    "SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES', "
+    "SESSION time_zone = '+00:00', SESSION foreign_key_checks = 0, SESSION unique_checks = 0;\n"
+)
 _TRIGGERS = """
 SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_SCHEMA, TRIGGER_NAME FROM information_schema.TRIGGERS
 WHERE TRIGGER_SCHEMA = %s
@@ -55,8 +57,9 @@ class TableDefinition:
 
     def is_like(self, other: TableDefinition) -> bool:
         """Is it the same, but for the next AUTO_INCREMENT, which moves with the rows?"""
-        return (self.triggers == other.triggers
-                and _NEXT_NUMBER.sub("", self.create) == _NEXT_NUMBER.sub("", other.create))
+        return self.triggers == other.triggers and _NEXT_NUMBER.sub("", self.create) == _NEXT_NUMBER.sub(
+            "", other.create
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,11 @@ def read_table(session: Session, name: TableName) -> TableDefinition:
     found = read_tables(session, [name])
     if name in found.tables:
         return found.tables[name]
-    raise NotFoundError(f"the definition of {name.shown} cannot be read", detail=found.failed[name],
-                        hint="is it there (upper and lower case differ), may the account read it, and is it whole? "
-                             "CHECK TABLE tells")
+    raise NotFoundError(
+        f"the definition of {name.shown} cannot be read",
+        detail=found.failed[name],
+        hint="is it there (upper and lower case differ), may the account read it, and is it whole? CHECK TABLE tells",
+    )
 
 
 def read_tables(session: Session, names: Iterable[TableName]) -> Definitions:
@@ -123,7 +128,7 @@ def read_definition(name: TableName, definition: bytes, triggers: bytes = b"") -
     for statement in statements(made):
         if statement.startswith("CREATE "):
             made_trigger(statement)
-    return understand(name, text[len(_HEADER):-2], made)
+    return understand(name, text[len(_HEADER) : -2], made)
 
 
 @contextmanager
@@ -131,8 +136,10 @@ def plain_session(session: Session) -> Iterator[Session]:
     """Another session to the same server, in which definitions are printed always in the same way."""
     with session.connection.connect() as own:
         own.execute("SET NAMES utf8mb4")
-        own.execute(f"SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION sql_quote_show_create = 1, "
-                    f"SESSION lock_wait_timeout = {LOCK_SECONDS}")
+        own.execute(
+            f"SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION sql_quote_show_create = 1, "
+            f"SESSION lock_wait_timeout = {LOCK_SECONDS}"
+        )
         yield own
 
 

@@ -38,11 +38,14 @@ class Stored:
     @classmethod
     def from_record(cls, record: Mapping[str, Any], statement: str) -> Stored:
         """From a row of SHOW CREATE ...."""
-        return cls(statement=statement, sql_mode=str(record.get("sql_mode") or ""),
-                   charset=str(record.get("character_set_client") or "utf8mb4"),
-                   collation=str(record.get("collation_connection") or ""),
-                   database_collation=str(record.get("Database Collation") or ""),
-                   time_zone=str(record.get("time_zone") or ""))
+        return cls(
+            statement=statement,
+            sql_mode=str(record.get("sql_mode") or ""),
+            charset=str(record.get("character_set_client") or "utf8mb4"),
+            collation=str(record.get("collation_connection") or ""),
+            database_collation=str(record.get("Database Collation") or ""),
+            time_zone=str(record.get("time_zone") or ""),
+        )
 
 
 def script(objects: Iterable[Stored], *, collation: str) -> str:
@@ -117,22 +120,24 @@ def made_trigger(statement: str, *, table: str = "", name: str = "") -> str:
     try:
         made = words.index("TRIGGER")
         on = words.index("ON", made)
-        body = next(at for at in range(on, len(found)) if words[at:at + 3] == ["FOR", "EACH", "ROW"]) + 3
+        body = next(at for at in range(on, len(found)) if words[at : at + 3] == ["FOR", "EACH", "ROW"]) + 3
     except (ValueError, StopIteration):
         raise ValueError(f"this is not a trigger: {statement[:200]!r}") from None
-    start = made + 4 if words[made + 1:made + 4] == ["IF", "NOT", "EXISTS"] else made + 1
+    start = made + 4 if words[made + 1 : made + 4] == ["IF", "NOT", "EXISTS"] else made + 1
     old_name, timed = _name(found, start)
     old_table, _ = _name(found, on + 1)
-    if words[body:body + 1] in (["FOLLOWS"], ["PRECEDES"]):
+    if words[body : body + 1] in (["FOLLOWS"], ["PRECEDES"]):
         body = _name(found, body + 1)[1]
-    definer = statement[found[1].start:found[made].start].strip() if made > 1 else ""
+    definer = statement[found[1].start : found[made].start].strip() if made > 1 else ""
     if words[1:3] == ["OR", "REPLACE"]:
-        definer = statement[found[3].start:found[made].start].strip() if made > 3 else ""
+        definer = statement[found[3].start : found[made].start].strip() if made > 3 else ""
     timing = " ".join(token.text for token in found[timed:on])
     if body >= len(found):
         raise ValueError(f"this trigger has no body: {statement[:200]!r}")
-    return (f"CREATE {definer + ' ' if definer else ''}TRIGGER {quote_name(name or old_name)} {timing} "
-            f"ON {quote_name(table or old_table)} FOR EACH ROW {statement[found[body].start:]}")
+    return (
+        f"CREATE {definer + ' ' if definer else ''}TRIGGER {quote_name(name or old_name)} {timing} "
+        f"ON {quote_name(table or old_table)} FOR EACH ROW {statement[found[body].start :]}"
+    )
 
 
 def _name(found: list[Token], at: int) -> tuple[str, int]:

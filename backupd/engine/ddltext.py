@@ -154,8 +154,11 @@ def parse_table(name: TableName, create: str) -> TableText:
     whole = tuple(key for key in dict.fromkeys([primary, *unique]) if key and solid.issuperset(key))
     return TableText(
         columns=Columns(tuple(columns), primary, whole, versioned=_after(words, "WITH", "SYSTEM", "VERSIONING") >= 0),
-        foreign_keys=tuple(keys), engine=_engine(options), partitioned=_after(words, "PARTITION", "BY") >= 0,
-        spans=tuple(spans))
+        foreign_keys=tuple(keys),
+        engine=_engine(options),
+        partitioned=_after(words, "PARTITION", "BY") >= 0,
+        spans=tuple(spans),
+    )
 
 
 def without_foreign_keys(name: TableName, create: str) -> str:
@@ -181,8 +184,10 @@ def makes_elsewhere(statement: str) -> bool:
     if not _ELSEWHERE.search(statement):
         return False
     found = list(tokens(statement))
-    datafile = any(one.word == "ADD" and two.word == "DATAFILE" and three.text.strip("'\"").startswith(("/", "../"))
-                   for one, two, three in zip(found, found[1:], found[2:], strict=False))
+    datafile = any(
+        one.word == "ADD" and two.word == "DATAFILE" and three.text.strip("'\"").startswith(("/", "../"))
+        for one, two, three in zip(found, found[1:], found[2:], strict=False)
+    )
     return datafile or without_directories(statement) != statement
 
 
@@ -206,7 +211,7 @@ def _split(found: Sequence[Token]) -> tuple[list[tuple[int, list[Token]]] | None
             depth -= 1
             if depth == 0:
                 complete = all(item for _, item in items)
-                return (items, found[at + 1:]) if complete else (None, found)
+                return (items, found[at + 1 :]) if complete else (None, found)
         elif token.text == "," and token.kind == "mark" and depth == 1:
             items.append((token.start, []))
             continue
@@ -233,14 +238,19 @@ def _column(text: str, item: Sequence[Token]) -> Column:
         end += 1
     words = [token.word for token in _flat(item[end:])]
     computed = _after(words, "GENERATED", "ALWAYS", "AS")
-    period = words[computed + 1] if computed >= 0 and words[computed:computed + 1] == ["ROW"] else ""
-    rest = text[item[end - 1].end:item[-1].end].strip()
+    period = words[computed + 1] if computed >= 0 and words[computed : computed + 1] == ["ROW"] else ""
+    rest = text[item[end - 1].end : item[-1].end].strip()
     return Column(
-        name=item[0].plain, type=text[item[1].start:item[end - 1].end],
+        name=item[0].plain,
+        type=text[item[1].start : item[end - 1].end],
         rest=f"{rest} */" if rest.rpartition("/*!")[2].find("*/") < 0 <= rest.find("/*!") else rest,
-        nullable=_after(words, "NOT", "NULL") < 0 and not period, generated=computed >= 0,
-        stored=computed >= 0 and bool({"STORED", "PERSISTENT"} & set(words)), invisible="INVISIBLE" in words,
-        auto_increment="AUTO_INCREMENT" in words, period=period)
+        nullable=_after(words, "NOT", "NULL") < 0 and not period,
+        generated=computed >= 0,
+        stored=computed >= 0 and bool({"STORED", "PERSISTENT"} & set(words)),
+        invisible="INVISIBLE" in words,
+        auto_increment="AUTO_INCREMENT" in words,
+        period=period,
+    )
 
 
 def _closing(item: Sequence[Token], at: int) -> int:
@@ -258,7 +268,7 @@ def _listed(item: Sequence[Token], at: int) -> tuple[tuple[str, ...], int]:
     """The names in the first parentheses from ``at`` on, and the place behind; none when one is an expression."""
     start = next(place for place in range(at, len(item)) if item[place].text == "(")
     end = _closing(item, start)
-    inside = list(_flat(item[start + 1:end]))
+    inside = list(_flat(item[start + 1 : end]))
     parts = 1 + sum(token.text == "," for token in inside if token.kind == "mark")
     names = tuple(token.plain for token in inside if token.kind == "name")
     return (names if len(names) == parts else ()), end + 1
@@ -274,16 +284,21 @@ def _foreign_key(child: TableName, item: Sequence[Token]) -> ForeignKey:
     parent_columns, at = _listed(item, at + 1)
     words = [token.word for token in item[at:]]
     return ForeignKey(
-        name=item[1].plain, child=child, columns=columns,
+        name=item[1].plain,
+        child=child,
+        columns=columns,
         parent=TableName(*parent) if len(parent) == 2 else TableName(child.schema, parent[0]),
-        parent_columns=parent_columns, on_delete=_rule(words, "DELETE"), on_update=_rule(words, "UPDATE"))
+        parent_columns=parent_columns,
+        on_delete=_rule(words, "DELETE"),
+        on_update=_rule(words, "UPDATE"),
+    )
 
 
 def _rule(words: Sequence[str], change: str) -> str:
     at = _after(words, "ON", change)
     if at < 0:
         return "NO ACTION"
-    return words[at] if words[at] in ("RESTRICT", "CASCADE") else " ".join(words[at:at + 2])
+    return words[at] if words[at] in ("RESTRICT", "CASCADE") else " ".join(words[at : at + 2])
 
 
 def _engine(found: Sequence[Token]) -> str:
@@ -296,6 +311,6 @@ def _engine(found: Sequence[Token]) -> str:
 def _after(words: Sequence[str], *wanted: str) -> int:
     """The place behind the first ``wanted`` in ``words``; -1 without one."""
     for at in range(len(words) - len(wanted) + 1):
-        if tuple(words[at:at + len(wanted)]) == wanted:
+        if tuple(words[at : at + len(wanted)]) == wanted:
             return at + len(wanted)
     return -1

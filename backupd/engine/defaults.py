@@ -78,10 +78,12 @@ def unreadable(path: Path, error: OSError) -> tuple[str, str]:
         return words, ""
     closed = next((folder for folder in reversed(path.absolute().parents) if not _is_open(folder)), path)
     who = user_words(acting_uid())
-    hint = (f"let {who} pass through that folder (chmod o+x {closed})" if closed != path else
-            f"give the file to {who} (chown, and chmod 600 {path})")
-    return (f"{words} (tried as {who}; {closed_words(closed)})",
-            f"{hint}; or call backupd as a user who may read it")
+    hint = (
+        f"let {who} pass through that folder (chmod o+x {closed})"
+        if closed != path
+        else f"give the file to {who} (chown, and chmod 600 {path})"
+    )
+    return (f"{words} (tried as {who}; {closed_words(closed)})", f"{hint}; or call backupd as a user who may read it")
 
 
 def _is_open(folder: Path) -> bool:

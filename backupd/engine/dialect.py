@@ -90,7 +90,8 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
     if flavour is Flavour.MARIADB:
         modern = version >= Version(10, 5, 2)
         return Dialect(
-            flavour=flavour, version=version,
+            flavour=flavour,
+            version=version,
             binlog_status="SHOW MASTER STATUS",
             replica_status="SHOW ALL SLAVES STATUS",
             replica_hosts="SHOW SLAVE HOSTS",
@@ -119,15 +120,18 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
         )
     dictionary = version >= Version(8, 0)
     return Dialect(
-        flavour=flavour, version=version,
+        flavour=flavour,
+        version=version,
         binlog_status="SHOW BINARY LOG STATUS" if version >= Version(8, 2) else "SHOW MASTER STATUS",
         replica_status="SHOW REPLICA STATUS" if version >= Version(8, 0, 22) else "SHOW SLAVE STATUS",
         replica_hosts="SHOW REPLICAS" if version >= Version(8, 0, 22) else "SHOW SLAVE HOSTS",
         executed_gtid="SELECT @@GLOBAL.gtid_executed",
         uid="server_uuid",
         tablespaces=(
-            _NEW_TABLESPACES if dictionary
-            else _OLD_TABLESPACES if version >= Version(5, 7, 8)
+            _NEW_TABLESPACES
+            if dictionary
+            else _OLD_TABLESPACES
+            if version >= Version(5, 7, 8)
             else _OLDEST_TABLESPACES  # tells no sizes
         ),
         encrypted=(

@@ -52,15 +52,22 @@ class Known:
 
     def children(self, is_there: Callable[[TableName], bool]) -> tuple[TableName, ...]:
         """Tables that are not there, but reference one that is."""
-        return tuple(sorted(child for child, parents in self._parents.items()
-                            if not is_there(child) and any(is_there(parent) for parent in parents)))
+        return tuple(
+            sorted(
+                child
+                for child, parents in self._parents.items()
+                if not is_there(child) and any(is_there(parent) for parent in parents)
+            )
+        )
 
 
 _TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE NOT LIKE '%VIEW'"
 _FULLTEXT = "SELECT DISTINCT TABLE_SCHEMA, TABLE_NAME FROM information_schema.STATISTICS WHERE INDEX_TYPE = 'FULLTEXT'"
 _TRIGGERS = "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, ACTION_STATEMENT FROM information_schema.TRIGGERS"
-_VIEWS = ("SELECT TABLE_SCHEMA, TABLE_NAME, VIEW_DEFINITION FROM information_schema.VIEWS"
-          " WHERE TABLE_SCHEMA NOT IN ('sys', 'mysql')")
+_VIEWS = (
+    "SELECT TABLE_SCHEMA, TABLE_NAME, VIEW_DEFINITION FROM information_schema.VIEWS"
+    " WHERE TABLE_SCHEMA NOT IN ('sys', 'mysql')"
+)
 """None of these makes MySQL open a table; its list of InnoDB's tables, and sizes, would."""
 
 
@@ -84,7 +91,10 @@ def read_dictionary(
     return Known(
         tuple(sorted(name for name in _names(session, _TABLES) if name.schema not in SYSTEM_SCHEMAS)),
         {TableName(str(schema), str(name)): str(text or "") for schema, name, text in session.query(_VIEWS)},
-        {name: "; ".join(lines) for name, lines in texts.items()}, _parents(session, dialect), ids), said
+        {name: "; ".join(lines) for name, lines in texts.items()},
+        _parents(session, dialect),
+        ids,
+    ), said
 
 
 def _names(session: Session, sql: str) -> list[TableName]:
@@ -100,8 +110,10 @@ def _parents(session: Session, dialect: Dialect) -> dict[TableName, frozenset[Ta
     """By child, of all tables, whether their files are there or not."""
     found: dict[TableName, set[TableName]] = defaultdict(set)
     if _has_dictionary(dialect):
-        rows = session.query("SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME"
-                             " FROM information_schema.REFERENTIAL_CONSTRAINTS")
+        rows = session.query(
+            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME"
+            " FROM information_schema.REFERENTIAL_CONSTRAINTS"
+        )
         for schema, table, other, parent in rows:
             found[TableName(str(schema), str(table))].add(TableName(str(other), str(parent)))
     else:
@@ -125,7 +137,7 @@ def drop_tables(session: Session, names: Collection[TableName]) -> tuple[str, ..
 
 def _batches(names: Sequence[TableName]) -> Iterator[Sequence[TableName]]:
     for begin in range(0, len(names), _AT_ONCE):
-        yield names[begin:begin + _AT_ONCE]
+        yield names[begin : begin + _AT_ONCE]
 
 
 def _drop(session: Session, names: Sequence[TableName]) -> list[str]:

@@ -46,12 +46,33 @@ from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
 
 PROGRAMS: Mapping[Flavour, tuple[str, ...]] = {
-    Flavour.MARIADB: ("mariadb-dump", "mysqldump"), Flavour.MYSQL: ("mysqldump",), Flavour.PERCONA: ("mysqldump",)}
-_OPTIONS = ("--single-transaction", "--no-create-info", "--no-create-db", "--skip-triggers", "--skip-opt", "--quick",
-            "--skip-extended-insert", "--complete-insert", "--hex-blob", "--tz-utc", "--force", "--comments",
-            "--verbose", "--no-tablespaces", "--default-character-set=utf8mb4", "--max-allowed-packet=1G")
-_HINTS = {flavour: f"install the client programs of {flavour}, or name the program: `programs: "
-                   f"{{{names[0]}: /path/to/{names[0]}}}`" for flavour, names in PROGRAMS.items()}
+    Flavour.MARIADB: ("mariadb-dump", "mysqldump"),
+    Flavour.MYSQL: ("mysqldump",),
+    Flavour.PERCONA: ("mysqldump",),
+}
+_OPTIONS = (
+    "--single-transaction",
+    "--no-create-info",
+    "--no-create-db",
+    "--skip-triggers",
+    "--skip-opt",
+    "--quick",
+    "--skip-extended-insert",
+    "--complete-insert",
+    "--hex-blob",
+    "--tz-utc",
+    "--force",
+    "--comments",
+    "--verbose",
+    "--no-tablespaces",
+    "--default-character-set=utf8mb4",
+    "--max-allowed-packet=1G",
+)
+_HINTS = {
+    flavour: f"install the client programs of {flavour}, or name the program: `programs: "
+    f"{{{names[0]}: /path/to/{names[0]}}}`"
+    for flavour, names in PROGRAMS.items()
+}
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f.]+")
 _COLUMN_NAME = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -114,8 +135,9 @@ def client_dump_tool(flavour: Flavour, *, paths: Mapping[str, str] = NO_PATHS) -
     ToolError when the program of that name is another flavour's."""
     tool = find_tool(PROGRAMS[flavour], paths=paths, hint=_HINTS[flavour])
     if ("mariadb" in tool.version_text.lower()) != (flavour is Flavour.MARIADB):
-        raise ToolError(f"{tool.path} cannot dump tables of a {flavour} server", detail=tool.version_text,
-                        hint=_HINTS[flavour])
+        raise ToolError(
+            f"{tool.path} cannot dump tables of a {flavour} server", detail=tool.version_text, hint=_HINTS[flavour]
+        )
     return ClientDump(tool, flavour)
 
 
@@ -148,12 +170,15 @@ class ClientDumpRun:
         while not self._begun.wait(_TICK / 5):
             self._check_cancelled()
             if not self._reader.is_alive() and not self._begun.is_set():  # it sets that before it ends
-                raise self._failure or ToolError(f"{self._tool.name} ended before it began",
-                                                 detail=pipeline.stderr_tail(self._program))
+                raise self._failure or ToolError(
+                    f"{self._tool.name} ended before it began", detail=pipeline.stderr_tail(self._program)
+                )
             if time.monotonic() > deadline:
-                raise ToolError(f"{self._tool.name} had no snapshot after {seconds:g} s",
-                                detail=pipeline.stderr_tail(self._program),
-                                hint="the server is busy, or something holds a lock: SHOW PROCESSLIST tells")
+                raise ToolError(
+                    f"{self._tool.name} had no snapshot after {seconds:g} s",
+                    detail=pipeline.stderr_tail(self._program),
+                    hint="the server is busy, or something holds a lock: SHOW PROCESSLIST tells",
+                )
 
     def files(self) -> Iterator[DumpedFile]:
         while True:
@@ -180,10 +205,12 @@ class ClientDumpRun:
     def __enter__(self) -> Self:
         try:
             # Relative to nothing: the tool reads only this file, and gets the password in no other way.
-            handed = self._resources.enter_context(handed_over(
-                self._request.connection, worker(), partial(client_options, modes=has_modes(self._tool))))
+            handed = self._resources.enter_context(
+                handed_over(self._request.connection, worker(), partial(client_options, modes=has_modes(self._tool)))
+            )
             command = handed.confined(
-                Command((self._tool.path, f"--defaults-file={handed.options}", *self._arguments()), user=worker()))
+                Command((self._tool.path, f"--defaults-file={handed.options}", *self._arguments()), user=worker())
+            )
             self._pipeline = Pipeline([command], log=self._request.log, on_stderr=self._hear)
         except BaseException:
             self._resources.close()
@@ -213,9 +240,11 @@ class ClientDumpRun:
             limit = int(session.scalar("SELECT @@GLOBAL.sql_select_limit"))
             there = [table.name for table in list_tables(session) if table.name.schema in schemas]
         if limit != _NO_LIMIT:
-            raise ToolError(f"{self._tool.name} would write no more than {limit} rows of each table",
-                            detail=f"sql_select_limit of the server is {limit}",
-                            hint="SET GLOBAL sql_select_limit = DEFAULT there, or install mydumper here")
+            raise ToolError(
+                f"{self._tool.name} would write no more than {limit} rows of each table",
+                detail=f"sql_select_limit of the server is {limit}",
+                hint="SET GLOBAL sql_select_limit = DEFAULT there, or install mydumper here",
+            )
         yield from _OPTIONS
         if "mariadb" not in self._tool.version_text.lower():
             yield "--set-gtid-purged=OFF"
@@ -277,8 +306,11 @@ class ClientDumpRun:
     def _sip(self) -> None:
         """Wait while there is a pause, or while enough files wait; not so long that the server gives up."""
         until = time.monotonic() + _SIP_SECONDS
-        while not self._stopped.is_set() and time.monotonic() < until and (
-                not self._going.is_set() or self._done.qsize() > _AHEAD):
+        while (
+            not self._stopped.is_set()
+            and time.monotonic() < until
+            and (not self._going.is_set() or self._done.qsize() > _AHEAD)
+        ):
             time.sleep(_TICK)
 
 

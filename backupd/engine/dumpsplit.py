@@ -85,8 +85,9 @@ class Splitter:
     def _begin(self, insert: bytes) -> None:
         number = self._wanted.get(self._table) if self._table is not None else None
         if self._table is not None and number is not None:
-            self._files = RowFiles(self._table, f"{self._folder}/{number:06d}", self._chunk,
-                                   head=settings("utf8mb4"), insert=insert)
+            self._files = RowFiles(
+                self._table, f"{self._folder}/{number:06d}", self._chunk, head=settings("utf8mb4"), insert=insert
+            )
 
     def _row(self, line: bytes) -> Iterator[DumpedFile]:
         if self._files is None or self._table is None:
@@ -96,8 +97,11 @@ class Splitter:
             return
         start, end = len(self._prefix), len(line) - len(_ROW_END)
         try:
-            done = (self._files.add(line[start:end]) if end < LONG
-                    else self._files.add_long(line[at : min(at + _PIECE, end)] for at in range(start, end, _PIECE)))
+            done = (
+                self._files.add(line[start:end])
+                if end < LONG
+                else self._files.add_long(line[at : min(at + _PIECE, end)] for at in range(start, end, _PIECE))
+            )
         except OSError as error:
             self._give_up(self._table, error)
         else:

@@ -43,8 +43,12 @@ def initialise(
     temporary.mkdir(mode=0o700)
     try:
         give(temporary, user)
-        plain = Command((program, "--no-defaults", f"--datadir={datadir}", *arguments), cwd=datadir,
-                        env={"TMPDIR": str(temporary)}, user=user if os.geteuid() == 0 else None)
+        plain = Command(
+            (program, "--no-defaults", f"--datadir={datadir}", *arguments),
+            cwd=datadir,
+            env={"TMPDIR": str(temporary)},
+            user=user if os.geteuid() == 0 else None,
+        )
         run(confine(plain, writable=[datadir, temporary]) if is_available(plain.user) else plain, timeout=START_SECONDS)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -57,14 +61,22 @@ def installer_of(program: str, info: ServerInfo, *, paths: Mapping[str, str] = N
     if info.flavour is not Flavour.MARIADB:
         return program
     names = row_for(info.flavour, info.version).install
-    beside = [str(folder / name) for name in names
-              for folder in (server.parent, server.parent.parent / "bin", server.parent.parent / "scripts")]
+    beside = [
+        str(folder / name)
+        for name in names
+        for folder in (server.parent, server.parent.parent / "bin", server.parent.parent / "scripts")
+    ]
     named = [paths[name] for name in names if paths.get(name)]
     return next((path for path in [*named, *beside] if os.access(path, os.X_OK)), locate(names[0]))
 
 
 def empty_system(
-    data: Path, program: str, *, installer: str, user: str = DATABASE_USER, templates: Path | None = None,
+    data: Path,
+    program: str,
+    *,
+    installer: str,
+    user: str = DATABASE_USER,
+    templates: Path | None = None,
     options: Options = NO_OPTIONS,
 ) -> None:
     """Make ``data`` the empty system of the server ``program``, without an identity of its own; as ``initialise``.
@@ -80,7 +92,12 @@ def empty_system(
 
 
 def _from_template(
-    data: Path, program: str, installer: str, user: str, templates: Path, options: Options,
+    data: Path,
+    program: str,
+    installer: str,
+    user: str,
+    templates: Path,
+    options: Options,
 ) -> None:
     """From that of this very program, kept by whoever comes first. It is made in ``data``, so that the server's
     user need not reach ``templates``."""

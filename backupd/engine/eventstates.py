@@ -51,9 +51,11 @@ _TOKEN = re.compile(
 _IN_TABLE = "SELECT db, name, status, originator FROM mysql.event"
 _IN_DICTIONARY = "SELECT EVENT_SCHEMA, EVENT_NAME, STATUS, ORIGINATOR FROM information_schema.EVENTS"
 _ONCE_IN_TABLE = "SELECT db, name FROM mysql.event WHERE status = 'ENABLED' AND execute_at <= %s"  # in UTC
-_ONCE_IN_DICTIONARY = ("SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.EVENTS "
-                       "WHERE EVENT_TYPE = 'ONE TIME' AND STATUS = 'ENABLED' "
-                       "AND CONVERT_TZ(EXECUTE_AT, TIME_ZONE, '+00:00') <= %s")
+_ONCE_IN_DICTIONARY = (
+    "SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.EVENTS "
+    "WHERE EVENT_TYPE = 'ONE TIME' AND STATUS = 'ENABLED' "
+    "AND CONVERT_TZ(EXECUTE_AT, TIME_ZONE, '+00:00') <= %s"
+)
 
 
 def read_events(session: Session, *, in_table: bool) -> dict[Key, Event]:
@@ -96,8 +98,14 @@ class Settled:
     warnings: tuple[str, ...]
 
 
-def settle(session: Session, before: Mapping[Key, Event], wanted: Mapping[Key, Event], *, in_table: bool,
-           ran_until: datetime | None) -> Settled:
+def settle(
+    session: Session,
+    before: Mapping[Key, Event],
+    wanted: Mapping[Key, Event],
+    *,
+    in_table: bool,
+    ran_until: datetime | None,
+) -> Settled:
     """Give each event of ``wanted`` its state. One that the applier disabled though nothing in ``wanted`` accounts for
     it gets the state that it had ``before``, with a warning. One-time events whose time lies before ``ran_until`` have
     run at the source, which disables or drops them then and logs neither: they are disabled (None: there are none).
@@ -117,33 +125,46 @@ def settle(session: Session, before: Mapping[Key, Event], wanted: Mapping[Key, E
     told = _give(session, present, given, in_table=in_table)
     ran = _ran(session, ran_until, in_table=in_table) if ran_until else ()
     present = read_events(session, in_table=in_table)
-    told += _give(session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran},
-                  in_table=in_table)
+    told += _give(
+        session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran}, in_table=in_table
+    )
     warnings = []
     if unsure:
-        warnings.append(f"a statement that was not understood changed these scheduled events, and they have the state "
-                        f"that they had in the backup; compare them with what is meant: {', '.join(unsure)}")
+        warnings.append(
+            f"a statement that was not understood changed these scheduled events, and they have the state "
+            f"that they had in the backup; compare them with what is meant: {', '.join(unsure)}"
+        )
     if lost:
-        warnings.append(f"these scheduled events are disabled, because the logs do not tell whether they were enabled: "
-                        f"{', '.join(lost)} (ALTER EVENT ... ENABLE turns one on)")
+        warnings.append(
+            f"these scheduled events are disabled, because the logs do not tell whether they were enabled: "
+            f"{', '.join(lost)} (ALTER EVENT ... ENABLE turns one on)"
+        )
     if ran:
         names = ", ".join(f"{present[key].schema}.{present[key].name}" for key in ran)
-        warnings.append(f"these one-time events had their time before the stop and were disabled, so that they do not "
-                        f"run a second time: {names}")
+        warnings.append(
+            f"these one-time events had their time before the stop and were disabled, so that they do not "
+            f"run a second time: {names}"
+        )
     last = {line.rpartition(":")[0]: line for line in told}
     return Settled(tuple(last.values()), tuple(warnings))
 
 
-def _give(session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]], *,
-          in_table: bool) -> tuple[str, ...]:
+def _give(
+    session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]], *, in_table: bool
+) -> tuple[str, ...]:
     told = []
     for key, (state, server_id) in sorted(wanted.items()):
         now = present.get(key)
         if now is None or now.state is state:
             continue
         if in_table:
-            session.execute("UPDATE mysql.event SET status = %s, originator = %s, modified = modified "
-                            "WHERE db = %s AND name = %s", str(state), server_id, now.schema, now.name)
+            session.execute(
+                "UPDATE mysql.event SET status = %s, originator = %s, modified = modified WHERE db = %s AND name = %s",
+                str(state),
+                server_id,
+                now.schema,
+                now.name,
+            )
         else:
             _alter(session, now, state)
         told.append(f"{now.schema}.{now.name}: {state.lower()}")
@@ -152,28 +173,41 @@ def _give(session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, t
 
 def _ran(session: Session, until: datetime, *, in_table: bool) -> tuple[Key, ...]:
     """Enabled one-time events whose time was not after ``until``."""
-    rows = session.query(_ONCE_IN_TABLE if in_table else _ONCE_IN_DICTIONARY,
-                         until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+    rows = session.query(
+        _ONCE_IN_TABLE if in_table else _ONCE_IN_DICTIONARY, until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    )
     folds = folds_schemas(session)
     return tuple(sorted(_key(str(schema), str(name), folds=folds) for schema, name in rows))
 
 
 def _alter(session: Session, event: Event, state: EventState) -> None:
     """By statement, with all that it would otherwise take from this session."""
-    row = session.records("SELECT DEFINER, SQL_MODE, TIME_ZONE, CHARACTER_SET_CLIENT, COLLATION_CONNECTION "
-                          "FROM information_schema.EVENTS WHERE EVENT_SCHEMA = %s AND EVENT_NAME = %s",
-                          event.schema, event.name)[0]
+    row = session.records(
+        "SELECT DEFINER, SQL_MODE, TIME_ZONE, CHARACTER_SET_CLIENT, COLLATION_CONNECTION "
+        "FROM information_schema.EVENTS WHERE EVENT_SCHEMA = %s AND EVENT_NAME = %s",
+        event.schema,
+        event.name,
+    )[0]
     user, _, host = str(row["DEFINER"]).rpartition("@")
     mode, zone = session.query("SELECT @@SESSION.sql_mode, @@SESSION.time_zone")[0]
     session.execute("SET SESSION sql_mode = %s, time_zone = %s", row["SQL_MODE"], row["TIME_ZONE"])
     word = {EventState.ENABLED: "ENABLE", EventState.DISABLED: "DISABLE"}.get(state, "DISABLE ON SLAVE")
-    session.execute(f"ALTER DEFINER = {quote_name(user)}@{quote_name(host)} "
-                    f"EVENT {quote_name(event.schema, event.name)} {word}")
+    session.execute(
+        f"ALTER DEFINER = {quote_name(user)}@{quote_name(host)} EVENT {quote_name(event.schema, event.name)} {word}"
+    )
     session.execute("SET SESSION sql_mode = %s, time_zone = %s", mode, zone)
 
 
-def _apply(statement: Statement, verb: str, words: list[str], at: int, known: dict[Key, Event],
-           touched: set[Key], *, folds: bool) -> None:
+def _apply(
+    statement: Statement,
+    verb: str,
+    words: list[str],
+    at: int,
+    known: dict[Key, Event],
+    touched: set[Key],
+    *,
+    folds: bool,
+) -> None:
     at = _after_condition(words, at + 1)
     schema, name, at = _name(words, at)
     key = _key(schema or statement.schema, name, folds=folds)
@@ -223,7 +257,7 @@ def _without_variables(words: list[str]) -> list[str]:
     if _upper(words, 0) != "SET" or _upper(words, 1) != "STATEMENT":
         return words
     at = next((at for at in range(len(words)) if _upper(words, at) == "FOR"), len(words) - 1)
-    return words[at + 1:]
+    return words[at + 1 :]
 
 
 def _event_word(words: list[str]) -> int | None:
@@ -260,7 +294,7 @@ def _name(words: list[str], at: int) -> tuple[str, str, int]:
 
 
 def _plain(word: str) -> str:
-    for quote in "`\"":
+    for quote in '`"':
         if word.startswith(quote):
             return word[1:-1].replace(quote * 2, quote)
     return word

@@ -39,6 +39,7 @@ _SETTINGS = (
     "SET SESSION net_write_timeout = 31536000, lock_wait_timeout = 60 /*!50708 , max_execution_time = 0 */",
 )
 
+
 @dataclass(frozen=True, slots=True)
 class ExactDump:
     """Our own reader as one of the tools that dump tables."""
@@ -81,8 +82,10 @@ class ExactRun:
         for session in self._sessions:
             session.open(Position())
             if time.monotonic() > deadline:
-                raise ToolError(f"the server needed more than {seconds:g} s to open {len(self._sessions)} snapshots",
-                                hint="the server is busy: try again later, or with fewer threads")
+                raise ToolError(
+                    f"the server needed more than {seconds:g} s to open {len(self._sessions)} snapshots",
+                    hint="the server is busy: try again later, or with fewer threads",
+                )
 
     def files(self) -> Iterator[DumpedFile]:
         for number, session in enumerate(self._sessions):
@@ -185,14 +188,16 @@ class ExactRun:
         columns = parse_table(table.name, str(printed)).columns
         reading = reading_of(table.name, columns)
         path = f"{self._request.folder}/{number:06d}"
-        with (contextlib.closing(session.session.packets(reading.select)) as rows,
-              RowFiles(table.name, path, self._request.chunk_bytes, head=reading.head,
-                       insert=reading.insert) as files):
+        with (
+            contextlib.closing(session.session.packets(reading.select)) as rows,
+            RowFiles(table.name, path, self._request.chunk_bytes, head=reading.head, insert=reading.insert) as files,
+        ):
             for row in rows:
                 if not self._going.is_set():
                     self._going.wait()
-                done = (files.add(row_text(row, reading)) if len(row) < LONG
-                        else files.add_long(row_pieces(row, reading)))
+                done = (
+                    files.add(row_text(row, reading)) if len(row) < LONG else files.add_long(row_pieces(row, reading))
+                )
                 if done is not None:
                     yield done
             if (done := files.finish()) is not None:

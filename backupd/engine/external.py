@@ -76,8 +76,10 @@ def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[Extern
     if not final.is_absolute():
         raise RefusedError(f"{final} is not absolute", hint="the server needs the whole path")
     if base == store or base in store.parents:
-        raise RefusedError(f"{store} lies inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
-                           hint="choose a folder beside it")
+        raise RefusedError(
+            f"{store} lies inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
+            hint="choose a folder beside it",
+        )
     links = _read_links(base)
     pending = _checked(base, [link for link in links if final not in Path(link.source).parents])
     first = _highest_number(store) + 1
@@ -109,8 +111,11 @@ def assert_local(base: Path, allowed: Path) -> None:
     The last look before a server is started. Raises RefusedError naming what leads elsewhere.
     """
     if found := astray(base, (allowed,)):
-        raise RefusedError(f"files of {base} lie elsewhere; a server started on it would open them",
-                           detail="\n".join(found[:50]), hint="remap the external tablespaces first")
+        raise RefusedError(
+            f"files of {base} lie elsewhere; a server started on it would open them",
+            detail="\n".join(found[:50]),
+            hint="remap the external tablespaces first",
+        )
 
 
 def astray(base: Path, allowed: Sequence[Path]) -> list[str]:
@@ -152,9 +157,11 @@ def _checked(base: Path, links: Sequence[ExternalTablespace]) -> tuple[ExternalT
         elif not any((base / f"{stem}{suffix}").is_file() for suffix in _DATA_SUFFIXES):
             damages.append(f"{link.link} names {link.source}, but {link.data} is not in the backup")
     if damages:
-        raise DamagedError("tablespaces outside the datadir are not complete", damages,
-                           hint="choose another backup (--to backup:ID); without them the server would open "
-                                "files of its source")
+        raise DamagedError(
+            "tablespaces outside the datadir are not complete",
+            damages,
+            hint="choose another backup (--to backup:ID); without them the server would open files of its source",
+        )
     return tuple(links)
 
 

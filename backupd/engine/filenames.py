@@ -80,7 +80,9 @@ zｚуїѷҥӌӳ ճ                            ưǝȇȯ ɜɰʄʘʬ ḧṏṷẚ�
 
 _DECODED = {
     f"@{line[0]}{second}": letter
-    for line in _CODES.splitlines() for second, letter in zip(_ORDER, line[1:], strict=False) if letter != " "
+    for line in _CODES.splitlines()
+    for second, letter in zip(_ORDER, line[1:], strict=False)
+    if letter != " "
 }
 _TOKEN = re.compile("@(?:[0-9a-f]{4}|..)|[0-9A-Za-z_]", re.DOTALL)
 _RESERVED = "@@@"

@@ -49,10 +49,14 @@ class ForeignKey:
     def clause_to(self, parent: TableName, *, name: str = "") -> str:
         """The same constraint, with another parent or name."""
         columns, others = (", ".join(map(quote_name, names)) for names in (self.columns, self.parent_columns))
-        rules = "".join(f" ON {change} {rule}" for change, rule in (("DELETE", self.on_delete),
-                                                                    ("UPDATE", self.on_update)) if rule != "NO ACTION")
-        return (f"CONSTRAINT {quote_name(name or self.name)} FOREIGN KEY ({columns}) REFERENCES {parent} "
-                f"({others}){rules}")
+        rules = "".join(
+            f" ON {change} {rule}"
+            for change, rule in (("DELETE", self.on_delete), ("UPDATE", self.on_update))
+            if rule != "NO ACTION"
+        )
+        return (
+            f"CONSTRAINT {quote_name(name or self.name)} FOREIGN KEY ({columns}) REFERENCES {parent} ({others}){rules}"
+        )
 
     @property
     def acts(self) -> bool:
@@ -101,21 +105,31 @@ class ForeignKeys:
 
 def graph(session: Session) -> ForeignKeys:
     """Every foreign key that the account may see. Raises ServerError."""
-    rules = {(str(schema), str(table), str(name)): (str(on_delete), str(on_update))
-             for schema, name, table, on_update, on_delete in session.query(_KEYS)}
+    rules = {
+        (str(schema), str(table), str(name)): (str(on_delete), str(on_update))
+        for schema, name, table, on_update, on_delete in session.query(_KEYS)
+    }
     columns: dict[tuple[str, str, str], list[tuple[str, TableName, str]]] = defaultdict(list)
     for schema, table, name, column, parent_schema, parent, parent_column in session.query(_COLUMNS):
         columns[schema, table, name].append((column, TableName(parent_schema, parent), parent_column))
-    return ForeignKeys(_key(place, pairs, *rules.get(place, ("NO ACTION", "NO ACTION")))
-                       for place, pairs in sorted(columns.items()))
+    return ForeignKeys(
+        _key(place, pairs, *rules.get(place, ("NO ACTION", "NO ACTION"))) for place, pairs in sorted(columns.items())
+    )
 
 
-def _key(place: tuple[str, str, str], pairs: list[tuple[str, TableName, str]], on_delete: str,
-         on_update: str) -> ForeignKey:
+def _key(
+    place: tuple[str, str, str], pairs: list[tuple[str, TableName, str]], on_delete: str, on_update: str
+) -> ForeignKey:
     schema, table, name = place
-    return ForeignKey(name=name, child=TableName(schema, table), columns=tuple(column for column, _, _ in pairs),
-                      parent=pairs[0][1], parent_columns=tuple(column for _, _, column in pairs),
-                      on_delete=on_delete, on_update=on_update)
+    return ForeignKey(
+        name=name,
+        child=TableName(schema, table),
+        columns=tuple(column for column, _, _ in pairs),
+        parent=pairs[0][1],
+        parent_columns=tuple(column for _, _, column in pairs),
+        on_delete=on_delete,
+        on_update=on_update,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +145,17 @@ class Orphans:
 
 def orphans(session: Session, key: ForeignKey, *, sample: int = 5) -> Orphans:
     """Count them. A key with a NULL in it references nothing, so it is none. Raises ServerError."""
-    present = session.scalar("SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND "
-                             "TABLE_NAME = %s", key.parent.schema, key.parent.table)
+    present = session.scalar(
+        "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+        key.parent.schema,
+        key.parent.table,
+    )
     child = [f"c.{quote_name(name)}" for name in key.columns]
     where = " AND ".join(f"{column} IS NOT NULL" for column in child)
     if present:
-        same = " AND ".join(f"p.{quote_name(parent)} = {column}"
-                            for parent, column in zip(key.parent_columns, child, strict=True))
+        same = " AND ".join(
+            f"p.{quote_name(parent)} = {column}" for parent, column in zip(key.parent_columns, child, strict=True)
+        )
         where += _NO_PARENT.format(parent=key.parent, same=same)
     rows = int(session.scalar(_COUNT.format(child=key.child, where=where)))
     keys: list[tuple[Any, ...]] = []

@@ -16,7 +16,9 @@ from backupd.model.server import Flavour
 
 _GRANT = re.compile(
     r"(?P<verb>GRANT|REVOKE) (?P<names>.+?) ON (?:\*\.\*|`(?P<schema>(?:[^`]|``)*)`\.(?:\*|`(?P<table>(?:[^`]|``)*)`))"
-    r" (?:TO|FROM) ", re.IGNORECASE)
+    r" (?:TO|FROM) ",
+    re.IGNORECASE,
+)
 _OF_COLUMNS = re.compile(r"[\w ]+\([^)]*\)")
 _LIKE = re.compile(r"\\(.)|(%)|(_)|(.)", re.DOTALL)
 _NO_GRANT_TABLES = 1290
@@ -62,8 +64,7 @@ class Grants:
         return _holds(self.tables.get((schema, table), frozenset()), wanted)
 
 
-def needs(dialect: Dialect, *, binlog: bool = False, physical: bool = True, rocksdb: bool = False
-          ) -> tuple[Need, ...]:
+def needs(dialect: Dialect, *, binlog: bool = False, physical: bool = True, rocksdb: bool = False) -> tuple[Need, ...]:
     """What a backup, the probe and the witness need; with ``binlog`` also a stream of the binary log. ``physical``
     False: only dumps are taken. ``rocksdb``: is that engine loaded?
 
@@ -74,7 +75,8 @@ def needs(dialect: Dialect, *, binlog: bool = False, physical: bool = True, rock
     """
     tool = "the physical backup tool stops without it"
     required = dict.fromkeys(
-        ("RELOAD", "PROCESS", "LOCK TABLES", dialect.monitor_privilege, dialect.backup_privilege), tool)
+        ("RELOAD", "PROCESS", "LOCK TABLES", dialect.monitor_privilege, dialect.backup_privilege), tool
+    )
     if not physical:
         required = {
             "RELOAD": "a dump cannot block commits for the moment in which it begins, so every dump fails",
@@ -82,8 +84,10 @@ def needs(dialect: Dialect, *, binlog: bool = False, physical: bool = True, rock
             dialect.monitor_privilege: "the position in the binary log cannot be read, so every dump fails",
         }
     elif rocksdb and dialect.flavour is Flavour.MARIADB:
-        required["SUPER"] = ("the engine ROCKSDB is loaded, of which the physical backup tool makes a checkpoint (SET "
-                             "GLOBAL rocksdb_create_checkpoint): every physical backup fails without it")
+        required["SUPER"] = (
+            "the engine ROCKSDB is loaded, of which the physical backup tool makes a checkpoint (SET "
+            "GLOBAL rocksdb_create_checkpoint): every physical backup fails without it"
+        )
     wanted = {
         "SELECT": "no witness can be read, so a restore is not proved equal, and engines in use stay unknown",
         "SHOW VIEW": "views are not counted, so a restore is not checked for them",
@@ -150,8 +154,10 @@ def _holds(names: frozenset[str], wanted: str) -> bool:
 
 def _is_like(schema: str, pattern: str) -> bool:
     """``*`` in ``schema`` stands for any text, which one character of ``pattern`` is not enough for."""
-    parts = (re.escape(escaped or plain) if escaped or plain else ".*" if anything else "[^*]"
-             for escaped, anything, _one, plain in _LIKE.findall(pattern))
+    parts = (
+        re.escape(escaped or plain) if escaped or plain else ".*" if anything else "[^*]"
+        for escaped, anything, _one, plain in _LIKE.findall(pattern)
+    )
     return re.fullmatch("".join(parts), schema, re.DOTALL) is not None
 
 

@@ -41,14 +41,20 @@ class Handed:
     connection: Connection
     ways: tuple[Path, ...]
 
-    def confined(self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = (),
-                 scratch: bool = True) -> Command:
+    def confined(
+        self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = (), scratch: bool = True
+    ) -> Command:
         """``command`` in a sandbox from which it reaches the server, where anything can be confined; its user is the
         one to whom all this was handed. Raises RefusedError."""
         if not (can_confine(command.argv[0]) and is_available(command.user)):
             return command
-        return confine(command, writable=writable, readable=[self.folder, *self.ways, *readable],
-                       network=not self.connection.socket, scratch=scratch)
+        return confine(
+            command,
+            writable=writable,
+            readable=[self.folder, *self.ways, *readable],
+            network=not self.connection.socket,
+            scratch=scratch,
+        )
 
 
 @contextlib.contextmanager
@@ -95,9 +101,10 @@ def _content(path: str, connection: Connection) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise RefusedError(f"{path}, which the connection to {connection.address} needs, cannot be read: "
-                           f"{error.strerror}", hint="look at the ssl-* settings in the defaults file of this server"
-                           ) from error
+        raise RefusedError(
+            f"{path}, which the connection to {connection.address} needs, cannot be read: {error.strerror}",
+            hint="look at the ssl-* settings in the defaults file of this server",
+        ) from error
 
 
 def _ways_to(connection: Connection) -> Iterator[Path]:

@@ -115,13 +115,17 @@ def missing_evidence(info: ServerInfo, position: Position, stored: str, key: byt
         if stored == (keyed(digest, key) if colon else digest):
             return ""
     except OSError as error:
-        return (f"the binary log {position.file} cannot be read ({error.strerror}), so nothing shows that the server's"
-                " history is still the same")
+        return (
+            f"the binary log {position.file} cannot be read ({error.strerror}), so nothing shows that the server's"
+            " history is still the same"
+        )
     except ValueError as error:
         return f"the binary log began again: {error}"
-    return (f"before {position.file}:{position.pos} the binary log holds other events than it did then"
-            if not colon or keyed("", key).startswith(f"{known}:") else
-            "another identity key was used then, so nothing shows that the server's history is still the same")
+    return (
+        f"before {position.file}:{position.pos} the binary log holds other events than it did then"
+        if not colon or keyed("", key).startswith(f"{known}:")
+        else "another identity key was used then, so nothing shows that the server's history is still the same"
+    )
 
 
 def layout_of(info: ServerInfo) -> dict[str, str]:

@@ -46,9 +46,10 @@ class HoldsBackError(ToolError):
             f"{named} holds back the end of each binary log, so the last transactions of a quiet server would not be "
             "archived: its binary log is not streamed until the mysqlbinlog of MySQL 5.7.26 or later is installed",
             detail=f"{PATIENCE:.0f} s after the server had sent them the bytes were not in the file, as with MySQL 5.6 "
-                   "and 5.7 before 5.7.26",
+            "and 5.7 before 5.7.26",
             hint="install the mysqlbinlog of MySQL 5.7.26 or later or of 8.0, which copies the logs of older servers "
-                 "too, and name it: `programs: {mysqlbinlog: /path/to/mysqlbinlog}`")
+            "too, and name it: `programs: {mysqlbinlog: /path/to/mysqlbinlog}`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,15 @@ class Trial:
     said: str = ""
 
 
-def tried(tool: BinlogTool, connection: Connection, position: Position, spool: Path, connection_id: int, *,
-          cancel: threading.Event | None = None) -> Trial:
+def tried(
+    tool: BinlogTool,
+    connection: Connection,
+    position: Position,
+    spool: Path,
+    connection_id: int,
+    *,
+    cancel: threading.Event | None = None,
+) -> Trial:
     """Try it, or give what was found before. ``position``: where the server writes. ``spool``: where it is remembered,
     and a folder may be made. Raises CancelledError, OSError."""
     memory = spool / _MEMORY
@@ -79,13 +87,21 @@ def tried(tool: BinlogTool, connection: Connection, position: Position, spool: P
     return trial
 
 
-def _try(tool: BinlogTool, connection: Connection, position: Position, folder: Path, connection_id: int,
-         cancel: threading.Event) -> Trial:
+def _try(
+    tool: BinlogTool,
+    connection: Connection,
+    position: Position,
+    folder: Path,
+    connection_id: int,
+    cancel: threading.Event,
+) -> Trial:
     going, ending = folder / "going", folder / "ending"
     for intake in (going, ending):
         make_intake(intake)
-    with log_client(tool, connection) as client, \
-            _Program(client.stream(going, position.file, connection_id, start=position.pos)) as one:
+    with (
+        log_client(tool, connection) as client,
+        _Program(client.stream(going, position.file, connection_id, start=position.pos)) as one,
+    ):
         if (said := one.wait(going / position.file, cancel)) is not None:
             return Trial(None, said)
         if _size(going / position.file):

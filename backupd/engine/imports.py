@@ -76,8 +76,11 @@ class ImportWatch:
         self._datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
         self._lsn = current_lsn(session) or 0
         self._page_size = int(str(session.scalar("SELECT @@GLOBAL.innodb_page_size")))
-        self._without = {number for number, name in _numbered(session).items()
-                         if _number_in(_usual_path(self._datadir, name)) not in (0, number)}
+        self._without = {
+            number
+            for number, name in _numbered(session).items()
+            if _number_in(_usual_path(self._datadir, name)) not in (0, number)
+        }
         self._there: dict[int, str] = {}
         self._removals = Removals()
 
@@ -97,7 +100,8 @@ class ImportWatch:
             raise TablesChangedError(
                 f"a tablespace was imported or discarded while the backup ran: {', '.join(names)}",
                 detail="the redo log removes the file, so that no restore of this backup would have the table",
-                hint="take the backup when no IMPORT TABLESPACE or DISCARD TABLESPACE runs")
+                hint="take the backup when no IMPORT TABLESPACE or DISCARD TABLESPACE runs",
+            )
 
     def _is_touched(self, number: int, name: str) -> bool:
         if number not in self._without and number not in self._removals.spaces:
@@ -126,10 +130,10 @@ class Removals:
         whole = len(raw) // _BLOCK * _BLOCK
         self._raw = raw[whole:]
         begin = max(len(self._records) - len(_SUFFIX) + 1, 0)
-        records = self._records + b"".join(raw[at:at + _BLOCK][_OF_BLOCK] for at in range(0, whole, _BLOCK))
+        records = self._records + b"".join(raw[at : at + _BLOCK][_OF_BLOCK] for at in range(0, whole, _BLOCK))
         while (begin := records.find(_SUFFIX, begin)) >= 0:
             begin += len(_SUFFIX)
-            self._note(records[max(begin - _LONGEST, 0):begin])
+            self._note(records[max(begin - _LONGEST, 0) : begin])
         self._records = records[-_LONGEST:]
 
     def _note(self, record: bytes) -> None:
@@ -139,7 +143,7 @@ class Removals:
                 for length in range(1, 6):
                     begin = found.start() - length
                     if begin > 0 and record[begin - 1] in _REMOVED and _packed_size(record[begin]) == length:
-                        self.spaces.add(_unpacked(record[begin:found.start()]))
+                        self.spaces.add(_unpacked(record[begin : found.start()]))
 
 
 def _packed_size(first: int) -> int:
@@ -197,9 +201,13 @@ def imported_tables(session: Session, *, newer_than: int, lsn: int) -> tuple[str
         return ()
     size = int(str(session.scalar("SELECT @@GLOBAL.innodb_page_size")))
     stamped = read_dialect(session).flavour is not Flavour.MARIADB
-    return tuple(sorted(
-        table.name for table in newer
-        if has_old_pages(table.path, lsn=lsn, page_size=size, own=table.space if stamped else None)))
+    return tuple(
+        sorted(
+            table.name
+            for table in newer
+            if has_old_pages(table.path, lsn=lsn, page_size=size, own=table.space if stamped else None)
+        )
+    )
 
 
 def existing_tables(session: Session, names: Collection[str]) -> tuple[str, ...]:
@@ -274,8 +282,9 @@ def _tables(session: Session) -> list[_Table]:
             path = paths.get(str(names.get(space, "")))
             if path is not None and not os.access(path, os.F_OK):
                 path = None  # MySQL 5.7 tells the former place of a table that was renamed into another schema
-            found.append(_Table(int(number), str(name), int(space), path or _usual_path(datadir, str(name)),
-                                path is not None))
+            found.append(
+                _Table(int(number), str(name), int(space), path or _usual_path(datadir, str(name)), path is not None)
+            )
     return found
 
 

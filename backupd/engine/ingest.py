@@ -41,8 +41,9 @@ def ingest(base: Path, wanted: Wanted, *, owner: int, cancel: Event | None = Non
             yield End(str(inside / MARK))
 
 
-def _file(folder: int, name: str, path: PurePosixPath, owner: int, buffer: bytearray,
-          cancel: Event | None) -> Iterator[FileEvent]:
+def _file(
+    folder: int, name: str, path: PurePosixPath, owner: int, buffer: bytearray, cancel: Event | None
+) -> Iterator[FileEvent]:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
@@ -50,9 +51,11 @@ def _file(folder: int, name: str, path: PurePosixPath, owner: int, buffer: bytea
     with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor has no path
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != owner:
-            raise ToolError(f"{path} of the copy is not a plain file of the server's own",
-                            detail=f"{stat.filemode(status.st_mode)}, {status.st_nlink} names, uid {status.st_uid}",
-                            hint="somebody changed the copy while it was made; nothing was kept of this backup")
+            raise ToolError(
+                f"{path} of the copy is not a plain file of the server's own",
+                detail=f"{stat.filemode(status.st_mode)}, {status.st_nlink} names, uid {status.st_uid}",
+                hint="somebody changed the copy while it was made; nothing was kept of this backup",
+            )
         view = memoryview(buffer)
         position = 0
         for begin, end in extents(descriptor, status):
@@ -63,7 +66,7 @@ def _file(folder: int, name: str, path: PurePosixPath, owner: int, buffer: bytea
             while position < end:
                 if cancel is not None and cancel.is_set():
                     raise CancelledError("the backup was cancelled")
-                count = file.readinto(view[:min(CHUNK, end - position)])
+                count = file.readinto(view[: min(CHUNK, end - position)])
                 if not count:
                     raise ToolError(f"{path} of the copy became shorter while it was read")
                 yield Data(str(path), position, view[:count])

@@ -36,7 +36,7 @@ class RowMeter:
         text = self._last + content
         for pattern in self._counts:  # what ends within ``content``; the rest was counted before
             self._counts[pattern] += text.count(pattern, max(0, len(self._last) - len(pattern) + 1))
-        self._last = text[1 - _LONGEST:]
+        self._last = text[1 - _LONGEST :]
 
     @property
     def statements(self) -> int:

@@ -80,9 +80,15 @@ def base_tables(session: Session, dialect: Dialect, datadir: Path) -> tuple[Base
         parts = spaces.get(name, {}) if (engine or _INNODB) == _INNODB else {}
         space = next(iter(parts.values()), None)
         lying = all(part.shared or _has_file(datadir, part.path) for part in parts.values())
-        found.append(BaseTable(
-            name, str(engine or (_INNODB if parts else "")), space.number if space and lying else None,
-            space is not None and space.shared, tuple(sorted(part for part in parts if part))))
+        found.append(
+            BaseTable(
+                name,
+                str(engine or (_INNODB if parts else "")),
+                space.number if space and lying else None,
+                space is not None and space.shared,
+                tuple(sorted(part for part in parts if part)),
+            )
+        )
     return tuple(sorted(found, key=lambda one: one.name))
 
 
@@ -144,8 +150,7 @@ class _Held:
 def _names(statement: str, table: TableName) -> bool:
     """May ``statement`` be about ``table`` or its schema?"""
     text = statement.lower()
-    return table.table.lower() in text or (
-        table.schema.lower() in text and ("database" in text or "schema" in text))
+    return table.table.lower() in text or (table.schema.lower() in text and ("database" in text or "schema" in text))
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -228,8 +233,9 @@ class Stocktaking:
     @property
     def due(self) -> tuple[BaseTable, ...]:
         """Those of ``tables`` whose files must be in the stream."""
-        return tuple(table for table in self.tables or ()
-                     if not self._twice or table.engine != _INNODB or table in self._earlier)
+        return tuple(
+            table for table in self.tables or () if not self._twice or table.engine != _INNODB or table in self._earlier
+        )
 
     @property
     def inventory(self) -> tuple[BaseTable, ...] | None:
@@ -320,7 +326,8 @@ class Stocktaking:
             self.unread = unread_changes(self._datadir) if dialect.flavour is Flavour.MARIADB else ()
             self._names = table_names(session)
             self._schemas = frozenset(
-                str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"))
+                str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA")
+            )
             hidden = self._hidden()
             self._places = before, held, position_now(session, dialect)
             if hidden:
@@ -340,8 +347,17 @@ class Stocktaking:
         with contextlib.suppress(OSError):  # what is not held cannot be fetched; it is missed all the same
             for folder in filter(Path.is_dir, self._datadir.iterdir()):
                 paths = [f"{folder.name}/{name}" for name in _names_in(folder)]
-                young = {path.removesuffix(".frm") for path in paths if path.endswith(".frm") and stem_of(path)
-                         and (self._datadir / path).stat().st_ctime >= self._began - _EARLIER} if paths else set()
+                young = (
+                    {
+                        path.removesuffix(".frm")
+                        for path in paths
+                        if path.endswith(".frm")
+                        and stem_of(path)
+                        and (self._datadir / path).stat().st_ctime >= self._began - _EARLIER
+                    }
+                    if paths
+                    else set()
+                )
                 young -= {stem_of(path) for path in paths if path.endswith((".ibd", ".isl"))} if young else set()
                 for path in sorted(path for path in paths if stem_of(path) in young) if young else ():
                     if sum(map(len, self._held.values())) >= _MOST_OPEN:
@@ -363,8 +379,9 @@ class Stocktaking:
                 stems = [(stem_of(f"{folder.name}/{name}"), name.endswith(".frm")) for name in _names_in(folder)]
                 known = [stem for stem, _defined in stems if stem and "/#" not in stem]
                 defined = [stem for stem, is_definition in stems if stem and "/#" not in stem and is_definition]
-                if (any(table_of(stem) not in self._names for stem in defined)
-                        or (known and decode_file_name(folder.name) not in seen)):
+                if any(table_of(stem) not in self._names for stem in defined) or (
+                    known and decode_file_name(folder.name) not in seen
+                ):
                     found.add(decode_file_name(folder.name))
         return sorted(found)
 
@@ -375,7 +392,8 @@ class Stocktaking:
             os.close(descriptor)  # a link of the database's user to somebody else's file
             return
         self._held.setdefault(table_of(stem_of(path)), []).append(
-            _Held(path, descriptor, status.st_size, status.st_mtime_ns))
+            _Held(path, descriptor, status.st_size, status.st_mtime_ns)
+        )
 
     def _changes_between(self, *places: Position) -> list[str]:
         """Statements that change definitions between the first and the last of ``places``, from the server's binary
@@ -383,9 +401,16 @@ class Stocktaking:
         start, *_, end = sorted(places, key=lambda place: (place.file, place.pos))
         with self._connection.connect() as session:
             logs = [str(row[0]) for row in session.query("SHOW BINARY LOGS") if start.file <= str(row[0]) <= end.file]
-            events = [(log, pos, str(info)) for log in logs
-                      for _log, pos, kind, _server, _end, info in session.query(
-                          f"SHOW BINLOG EVENTS IN '{log}' FROM {start.pos if log == start.file else 4}")
-                      if kind == "Query"]
-        return [info for log, pos, info in events
-                if (log, int(pos)) < (end.file, end.pos) and _CHANGES.match(_USE.sub("", info))]
+            events = [
+                (log, pos, str(info))
+                for log in logs
+                for _log, pos, kind, _server, _end, info in session.query(
+                    f"SHOW BINLOG EVENTS IN '{log}' FROM {start.pos if log == start.file else 4}"
+                )
+                if kind == "Query"
+            ]
+        return [
+            info
+            for log, pos, info in events
+            if (log, int(pos)) < (end.file, end.pos) and _CHANGES.match(_USE.sub("", info))
+        ]

@@ -30,13 +30,18 @@ def named(options: Mapping[str, str | None], allowed: Sequence[Path]) -> dict[st
         if len(ours) != 1:
             raise RefusedError(
                 f"the backup's tables are encrypted, with keys in {path}, which the configuration does not name",
-                hint=f"when that file is the server's: `{SETTING}: [{path}]` in the configuration")
+                hint=f"when that file is the server's: `{SETTING}: [{path}]` in the configuration",
+            )
         prefix = _IN_FILE if (options[name] or "").startswith(_IN_FILE) else ""
         found[name] = f"{prefix}{ours[0]}"
-    if not allowed and any(_bare(name).startswith("plugin-load") and re.fullmatch(KEY_PLUGIN, value or "")
-                           for name, value in options.items()):
-        raise RefusedError("the backup names a key plugin of its server, and the configuration no key files",
-                           hint=f"name the server's key files in the configuration: `{SETTING}`")
+    if not allowed and any(
+        _bare(name).startswith("plugin-load") and re.fullmatch(KEY_PLUGIN, value or "")
+        for name, value in options.items()
+    ):
+        raise RefusedError(
+            "the backup names a key plugin of its server, and the configuration no key files",
+            hint=f"name the server's key files in the configuration: `{SETTING}`",
+        )
     return found
 
 
@@ -54,8 +59,10 @@ def handed(
             try:
                 content = path.read_bytes()
             except OSError as error:
-                raise RefusedError(f"the key file {path} cannot be read: {error.strerror}",
-                                   hint=f"{SETTING} names it: put it there, readable for backupd") from error
+                raise RefusedError(
+                    f"the key file {path} cannot be read: {error.strerror}",
+                    hint=f"{SETTING} names it: put it there, readable for backupd",
+                ) from error
             write_anew(copies[-1], content, owner=owner)
             given[name] = (given[name] or "").replace(str(path), str(copies[-1]))
         yield given

@@ -55,11 +55,27 @@ Options = Mapping[str, str | None]
 FROM_BACKUP = ("innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm")
 """Of backup-my.cnf: without these InnoDB does not find or read its files."""
 _FROM_SERVER = (
-    "lower_case_table_names", "sql_mode", "character_set_server", "collation_server", "max_allowed_packet",
-    "explicit_defaults_for_timestamp", "default_storage_engine", "innodb_default_row_format", "innodb_strict_mode",
-    "innodb_file_per_table", "innodb_ft_min_token_size", "innodb_ft_max_token_size", "ft_min_word_len",
-    "ft_max_word_len", "aria_block_size", "innodb_encrypt_log", "innodb_encrypt_tables", "aria_encrypt_tables",
-    "innodb_compression_algorithm", "old_mode", "thread_stack",
+    "lower_case_table_names",
+    "sql_mode",
+    "character_set_server",
+    "collation_server",
+    "max_allowed_packet",
+    "explicit_defaults_for_timestamp",
+    "default_storage_engine",
+    "innodb_default_row_format",
+    "innodb_strict_mode",
+    "innodb_file_per_table",
+    "innodb_ft_min_token_size",
+    "innodb_ft_max_token_size",
+    "ft_min_word_len",
+    "ft_max_word_len",
+    "aria_block_size",
+    "innodb_encrypt_log",
+    "innodb_encrypt_tables",
+    "aria_encrypt_tables",
+    "innodb_compression_algorithm",
+    "old_mode",
+    "thread_stack",
 )
 """Of the source's variables: what the copy needs to read the data as the source did. Never its filters, audit, wsrep,
 replication, log or network settings."""
@@ -199,8 +215,10 @@ class LaunchedServer:
         self, config: ServerConfig, *, start_seconds: float = START_SECONDS, cancel: threading.Event | None = None
     ) -> None:
         if len(os.fsencode(config.socket)) > SOCKET_LIMIT:
-            raise ToolError(f"the socket path {config.socket} is longer than {SOCKET_LIMIT} bytes",
-                            hint="choose a shorter path for the scratch folder")
+            raise ToolError(
+                f"the socket path {config.socket} is longer than {SOCKET_LIMIT} bytes",
+                hint="choose a shorter path for the scratch folder",
+            )
         self.config = config
         self.sandboxed = is_available(config.user if os.geteuid() == 0 else None)
         self._start_seconds = start_seconds
@@ -241,11 +259,17 @@ class LaunchedServer:
     def _start(self, config: ServerConfig) -> None:
         write_anew(config.directory / "my.cnf", option_text(config).encode(), owner=_owner(config.user))
         if config.own_account or config.statements:
-            write_anew(config.init_file, "".join(f"{line};\n" for line in self._first_statements()).encode(),
-                       owner=_owner(config.user))
-        plain = Command((config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
-                        env={"TZ": config.zone.name} if config.zone.name else {},
-                        cwd=config.datadir, user=config.user if os.geteuid() == 0 else None)
+            write_anew(
+                config.init_file,
+                "".join(f"{line};\n" for line in self._first_statements()).encode(),
+                owner=_owner(config.user),
+            )
+        plain = Command(
+            (config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
+            env={"TZ": config.zone.name} if config.zone.name else {},
+            cwd=config.datadir,
+            user=config.user if os.geteuid() == 0 else None,
+        )
         places = [config.datadir, config.directory, *config.writable]
         command = confine(plain, writable=places, network_of=config.network_of) if self.sandboxed else plain
         log = open_to_append(config.error_log, owner=_owner(config.user))
@@ -309,8 +333,11 @@ class LaunchedServer:
 
     def _first_statements(self) -> Sequence[str]:
         config = self.config
-        own = (_DROP_OWN, f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
-               f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION")
+        own = (
+            _DROP_OWN,
+            f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
+            f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION",
+        )
         logged = ("SET SESSION sql_log_bin = 0",) if config.log_bin else ()
         return (*logged, *(own if config.own_account else ()), *config.statements)
 
@@ -325,13 +352,19 @@ class LaunchedServer:
         while not _greets(self.config.socket):
             code = child.poll() if child is not None else None
             if code is not None:
-                raise ToolError(f"{self._name} did not start on {self.config.datadir}: it ended with {code}",
-                                detail=self.log_tail(), hint="its own log above tells why")
+                raise ToolError(
+                    f"{self._name} did not start on {self.config.datadir}: it ended with {code}",
+                    detail=self.log_tail(),
+                    hint="its own log above tells why",
+                )
             if self._cancel is not None and self._cancel.is_set():
                 raise CancelledError(f"the start of {self._name} was cancelled")
             if time.monotonic() > deadline:
-                raise ToolError(f"{self._name} did not answer within {self._start_seconds:g} s", detail=self.log_tail(),
-                                hint="recovery of much redo takes long; give the server more time or memory")
+                raise ToolError(
+                    f"{self._name} did not answer within {self._start_seconds:g} s",
+                    detail=self.log_tail(),
+                    hint="recovery of much redo takes long; give the server more time or memory",
+                )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.2)
 

@@ -25,14 +25,45 @@ from backupd.process.command import Command
 from backupd.process.otherfolders import powers_of, user_words
 from backupd.process.run import run
 
-_OF_TABLES = frozenset({
-    "frm", "isl", "ibd", "ibu", "new", "cfg", "cfp", "sdi", "par", "opt", "MYD", "MYI", "MAD", "MAI", "MRG", "TRG",
-    "TRN", "ARM", "ARZ", "CSM", "CSV"})
+_OF_TABLES = frozenset(
+    {
+        "frm",
+        "isl",
+        "ibd",
+        "ibu",
+        "new",
+        "cfg",
+        "cfp",
+        "sdi",
+        "par",
+        "opt",
+        "MYD",
+        "MYI",
+        "MAD",
+        "MAI",
+        "MRG",
+        "TRG",
+        "TRN",
+        "ARM",
+        "ARZ",
+        "CSM",
+        "CSV",
+    }
+)
 """Endings of the files that the tools copy."""
 _OF_SERVER = ("ibdata", "undo", "ib_logfile", "ib_buffer_pool", "aria_log")
 """Beginnings of the names of those that lie above the schemas."""
-_NAMED = ("innodb_undo_directory", "innodb_log_group_home_dir", "aria_log_dir_path", "log_bin_basename", "plugin_dir",
-          "file_key_management_filename", "file_key_management_filekey", "rocksdb_datadir", "rocksdb_wal_dir")
+_NAMED = (
+    "innodb_undo_directory",
+    "innodb_log_group_home_dir",
+    "aria_log_dir_path",
+    "log_bin_basename",
+    "plugin_dir",
+    "file_key_management_filename",
+    "file_key_management_filekey",
+    "rocksdb_datadir",
+    "rocksdb_wal_dir",
+)
 """Variables that name what the tools read besides."""
 _LINK = ".isl"
 _CHECKPOINTS = "rocksdb_datadir"
@@ -80,22 +111,26 @@ def reader_of(datadir: Path, session: Session) -> str | None:
     try:
         found = datadir.stat()
     except (OSError, ValueError) as error:  # a NUL in its name
-        raise RefusedError(f"the server's data directory {str(datadir)!r} cannot be read: {error}",
-                           hint="the tool must run on the server's host, as a user who may read its datadir") from error
+        raise RefusedError(
+            f"the server's data directory {str(datadir)!r} cannot be read: {error}",
+            hint="the tool must run on the server's host, as a user who may read its datadir",
+        ) from error
     if os.geteuid() != 0:
         return None
     if found.st_uid == 0:
         raise RefusedError(
             f"the data directory {datadir} belongs to root: the programs that read it load libraries which the server "
             "names, and are never run as root",
-            hint=f"run the server as a user of its own, and give it its files: chown -R mysql: {datadir}")
+            hint=f"run the server as a user of its own, and give it its files: chown -R mysql: {datadir}",
+        )
     process = session.server_uid
     if process not in (found.st_uid, 0):  # root may have opened the socket for it, as systemd does
         answers = "is no process of this host" if process is None else f"is a process of {user_words(process)}"
         raise RefusedError(
             f"the data directory {datadir}, which the server names, belongs to {user_words(found.st_uid)}, and what "
             f"answers at {session.connection.address} {answers}: nothing is read there as somebody else",
-            hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R")
+            hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R",
+        )
     return _named_user(found.st_uid, found.st_gid)
 
 
@@ -127,11 +162,14 @@ class Survey:
             f"files that are not the server's own lie in its data directory {self.datadir}: {len(self.foreign)}",
             detail="\n".join((*self.foreign[:_SHOWN], *((f"and {more} more",) if more > 0 else ()))),
             hint="no physical backup is taken with them: look who made each one that is named, and remove it; where it "
-                 "is the server's own, give it to the server's user with chown")
+            "is the server's own, give it to the server's user with chown",
+        )
 
 
-READABLE = ("run backupd as root or as the database's own user, or let its user read the data directory: "
-            "docs/installing.md, \"What works where\", has the commands")
+READABLE = (
+    "run backupd as root or as the database's own user, or let its user read the data directory: "
+    'docs/installing.md, "What works where", has the commands'
+)
 
 
 def survey(datadir: Path) -> Survey:
@@ -141,8 +179,7 @@ def survey(datadir: Path) -> Survey:
         owner = datadir.stat()
         return _survey(datadir, owner)
     except OSError as error:
-        raise RefusedError(f"the data directory {datadir} cannot be read: {error}",
-                           hint=READABLE) from error
+        raise RefusedError(f"the data directory {datadir} cannot be read: {error}", hint=READABLE) from error
 
 
 def _survey(datadir: Path, owner: os.stat_result) -> Survey:
@@ -187,8 +224,14 @@ def _is_of_table(entry: os.DirEntry[str]) -> bool:
     return entry.name.rpartition(".")[2] in _OF_TABLES
 
 
-def _doubts(entry: os.DirEntry[str], name: str, owner: os.stat_result, targets: set[Path], *, folder: bool = False,
-            ) -> Iterator[str]:
+def _doubts(
+    entry: os.DirEntry[str],
+    name: str,
+    owner: os.stat_result,
+    targets: set[Path],
+    *,
+    folder: bool = False,
+) -> Iterator[str]:
     """Why ``entry`` is not the server's own; where its link leads to comes to ``targets``."""
     with contextlib.suppress(FileNotFoundError):  # gone since; or it leads nowhere, and nothing can be copied
         found = entry.stat(follow_symlinks=False)
@@ -206,8 +249,10 @@ def _doubts(entry: os.DirEntry[str], name: str, owner: os.stat_result, targets: 
                 targets |= {Path(target), Path(entry.path).resolve()}
         elif stat.S_ISREG(found.st_mode):
             if found.st_uid != owner.st_uid and not _is_readable(found, owner):
-                yield (f"{name} belongs to {user_words(found.st_uid)}"
-                       + (f" and has {found.st_nlink} names" if found.st_nlink > 1 else ""))
+                yield (
+                    f"{name} belongs to {user_words(found.st_uid)}"
+                    + (f" and has {found.st_nlink} names" if found.st_nlink > 1 else "")
+                )
             elif name.endswith(_LINK):
                 target = linked_tablespace(Path(entry.path))
                 targets.add(Path(target))
@@ -244,8 +289,11 @@ def _named_user(uid: int, gid: int) -> str:
 
 def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
     """What lies outside of the data directory by what the server says."""
-    paths = [*system_files(variables), *(variables.get(name, "").removeprefix("FILE:") for name in _NAMED),
-             *variables.get("innodb_directories", "").split(";")]
+    paths = [
+        *system_files(variables),
+        *(variables.get(name, "").removeprefix("FILE:") for name in _NAMED),
+        *variables.get("innodb_directories", "").split(";"),
+    ]
     try:
         paths += [str(path) for _name, path, _size in session.query(read_dialect(session).tablespaces) if path]
     except ServerError as error:

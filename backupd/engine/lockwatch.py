@@ -79,8 +79,11 @@ def kill_lock_statements(connection: Connection) -> int:
     with connection.connect() as session:
         # Not out of information_schema: MySQL's has no answer at all while one statement there is no valid UTF-8.
         user = str(session.scalar("SELECT SUBSTRING_INDEX(USER(), '@', 1)"))
-        waiting = [row["Id"] for row in session.records("SHOW PROCESSLIST", shown=True)
-                   if row["User"] == user and row["Info"] in _STATEMENTS]
+        waiting = [
+            row["Id"]
+            for row in session.records("SHOW PROCESSLIST", shown=True)
+            if row["User"] == user and row["Info"] in _STATEMENTS
+        ]
         for number in waiting:
             session.execute(f"KILL {int(number)}")
     return len(waiting)

@@ -95,13 +95,26 @@ def log_source(
             _leave_out(data / path.name, at, skipped_statement(tables))
         port, password = _port(), secrets.token_hex(16)
         basename = names[0].rpartition(".")[0]
-        source = LaunchedServer(ServerConfig(
-            program=config.program, datadir=data, directory=folder / "run", memory=_pool(memory), user=config.user,
-            skip_grants=False, own_account=True, port=port, log_bin=basename,
-            server_id=_unlike(found.server_ids, copy.config.server_id),
-            network_of=copy.pid if copy.sandboxed else None, options={**_ALWAYS, **_gtid_options(info, found)},
-            statements=(f"CREATE USER {USER}@'{HOST}' IDENTIFIED BY '{password}'",
-                        f"GRANT REPLICATION SLAVE ON *.* TO {USER}@'{HOST}'")))
+        source = LaunchedServer(
+            ServerConfig(
+                program=config.program,
+                datadir=data,
+                directory=folder / "run",
+                memory=_pool(memory),
+                user=config.user,
+                skip_grants=False,
+                own_account=True,
+                port=port,
+                log_bin=basename,
+                server_id=_unlike(found.server_ids, copy.config.server_id),
+                network_of=copy.pid if copy.sandboxed else None,
+                options={**_ALWAYS, **_gtid_options(info, found)},
+                statements=(
+                    f"CREATE USER {USER}@'{HOST}' IDENTIFIED BY '{password}'",
+                    f"GRANT REPLICATION SLAVE ON *.* TO {USER}@'{HOST}'",
+                ),
+            )
+        )
         try:
             source.start()
             _refuse_other_files(source, files)
@@ -127,13 +140,17 @@ def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, st
     executed; the files of a MySQL server that was made from a backup do not tell of all that is in its data."""
     mariadb = info.flavour is Flavour.MARIADB
     _first, last = served_gtids(source, info)
-    fits = same(last, gtids, mariadb=True) if mariadb else (
-        covers(gtids, last, mariadb=False) and covers(plus(start, last, mariadb=False), gtids, mariadb=False))
+    fits = (
+        same(last, gtids, mariadb=True)
+        if mariadb
+        else (covers(gtids, last, mariadb=False) and covers(plus(start, last, mariadb=False), gtids, mariadb=False))
+    )
     if not fits:
         raise RefusedError(
             "the logs do not end where the replay is to stop",
             detail=f"they end at {last or 'no GTID'}, the stop is at {gtids or 'no GTID'}",
-            hint="`backupd timeline` names the recoverable moments; fetch the logs again")
+            hint="`backupd timeline` names the recoverable moments; fetch the logs again",
+        )
 
 
 def clear_in_use(path: Path) -> None:
@@ -228,13 +245,18 @@ def _refuse_other_files(source: LaunchedServer, files: Sequence[Path]) -> None:
     wanted = [(path.name, path.stat().st_size) for path in files]
     if served[:-1] != wanted:
         missing = ", ".join(f"{name} ({size:,} bytes)" for name, size in wanted if (name, size) not in served)
-        raise ToolError("the scratch source does not serve the logs that it was given",
-                        detail=f"missing or changed: {missing or 'none'}\n{source.log_tail()}")
+        raise ToolError(
+            "the scratch source does not serve the logs that it was given",
+            detail=f"missing or changed: {missing or 'none'}\n{source.log_tail()}",
+        )
 
 
 def _unlike(taken: set[int], other: int) -> int:
-    return next(number for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0)
-                if number not in taken and number != other)
+    return next(
+        number
+        for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0)
+        if number not in taken and number != other
+    )
 
 
 def _port() -> int:

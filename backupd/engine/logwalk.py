@@ -25,8 +25,19 @@ from backupd.model.server import Position
 _BEGINNINGS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.TAGGED_GTID)
 _ENDINGS = (events.XID, events.XA_PREPARE, events.PAYLOAD)
 _QUERIES = (events.QUERY, events.QUERY_COMPRESSED)
-_LOOKED_AT = frozenset((*_BEGINNINGS, *_ENDINGS, *_QUERIES, events.EXECUTE_LOAD, events.GTID_LIST,
-                        events.START_ENCRYPTION, events.ROTATE, events.STOP, events.PREVIOUS_GTIDS))
+_LOOKED_AT = frozenset(
+    (
+        *_BEGINNINGS,
+        *_ENDINGS,
+        *_QUERIES,
+        events.EXECUTE_LOAD,
+        events.GTID_LIST,
+        events.START_ENCRYPTION,
+        events.ROTATE,
+        events.STOP,
+        events.PREVIOUS_GTIDS,
+    )
+)
 _STANDALONE, _XA_PREPARED, _XA_COMPLETED = 0x1, 0x40, 0x80
 _HEADER = events.HEADER
 _FIXED_PART = 13
@@ -141,15 +152,18 @@ class _Walker:
                 self._reach(path, size)
             found.bytes += size - (self._start.pos if number == 0 and self._by_place else 0)
         if self._open:
-            raise RefusedError(f"{self._files[-1].name} ends inside a transaction",
-                               hint="the stop of a replay must lie between two transactions")
+            raise RefusedError(
+                f"{self._files[-1].name} ends inside a transaction",
+                hint="the stop of a replay must lie between two transactions",
+            )
         found.end = MariadbGtids(dict(self._state))
         missing = {domain: gtid for domain, gtid in self._pending.items() if domain in self._state}
         if missing:
             raise RefusedError(
                 f"the logs do not continue the copy: {MariadbGtids(missing)}, which it has executed, is not in them",
                 detail=f"they begin after {found.first or 'nothing'} and end at {found.end}",
-                hint="these logs are of another branch of this server's history")
+                hint="these logs are of another branch of this server's history",
+            )
         return found
 
     # -- where it begins
@@ -161,8 +175,10 @@ class _Walker:
 
     def _reach(self, path: Path, at: int) -> None:
         if (at != self._start.pos and self._start.pos > FIRST_EVENT) or self._open:
-            raise RefusedError(f"{path.name}:{self._start.pos} is not a place between two transactions",
-                               hint="the position of the backup and these logs do not belong together")
+            raise RefusedError(
+                f"{path.name}:{self._start.pos} is not a place between two transactions",
+                hint="the position of the backup and these logs do not belong together",
+            )
         self._started = True
         self._wait_for_start()
 
@@ -175,14 +191,17 @@ class _Walker:
         if not self._found.start.covers(here):
             raise RefusedError(
                 f"the logs begin after {here}, and the copy has executed only {self._found.start or 'nothing'}",
-                hint="transactions between the two are missing: nothing can be replayed")
-        self._pending = {domain: gtid for domain, gtid in self._found.start.last.items()
-                         if self._state.get(domain) != gtid}
+                hint="transactions between the two are missing: nothing can be replayed",
+            )
+        self._pending = {
+            domain: gtid for domain, gtid in self._found.start.last.items() if self._state.get(domain) != gtid
+        }
         if self._by_place and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
             raise RefusedError(
                 f"{self._start.file}:{self._start.pos} and {self._found.start} are not the same place of these logs",
                 detail=f"they are at {here} there",
-                hint="nobody knows which of both the backup holds; test an older or a newer one")
+                hint="nobody knows which of both the backup holds; test an older or a newer one",
+            )
 
     # -- events
 
@@ -251,8 +270,9 @@ class _Walker:
         self._found.xa |= self._counts and bool(flags & (_XA_PREPARED | _XA_COMPLETED))
 
     def _query(self, kind: int, server_id: int, path: Path, at: int, event: _Event) -> None:
-        schema, text = _statement(event.body(_TEXT), 0 if event.is_long(_TEXT) else self._checksum,
-                                  compressed=kind == events.QUERY_COMPRESSED)
+        schema, text = _statement(
+            event.body(_TEXT), 0 if event.is_long(_TEXT) else self._checksum, compressed=kind == events.QUERY_COMPRESSED
+        )
         word = text[:16].upper()
         if word.startswith(("BEGIN", "XA START", "XA BEGIN")):
             self._open = self._grouped = True
@@ -321,12 +341,18 @@ def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
                 base, block = at, memoryview(stream.read(_BLOCK))
             left = len(block) - (at - base)
             when, kind, server_id, length, _end, _flags = (
-                unpack(block, at - base) if left >= _HEADER.size else (0, 0, 0, 0, 0, 0))
+                unpack(block, at - base) if left >= _HEADER.size else (0, 0, 0, 0, 0, 0)
+            )
             if length < _HEADER.size or at + length > size:
                 raise DamagedError("a binary log ends inside an event", [f"{path}:{at}"])
             if kind in _LOOKED_AT:
-                yield at, kind, when, server_id, _Event(
-                    path, at, length, block[at - base + _HEADER.size:at - base + length])
+                yield (
+                    at,
+                    kind,
+                    when,
+                    server_id,
+                    _Event(path, at, length, block[at - base + _HEADER.size : at - base + length]),
+                )
             at += length
 
 
@@ -344,8 +370,8 @@ def statement_at(body: bytes) -> int:
 def _statement(body: bytes, checksum: int, *, compressed: bool) -> tuple[str, str]:
     """Current schema and text of a Query event."""
     at = statement_at(body)
-    schema = body[at - 1 - body[8]:at - 1].decode("utf-8", "replace")
-    text = body[at:len(body) - checksum]
+    schema = body[at - 1 - body[8] : at - 1].decode("utf-8", "replace")
+    text = body[at : len(body) - checksum]
     if compressed:
-        text = zlib.decompressobj().decompress(text[1 + (text[0] & 0x07):], _TEXT)
+        text = zlib.decompressobj().decompress(text[1 + (text[0] & 0x07) :], _TEXT)
     return schema, text.decode("utf-8", "replace")

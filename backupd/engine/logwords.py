@@ -9,13 +9,39 @@ _FRONT = re.compile(r"(?:[\s(;]+|\*/|/\*M?!\d*|/\*.*?(?:\*/|\Z)|\#[^\n]*|--(?=\s
 _WORD = re.compile(r"\w+")
 _WITH_VARIABLES = re.compile(r"SET\s+STATEMENT\b", re.IGNORECASE)
 _DEFINES = re.compile(r"(CREATE|ALTER|DROP|SET\s+STATEMENT)\b.*?\b(EVENT|DATABASE|SCHEMA)\b", re.IGNORECASE | re.DOTALL)
-_ROUTINES = re.compile(r"(?:CREATE|ALTER|DROP)\b.{0,300}?\b(?:PROCEDURE|FUNCTION|PACKAGE|EVENT|SERVER)\b",
-                       re.IGNORECASE | re.DOTALL)
-_NO_DATA = frozenset({
-    "CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "SET", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK",
-    "FLUSH", "INSTALL", "UNINSTALL", "IMPORT", "BEGIN", "START", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE", "XA",
-    "LOCK", "UNLOCK", "USE",
-})
+_ROUTINES = re.compile(
+    r"(?:CREATE|ALTER|DROP)\b.{0,300}?\b(?:PROCEDURE|FUNCTION|PACKAGE|EVENT|SERVER)\b", re.IGNORECASE | re.DOTALL
+)
+_NO_DATA = frozenset(
+    {
+        "CREATE",
+        "ALTER",
+        "DROP",
+        "RENAME",
+        "TRUNCATE",
+        "GRANT",
+        "REVOKE",
+        "SET",
+        "ANALYZE",
+        "OPTIMIZE",
+        "REPAIR",
+        "CHECK",
+        "FLUSH",
+        "INSTALL",
+        "UNINSTALL",
+        "IMPORT",
+        "BEGIN",
+        "START",
+        "COMMIT",
+        "ROLLBACK",
+        "SAVEPOINT",
+        "RELEASE",
+        "XA",
+        "LOCK",
+        "UNLOCK",
+        "USE",
+    }
+)
 """DDL, accounts and control of transactions: servers apply them in order. Whatever else is logged as a statement, or
 is not understood, changes data."""
 

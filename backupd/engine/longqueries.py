@@ -11,8 +11,19 @@ from backupd.engine.client import Session
 from backupd.model.binlog import ChangeKind
 from backupd.model.table import TableName
 
-_NOT_STATEMENTS = frozenset({"sleep", "daemon", "binlog dump", "binlog dump gtid", "connect", "delayed insert",
-                             "slave_io", "field list", "quit"})
+_NOT_STATEMENTS = frozenset(
+    {
+        "sleep",
+        "daemon",
+        "binlog dump",
+        "binlog dump gtid",
+        "connect",
+        "delayed insert",
+        "slave_io",
+        "field list",
+        "quit",
+    }
+)
 _NO_TABLES = re.compile(r"\s*(?:SELECT|DO)\s+(?:SLEEP|GET_LOCK|\w*WAIT\w*)\s*\([^()]*\)\s*;?\s*", re.IGNORECASE)
 _WAITS_FOR_US = re.compile(r"Waiting for (?:global read lock|backup lock|commit lock)", re.IGNORECASE)
 _WAITS_FOR_DEFINITION = re.compile(r"Waiting for table metadata lock", re.IGNORECASE)
@@ -49,16 +60,23 @@ def running(session: Session, seconds: float) -> tuple[Running, ...]:
     """Statements that have been running for ``seconds`` or longer, the oldest first. Those that only sleep or wait for
     a lock by name are none, nor are those that themselves wait for a lock on everything. Needs PROCESS to see those of
     other accounts. Raises ServerError."""
-    return tuple(sorted((one for one, _text in _statements(session) if one.seconds >= seconds),
-                        key=lambda one: (-one.seconds, one.id)))
+    return tuple(
+        sorted(
+            (one for one, _text in _statements(session) if one.seconds >= seconds),
+            key=lambda one: (-one.seconds, one.id),
+        )
+    )
 
 
 def changing(session: Session) -> tuple[Changing, ...]:
     """Statements that alter, create or drop tables just now, as far as their text tells. Raises ServerError."""
     found = []
     for one, text in _statements(session):
-        tables = tuple(TableName(change.schema, change.name) for change in effect(text, one.schema).changes
-                       if change.kind in _STRUCTURE and change.name)
+        tables = tuple(
+            TableName(change.schema, change.name)
+            for change in effect(text, one.schema).changes
+            if change.kind in _STRUCTURE and change.name
+        )
         if tables:
             found.append(Changing(one, tables))
     return tuple(found)
@@ -70,8 +88,11 @@ def waiting(session: Session) -> tuple[Changing, ...]:
     found = []
     for one, text in _statements(session):
         if _WAITS_FOR_DEFINITION.match(one.state):
-            tables = tuple(TableName(change.schema, change.name) for change in effect(text, one.schema).changes
-                           if change.kind not in _ROWS and change.name)
+            tables = tuple(
+                TableName(change.schema, change.name)
+                for change in effect(text, one.schema).changes
+                if change.kind not in _ROWS and change.name
+            )
             if tables:
                 found.append(Changing(one, tables))
     return tuple(found)
@@ -81,11 +102,24 @@ def _statements(session: Session) -> Iterator[tuple[Running, str]]:
     for row in session.records("SHOW FULL PROCESSLIST", shown=True):
         text = row["Info"]
         state = str(row["State"] or "")
-        if not text or int(row["Id"]) == session.thread_id or str(row["Command"]).lower() in _NOT_STATEMENTS \
-                or _NO_TABLES.fullmatch(str(text)) or _WAITS_FOR_US.match(state):
+        if (
+            not text
+            or int(row["Id"]) == session.thread_id
+            or str(row["Command"]).lower() in _NOT_STATEMENTS
+            or _NO_TABLES.fullmatch(str(text))
+            or _WAITS_FOR_US.match(state)
+        ):
             continue
         shown = " ".join(masked(str(text)).split())
-        yield Running(
-            id=int(row["Id"]), user=str(row["User"]), host=str(row["Host"] or "").partition(":")[0],
-            schema=str(row["db"] or ""), seconds=int(row["Time"] or 0), state=state,
-            statement=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."), str(text)
+        yield (
+            Running(
+                id=int(row["Id"]),
+                user=str(row["User"]),
+                host=str(row["Host"] or "").partition(":")[0],
+                schema=str(row["db"] or ""),
+                seconds=int(row["Time"] or 0),
+                state=state,
+                statement=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ...",
+            ),
+            str(text),
+        )

@@ -67,7 +67,8 @@ HINTS = {
 _MOMENT = re.compile(
     "Acquired locks for BACKUP STAGE BLOCK_COMMIT"
     # Series without the line above log this one under the same lock.
-    "|Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS")
+    "|Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
+)
 """From here on it keeps commits and changes of definitions blocked, until it has recorded the position."""
 _REDO_HEADER = 0x3000
 _CHECKPOINTS = (0x1000, 0x2000)
@@ -80,7 +81,8 @@ class MariaBackup:
         """``tool``: found by toolset; ``names``: what it calls its receipts."""
         self._tool = tool
         self._made = StreamingTool(
-            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, moment=_MOMENT)
+            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, moment=_MOMENT
+        )
 
     @property
     def tool(self) -> Tool:

@@ -97,8 +97,13 @@ class MyDumper:
         return next(self._objections(table, columns), "")
 
     def run(self, request: DumpRequest) -> MyDumperRun:
-        return MyDumperRun(self._tool, lambda connection: self.arguments(replace(request, connection=connection)),
-                           self.settings(), self._line.manner, request)
+        return MyDumperRun(
+            self._tool,
+            lambda connection: self.arguments(replace(request, connection=connection)),
+            self.settings(),
+            self._line.manner,
+            request,
+        )
 
     def _objections(self, table: DumpTable, columns: Columns) -> Iterator[str]:
         halves = (table.name.schema, table.name.table)
@@ -125,24 +130,30 @@ class MyDumper:
         if column.kind == "double" and self._flavour is not Flavour.MARIADB:
             yield f"what mydumper writes of its column {column.name} of type double loses the sign of a negative zero"
         if column.kind == "json" and self._flavour is not Flavour.MARIADB and self._version < _LOADS_BINARY_JSON:
-            yield (f"what mydumper writes of its column {column.name} of type json cannot be loaded: its files are "
-                   f"declared as binary, which {self._flavour} {self._version.series} does not take for JSON")
+            yield (
+                f"what mydumper writes of its column {column.name} of type json cannot be loaded: its files are "
+                f"declared as binary, which {self._flavour} {self._version.series} does not take for JSON"
+            )
         if column.kind in _AS_TEXT:
             yield f"what mydumper writes of its column {column.name} of type {column.kind} cannot be loaded"
         if column.kind in _CHOICES and has_empty_member(column.type):
             yield f"what mydumper writes of its column {column.name} does not tell the member '' from none"
         if not _COLUMN_NAME.fullmatch(column.name):
             yield "mydumper cannot handle the name of one of its columns"
-        if (self._line.manner.whole and self._flavour is not Flavour.MARIADB
-                and _COMPUTED_DEFAULT.search(column.rest)):
+        if self._line.manner.whole and self._flavour is not Flavour.MARIADB and _COMPUTED_DEFAULT.search(column.rest):
             yield f"mydumper {self._tool.version.series} loses its column {column.name}, whose default is computed"
 
     def arguments(self, request: DumpRequest) -> tuple[str, ...]:
         """All but the option file, the folder and the list of what to leave out."""
-        arguments = ["--no-schemas", "--no-views", *self._line.locks, f"--verbose={self._line.verbose}",
-                     f"--threads={max(request.threads, 2 if not self._line.manner.whole else 1)}",
-                     f"--chunk-filesize={max(1, request.chunk_bytes // _STATEMENT_BYTES)}",
-                     f"--statement-size={_STATEMENT_BYTES}"]
+        arguments = [
+            "--no-schemas",
+            "--no-views",
+            *self._line.locks,
+            f"--verbose={self._line.verbose}",
+            f"--threads={max(request.threads, 2 if not self._line.manner.whole else 1)}",
+            f"--chunk-filesize={max(1, request.chunk_bytes // _STATEMENT_BYTES)}",
+            f"--statement-size={_STATEMENT_BYTES}",
+        ]
         schemas = {table.name.schema for table in request.tables}
         if len(schemas) == 1:
             arguments.append(f"--database={schemas.pop()}")
@@ -152,20 +163,32 @@ class MyDumper:
         mode = ssl_mode(connection)
         if connection.socket or not mode:
             return ()
-        files = tuple(f"--{name}={connection.ssl[name]}" for name in ("ca", "cert", "key", "capath", "cipher")
-                      if connection.ssl.get(name))
+        files = tuple(
+            f"--{name}={connection.ssl[name]}"
+            for name in ("ca", "cert", "key", "capath", "cipher")
+            if connection.ssl.get(name)
+        )
         if self._line.manner.whole:
             return ("--ssl", *files) if mode != "DISABLED" else ()
         return (f"--ssl-mode={mode}", *files)
 
     def settings(self) -> Mapping[str, str]:
         """Of every session. A pause, or a slow destination, may last for hours."""
-        settings = {"sql_mode": "''", "sql_select_limit": "18446744073709551615", "sql_big_selects": "1",
-                    "net_write_timeout": "2147483", "net_read_timeout": "2147483", "wait_timeout": "2147483",
-                    "lock_wait_timeout": "60"}
+        settings = {
+            "sql_mode": "''",
+            "sql_select_limit": "18446744073709551615",
+            "sql_big_selects": "1",
+            "net_write_timeout": "2147483",
+            "net_read_timeout": "2147483",
+            "wait_timeout": "2147483",
+            "lock_wait_timeout": "60",
+        }
         if self._flavour is Flavour.MARIADB:
-            return settings | {"max_statement_time": "0", "idle_transaction_timeout": "0",
-                               "idle_readonly_transaction_timeout": "0"}
+            return settings | {
+                "max_statement_time": "0",
+                "idle_transaction_timeout": "0",
+                "idle_readonly_transaction_timeout": "0",
+            }
         return settings | {"max_execution_time": "0"} if self._version >= _LIMITS_STATEMENTS else settings
 
 
@@ -182,5 +205,8 @@ def _line(tool: Tool) -> Line:
         if line.first <= tool.version < line.end:
             return line
     known = ", ".join(f"{line.first} to before {line.end}" for line in LINES)
-    raise ToolError(f"mydumper {tool.version} is not supported by this version",
-                    detail=f"{tool.path}: {tool.version_text}; supported: {known}", hint=_HINT)
+    raise ToolError(
+        f"mydumper {tool.version} is not supported by this version",
+        detail=f"{tool.path}: {tool.version_text}; supported: {known}",
+        hint=_HINT,
+    )

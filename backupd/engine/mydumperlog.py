@@ -26,10 +26,12 @@ from backupd.model.table import TableName
 
 _LINE = re.compile(
     r"(?:\*\* )?(?:\([^()]*\): )?(?P<level>Message|WARNING|CRITICAL|ERROR)(?: \*\*)?: "
-    r"(?:\d\d:\d\d:\d\d\.\d+: )?(?P<text>.*)")
+    r"(?:\d\d:\d\d:\d\d\.\d+: )?(?P<text>.*)"
+)
 _THREAD = re.compile(r"Thread (?P<thread>\d+)\b")
 _BEGUN = re.compile(
-    r"Thread (?P<thread>\d+):? (?:dumping data (?:for|from) )?`(?P<schema>[^`]+)`\.`(?P<table>[^`]+)`(?P<rest>.*)")
+    r"Thread (?P<thread>\d+):? (?:dumping data (?:for|from) )?`(?P<schema>[^`]+)`\.`(?P<table>[^`]+)`(?P<rest>.*)"
+)
 _READY = "Transactions started, unlocking tables"
 _FINISHED = "Finished dump at"
 _NO_WRITE = "Couldn't write data to a file"

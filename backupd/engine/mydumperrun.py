@@ -80,8 +80,14 @@ class MyDumperRun:
     mydumper is never root. It writes into a folder of its own, and what it made there is opened only after it was taken
     away from it."""
 
-    def __init__(self, tool: Tool, arguments: Callable[[Connection], Sequence[str]], settings: Mapping[str, str],
-                 manner: Manner, request: DumpRequest) -> None:
+    def __init__(
+        self,
+        tool: Tool,
+        arguments: Callable[[Connection], Sequence[str]],
+        settings: Mapping[str, str],
+        manner: Manner,
+        request: DumpRequest,
+    ) -> None:
         self._tool, self._arguments, self._settings = tool, arguments, settings
         self._request = request
         self._names = {(table.name.schema, table.name.table): table.name for table in request.tables}
@@ -119,10 +125,18 @@ class MyDumperRun:
                 give(self._out, owner)
                 give(omit, owner)
             # Relative to where it begins: it may not be able to come there by any path.
-            plain = Command((self._tool.path, f"--defaults-file={handed.options}", f"--outputdir={self._out.name}",
-                             f"--omit-from-file={omit.name}", *self._arguments(handed.connection)),
-                            env={"CHARSET": "UTF-8"},  # else names in its log are escaped
-                            cwd=request.folder, user=user)
+            plain = Command(
+                (
+                    self._tool.path,
+                    f"--defaults-file={handed.options}",
+                    f"--outputdir={self._out.name}",
+                    f"--omit-from-file={omit.name}",
+                    *self._arguments(handed.connection),
+                ),
+                env={"CHARSET": "UTF-8"},  # else names in its log are escaped
+                cwd=request.folder,
+                user=user,
+            )
             try:
                 self._command = handed.confined(plain, readable=[request.folder], writable=[self._out])
             except RefusedError:
@@ -278,8 +292,10 @@ class MyDumperRun:
             return None  # renamed or removed just now: seen again next time, or never
         if not is_plain(path):
             path.unlink()
-            raise ToolError(f"{self._tool.name} was to write {place.name}, and that is no plain file of its own",
-                            hint="somebody else writes in its folder, or the server that it reads is hostile")
+            raise ToolError(
+                f"{self._tool.name} was to write {place.name}, and that is no plain file of its own",
+                hint="somebody else writes in its folder, or the server that it reads is hostile",
+            )
         match = _FILE.fullmatch(place.name)
         name = self._names.get((match["schema"], match["table"])) if match else None
         if name is None:
@@ -344,12 +360,18 @@ class MyDumperRun:
         if self._voice is not None:
             self._voice.finish()
         detail = self._voice.tail(0, _TAIL_LINES) if self._voice is not None else ""
-        return ToolError(message, detail=detail, hint=next((hint for mark, hint in _HINTS.items() if mark in detail),
-                                                           "its last lines tell why"))
+        return ToolError(
+            message,
+            detail=detail,
+            hint=next((hint for mark, hint in _HINTS.items() if mark in detail), "its last lines tell why"),
+        )
 
     def _last_words(self) -> str:
-        said = [line for line in (self._voice.tail(0, _TAIL_LINES) if self._voice is not None else "").splitlines()
-                if "Message:" not in line and "no-locks" not in line]
+        said = [
+            line
+            for line in (self._voice.tail(0, _TAIL_LINES) if self._voice is not None else "").splitlines()
+            if "Message:" not in line and "no-locks" not in line
+        ]
         return f": {said[-1]}" if said else ""
 
     def _write_omitted(self, path: Path) -> None:
@@ -358,8 +380,11 @@ class MyDumperRun:
         with self._request.connection.connect() as session:
             session.execute("SET SESSION sql_select_limit = 18446744073709551615")
             there = sorted(table_names(session))
-        lines = [f"{name.schema}.{name.table}\n" for name in there
-                 if (name.schema, name.table) not in self._names and not _BREAKS & set(name.schema + name.table)]
+        lines = [
+            f"{name.schema}.{name.table}\n"
+            for name in there
+            if (name.schema, name.table) not in self._names and not _BREAKS & set(name.schema + name.table)
+        ]
         path.touch(mode=0o600)
         path.write_text("".join(lines), encoding="utf-8")
 
@@ -372,8 +397,7 @@ class MyDumperRun:
             client |= {"host": "127.0.0.1", "protocol": "tcp"}
         for name, value in client.items():
             client[name] = "1" if value is None else value
-        client["init-command"] = "SET SESSION " + ", ".join(
-            f"{name}={value}" for name, value in self._settings.items())
+        client["init-command"] = "SET SESSION " + ", ".join(f"{name}={value}" for name, value in self._settings.items())
         return groups
 
     def _check_cancel(self) -> None:

@@ -39,11 +39,38 @@ _NAMES = {
 }
 _ROUTINES = f"SELECT ROUTINE_SCHEMA, ROUTINE_NAME, ROUTINE_TYPE FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA {_OUTSIDE}"  # noqa: S608, E501 - of constants
 _KINDS = {"BASE TABLE": TABLE, "SYSTEM VERSIONED": TABLE, "VIEW": VIEW, "SEQUENCE": SEQUENCE}
-_OLD_EVENT = ("body", "definer", "execute_at", "interval_value", "interval_field", "starts", "ends", "on_completion",
-              "sql_mode", "comment", "time_zone", "character_set_client", "collation_connection", "db_collation")
-_EVENT = ("EVENT_DEFINITION", "DEFINER", "EXECUTE_AT", "INTERVAL_VALUE", "INTERVAL_FIELD", "STARTS", "ENDS",
-          "ON_COMPLETION", "SQL_MODE", "EVENT_COMMENT", "TIME_ZONE", "CHARACTER_SET_CLIENT", "COLLATION_CONNECTION",
-          "DATABASE_COLLATION")
+_OLD_EVENT = (
+    "body",
+    "definer",
+    "execute_at",
+    "interval_value",
+    "interval_field",
+    "starts",
+    "ends",
+    "on_completion",
+    "sql_mode",
+    "comment",
+    "time_zone",
+    "character_set_client",
+    "collation_connection",
+    "db_collation",
+)
+_EVENT = (
+    "EVENT_DEFINITION",
+    "DEFINER",
+    "EXECUTE_AT",
+    "INTERVAL_VALUE",
+    "INTERVAL_FIELD",
+    "STARTS",
+    "ENDS",
+    "ON_COMPLETION",
+    "SQL_MODE",
+    "EVENT_COMMENT",
+    "TIME_ZONE",
+    "CHARACTER_SET_CLIENT",
+    "COLLATION_CONNECTION",
+    "DATABASE_COLLATION",
+)
 _LEFT_OUT = re.compile(r" ?(?:AUTO_INCREMENT=\d+|(?:DATA|INDEX) DIRECTORY ?= ?'(?:[^'\\]|''|\\.)*')")
 
 
@@ -98,10 +125,15 @@ def settled(before: Digests, listed: Listing | None, after: Digests) -> Digests:
     """What is known of one moment. ``listed``: at that moment; None where no list is of just that moment, and then only
     what was the same before and after is known. A digest is kept where it is the same before and after."""
     if listed is None:
-        return {kind: {name: digest for name, digest in names.items() if after[kind].get(name) == digest}
-                for kind, names in before.items() if kind in after}
-    return {kind: {name: _same(before.get(kind, {}).get(name, ""), after.get(kind, {}).get(name, "")) for name in names}
-            for kind, names in listed.items()}
+        return {
+            kind: {name: digest for name, digest in names.items() if after[kind].get(name) == digest}
+            for kind, names in before.items()
+            if kind in after
+        }
+    return {
+        kind: {name: _same(before.get(kind, {}).get(name, ""), after.get(kind, {}).get(name, "")) for name in names}
+        for kind, names in listed.items()
+    }
 
 
 def _same(one: str, other: str) -> str:
@@ -120,8 +152,11 @@ def _shown(session: Session, kind: str, name: str) -> str:
     text = next((str(value) for key, value in record.items() if _is_text(key) and value is not None), "")
     if not text:
         return ""
-    rest = [f"{key}={value}" for key, value in sorted(record.items())
-            if key.lower() in ("sql_mode", "character_set_client", "collation_connection", "database collation")]
+    rest = [
+        f"{key}={value}"
+        for key, value in sorted(record.items())
+        if key.lower() in ("sql_mode", "character_set_client", "collation_connection", "database collation")
+    ]
     return _digest(_LEFT_OUT.sub("", text) if kind in (TABLE, SEQUENCE) else text, *rest)
 
 

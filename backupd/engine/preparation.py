@@ -94,7 +94,8 @@ def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[
 
 _BAD_DATA = re.compile(r"corrupt|Can't rename|was not found at|may be crashed", re.IGNORECASE)
 _ELSEWHERE = re.compile(
-    "No space left|errno: 28|allocate|out of memory|Too many open files|Permission denied|crypt|plugin", re.IGNORECASE)
+    "No space left|errno: 28|allocate|out of memory|Too many open files|Permission denied|crypt|plugin", re.IGNORECASE
+)
 """Of a full disk, too little memory, missing rights; without its keys encrypted data looks corrupted, too."""
 _COPIED = re.compile(r"\b(?:Copying|Renaming|Removing|Applying) ")
 
@@ -111,7 +112,9 @@ def why_unprepared(error: ToolError, log: str) -> BackupdError:
 
 _LAST_BINLOG = re.compile(
     r"Last (?:MySQL )?binlog file (?:(?P<first>\S+), position (?P<pos>\d+)$|position (?:\d+ )?(?P<at>\d+), "
-    r"file name (?P<name>\S+))", re.MULTILINE)
+    r"file name (?P<name>\S+))",
+    re.MULTILINE,
+)
 
 
 def innodb_place(logs: Sequence[str]) -> Position | None:

@@ -82,8 +82,11 @@ def lag_of(name: str, channels: Sequence[Mapping[str, Any]]) -> Reading:
     for row in channels:
         behind = row.get("Seconds_Behind_Source", row.get("Seconds_Behind_Master"))
         if behind is None:
-            threads = ", ".join(f"{key} {row[key]}" for key in (
-                "Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running") if key in row)
+            threads = ", ".join(
+                f"{key} {row[key]}"
+                for key in ("Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running")
+                if key in row
+            )
             return Reading(None, f"the lag of {name} is unknown: replication stands still ({threads})")
         try:
             lag = float(behind)
@@ -97,8 +100,11 @@ def lag_of(name: str, channels: Sequence[Mapping[str, Any]]) -> Reading:
     return Reading(worst, f"{name} is {worst:.0f} s behind")
 
 
-def lag_gauges(name: str, connection: Connection, followers: Mapping[tuple[str, int], Callable[[], Connection]],
-               ) -> Gauges:
+def lag_gauges(
+    name: str,
+    connection: Connection,
+    followers: Mapping[tuple[str, int], Callable[[], Connection]],
+) -> Gauges:
     """What can be known about lag around the server called ``name``: its own as a replica, and that of its replicas.
 
     A source does not know how far its replicas are. They are asked themselves where they tell the source their address
@@ -131,18 +137,23 @@ def _ask(session: Session, statement: str, warnings: list[str], what: str) -> li
         return []
 
 
-def _follower(row: Mapping[str, Any], followers: Mapping[tuple[str, int], Callable[[], Connection]],
-              warnings: list[str]) -> LagGauge | None:
+def _follower(
+    row: Mapping[str, Any], followers: Mapping[tuple[str, int], Callable[[], Connection]], warnings: list[str]
+) -> LagGauge | None:
     host, port = str(row.get("Host") or ""), int(row.get("Port") or 0)
     number = row.get("Server_Id", row.get("Server_id"))
     if not host:
-        warnings.append(f"limits.replica_lag: the replica with server id {number} does not tell its address "
-                        "(report_host), so its lag is not watched")
+        warnings.append(
+            f"limits.replica_lag: the replica with server id {number} does not tell its address "
+            "(report_host), so its lag is not watched"
+        )
         return None
     connect = followers.get((host, port))
     if connect is None:
-        warnings.append(f"limits.replica_lag: the replica {host}:{port} is no server of the configuration, so its lag "
-                        "is not watched")
+        warnings.append(
+            f"limits.replica_lag: the replica {host}:{port} is no server of the configuration, so its lag "
+            "is not watched"
+        )
         return None
     try:
         return LagGauge(f"{host}:{port}", connect())
@@ -166,8 +177,9 @@ class DiskCounters:
 class DiskGauge:
     """Mean time of a request to one block device since the reading before. Reads ``stats``, as /proc/diskstats."""
 
-    def __init__(self, device: tuple[int, int], *, stats: Path = DISKSTATS,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, device: tuple[int, int], *, stats: Path = DISKSTATS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._device, self._stats, self._clock = device, stats, clock
         self._before = disk_counters(_text(stats), device)
         self._seen = clock()
@@ -211,8 +223,9 @@ def disk_gauges(folder: Path, *, stats: Path = DISKSTATS) -> Gauges:
         return _unwatched(f"{folder} is not on this host, so its disk is not watched: {error.strerror}")
     device = os.major(status.st_dev), os.minor(status.st_dev)
     if disk_counters(_text(stats), device) is None:
-        return _unwatched(f"{folder} lies on no block device that the kernel counts ({device[0]}:{device[1]}), so it "
-                          "is not watched")
+        return _unwatched(
+            f"{folder} lies on no block device that the kernel counts ({device[0]}:{device[1]}), so it is not watched"
+        )
     return Gauges((DiskGauge(device, stats=stats),))
 
 
@@ -231,4 +244,3 @@ def _text(stats: Path) -> str:
         return stats.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
-

@@ -59,14 +59,18 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
     """``probe`` and census on an open session. With ``tolerant``, what the account may not ask is left out
     and listed in ``denied``; otherwise it raises ServerError."""
     # No path may hold a NUL, and no server has one in a variable.
-    variables = {str(name).lower(): str(value).replace("\0", "\ufffd")
-                 for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)}
+    variables = {
+        str(name).lower(): str(value).replace("\0", "\ufffd")
+        for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)
+    }
     flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
     try:
         version = Version.parse(variables.get("version", ""))
     except ValueError as error:
-        raise ServerError(f"what answers at {session.connection.address} is no server that is known here",
-                          detail=f"its version: {error}") from error
+        raise ServerError(
+            f"what answers at {session.connection.address} is no server that is known here",
+            detail=f"its version: {error}",
+        ) from error
     dialect = dialect_of(flavour, version)
     denied: list[str] = []
     log = next(iter(_records(session, dialect.binlog_status, denied, tolerant=tolerant)), {})

@@ -32,8 +32,9 @@ class QueryGauge:
             if self._session is None:
                 self._session = self._connection.connect()
                 self._ours = str(self._session.scalar("SELECT SUBSTRING_INDEX(USER(), '@', 1)"))
-            others = [one for one in running(self._session, 0)
-                      if one.user != self._ours and not _WAITS.match(one.state)]
+            others = [
+                one for one in running(self._session, 0) if one.user != self._ours and not _WAITS.match(one.state)
+            ]
         except BackupdError as error:
             self.close()
             return Reading(None, f"whether long statements run is unknown: {error.detail or error.message}")

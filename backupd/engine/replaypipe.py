@@ -36,12 +36,15 @@ _HAS_VERSIONING = Version(10, 3)
 _AS_A_REPLICA = "SET SESSION system_versioning_alter_history = KEEP"
 """What the server's own applier has set: the source may have allowed it where the logs do not tell."""
 
-_NEITHER = ("neither way of replaying can do it exactly: restore to right before the GTID that occurs twice "
-            "(--to with its file and position), or from a backup that is newer")
+_NEITHER = (
+    "neither way of replaying can do it exactly: restore to right before the GTID that occurs twice "
+    "(--to with its file and position), or from a backup that is newer"
+)
 
 
-def refuse_inexact(info: ServerInfo, files: Sequence[Path], start: Position, found: Walk,
-                   exclude: Sequence[str]) -> None:
+def refuse_inexact(
+    info: ServerInfo, files: Sequence[Path], start: Position, found: Walk, exclude: Sequence[str]
+) -> None:
     """Raises RefusedError for what the pipe cannot do exactly."""
     reason = ""
     if found.marks:
@@ -58,8 +61,10 @@ def refuse_inexact(info: ServerInfo, files: Sequence[Path], start: Position, fou
     elif start.file != files[0].name and found.anonymous:
         reason = "transactions without GTIDs can be replayed from a place in the first file only"
     if reason:
-        raise RefusedError(f"this replay cannot go through the pipe: {reason}",
-                           hint=_NEITHER if found.twice else "replay by the server's applier (--replay-with applier)")
+        raise RefusedError(
+            f"this replay cannot go through the pipe: {reason}",
+            hint=_NEITHER if found.twice else "replay by the server's applier (--replay-with applier)",
+        )
 
 
 def replay_through_pipe(
@@ -81,8 +86,11 @@ def replay_through_pipe(
     """
     mariadb = info.flavour is Flavour.MARIADB
     reader = binlog_tool(info.flavour, paths=programs).tool.path
-    client = find_tool(("mariadb", "mysql") if mariadb else ("mysql",), paths=programs,
-                       hint="install the client programs of the server on this host").path
+    client = find_tool(
+        ("mariadb", "mysql") if mariadb else ("mysql",),
+        paths=programs,
+        hint="install the client programs of the server on this host",
+    ).path
     place = [f"--start-position={start.pos}"] if start.file == files[0].name and start.pos else []
     # Places count here, not GTIDs: these may come in any order, and twice.
     reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
@@ -90,11 +98,33 @@ def replay_through_pipe(
     with _laid_out(folder, copy, files) as (options, logs, loads), _taking_files(copy):
         # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
         commands = [
-            _confined(copy, (reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading,
-                             *place, *map(str, logs)), writable=[loads], readable=logs, temporary=loads),
-            _confined(copy, (client, f"--defaults-file={options}", "--binary-mode",
-                             f"--max-allowed-packet={_PACKET}", "--local-infile=1", *session),
-                      readable=[options, loads, copy.config.socket]),
+            _confined(
+                copy,
+                (
+                    reader,
+                    "--no-defaults",
+                    "--verify-binlog-checksum",
+                    f"--local-load={loads}",
+                    *reading,
+                    *place,
+                    *map(str, logs),
+                ),
+                writable=[loads],
+                readable=logs,
+                temporary=loads,
+            ),
+            _confined(
+                copy,
+                (
+                    client,
+                    f"--defaults-file={options}",
+                    "--binary-mode",
+                    f"--max-allowed-packet={_PACKET}",
+                    "--local-infile=1",
+                    *session,
+                ),
+                readable=[options, loads, copy.config.socket],
+            ),
         ]
         try:
             with Pipeline(commands, cancel=cancel, log=log) as pipeline:
@@ -124,8 +154,14 @@ def _laid_out(folder: Path, copy: LaunchedServer, files: Sequence[Path]) -> Iter
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _confined(copy: LaunchedServer, argv: tuple[str, ...], *, writable: Sequence[Path] = (),
-              readable: Sequence[Path] = (), temporary: Path | None = None) -> Command:
+def _confined(
+    copy: LaunchedServer,
+    argv: tuple[str, ...],
+    *,
+    writable: Sequence[Path] = (),
+    readable: Sequence[Path] = (),
+    temporary: Path | None = None,
+) -> Command:
     user = copy.config.user if os.geteuid() == 0 else None
     plain = Command(argv, user=user, env={"TMPDIR": str(temporary)} if temporary else {})
     return confine(plain, writable=writable, readable=readable) if is_available(user) else plain

@@ -13,8 +13,10 @@ def recovery_risks(variables: Mapping[str, str], flavour: Flavour, *, replica: b
     ``replica``: does it follow another server?"""
     log_bin = variables.get("log_bin", "").upper()
     if log_bin in ("OFF", "0"):
-        missing = ("the server writes no binary log (log_bin is off): only the moments of backups can be recovered, "
-                   "and each is taken in full, because nothing shows that an increment belongs to the same history")
+        missing = (
+            "the server writes no binary log (log_bin is off): only the moments of backups can be recovered, "
+            "and each is taken in full, because nothing shows that an increment belongs to the same history"
+        )
         return (missing, *_crash_risks(variables))
     return (*_log_risks(variables, flavour, replica), *_crash_risks(variables))
 

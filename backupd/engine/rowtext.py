@@ -37,9 +37,26 @@ _FLOATS = frozenset({"float", "double"})
 _MOMENTS = frozenset({"year", "date", "datetime", "timestamp", "time"})
 _SHORT = frozenset({"char", "varchar", "binary", "varbinary", "tinytext", "tinyblob"})
 _CONVERTED = frozenset({"inet4", "inet6", "uuid"})
-_LONG = frozenset({"text", "mediumtext", "longtext", "blob", "mediumblob", "longblob", "vector", "geometry", "point",
-                   "linestring", "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection",
-                   "geomcollection"})
+_LONG = frozenset(
+    {
+        "text",
+        "mediumtext",
+        "longtext",
+        "blob",
+        "mediumblob",
+        "longblob",
+        "vector",
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geometrycollection",
+        "geomcollection",
+    }
+)
 _JSON = "json"
 _CHOICES = frozenset({"enum", "set"})
 _KNOWN = _NUMBERS | _FLOATS | _MOMENTS | _SHORT | _CONVERTED | _LONG | _CHOICES | {_JSON, "bit"}
@@ -63,11 +80,13 @@ _HISTORY_HEAD = b"/*M!101100 SET system_versioning_insert_history=1*/;\n"
 
 def settings(charset: str) -> bytes:
     """What a file whose texts are in ``charset`` must say before its rows, so that they come back as they were."""
-    return (f"/*!40101 SET NAMES {charset}*/;\n"
-            "/*!40014 SET FOREIGN_KEY_CHECKS=0*/;\n"
-            "/*M!100201 SET CHECK_CONSTRAINT_CHECKS=0*/;\n"
-            "/*!40101 SET SQL_MODE='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'*/;\n"
-            "/*!40103 SET TIME_ZONE='+00:00'*/;\n").encode()
+    return (
+        f"/*!40101 SET NAMES {charset}*/;\n"
+        "/*!40014 SET FOREIGN_KEY_CHECKS=0*/;\n"
+        "/*M!100201 SET CHECK_CONSTRAINT_CHECKS=0*/;\n"
+        "/*!40101 SET SQL_MODE='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'*/;\n"
+        "/*!40103 SET TIME_ZONE='+00:00'*/;\n"
+    ).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,7 @@ class Reading:
     prefixes: tuple[bytes | None, ...]
     head: bytes
     insert: bytes
+
 
 def unknown_types(columns: Columns) -> str:
     """The columns whose type nothing is known of, for people; empty when there is none."""
@@ -116,7 +136,8 @@ def reading_of(name: TableName, columns: Columns) -> Reading:
         select=f"SELECT {asked} FROM {source}",  # noqa: S608  all of it names, quoted
         prefixes=tuple(prefix for prefix, _ in pieces),
         head=settings("binary") + (_HISTORY_HEAD if columns.versioned else b""),
-        insert=f"INSERT INTO {quote_name(name.table)} ({listed}) VALUES".encode("utf-8", "surrogateescape"))
+        insert=f"INSERT INTO {quote_name(name.table)} ({listed}) VALUES".encode("utf-8", "surrogateescape"),
+    )
 
 
 def row_text(row: Row, reading: Reading) -> bytes:
@@ -129,7 +150,8 @@ def row_text(row: Row, reading: Reading) -> bytes:
         return bytes(row[_SKIPPED.get(first, 1) :])
     return b",".join(
         _ready(value) if prefix is None else b"NULL" if value is None else prefix + b"'" + _escaped(bytes(value)) + b"'"
-        for prefix, value in zip(reading.prefixes, values(row, len(reading.prefixes)), strict=True))
+        for prefix, value in zip(reading.prefixes, values(row, len(reading.prefixes)), strict=True)
+    )
 
 
 def row_pieces(row: Row, reading: Reading) -> Iterator[bytes]:

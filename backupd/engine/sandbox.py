@@ -34,8 +34,9 @@ from backupd.process.command import Command, become, find_account, locate
 from backupd.process.run import run
 
 WORKER = "backupd-sandbox"
-MAKE_WORKER = ("useradd --system --user-group --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin "
-               f"{WORKER}")
+MAKE_WORKER = (
+    f"useradd --system --user-group --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin {WORKER}"
+)
 DATABASE_USER = "mysql"
 """Who databases run as."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -58,7 +59,8 @@ def worker() -> str | None:
             return pwd.getpwnam(name).pw_name
     raise RefusedError(
         f"there is no user {WORKER} on this machine: programs that read backups are never run as root",
-        hint=f"scripts/setup makes it, or: {MAKE_WORKER}")
+        hint=f"scripts/setup makes it, or: {MAKE_WORKER}",
+    )
 
 
 def is_available(user: str | None = None) -> bool:
@@ -105,8 +107,13 @@ def can_confine(program: str) -> bool:
 
 
 def confine(
-    command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), network_of: int | None = None,
-    network: bool = False, scratch: bool = True,
+    command: Command,
+    *,
+    writable: Sequence[Path],
+    readable: Sequence[Path] = (),
+    network_of: int | None = None,
+    network: bool = False,
+    scratch: bool = True,
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
     besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
@@ -123,8 +130,10 @@ def confine(
     if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *places])):
         if Way.ROOT not in found:
             raise RefusedError(
-                f"the user {command.user} cannot reach what {command.program} is to work on", detail=lost,
-                hint="let others pass through the folders above it (chmod o+x), or choose another place")
+                f"the user {command.user} cannot reach what {command.program} is to work on",
+                detail=lost,
+                hint="let others pass through the folders above it (chmod o+x), or choose another place",
+            )
         way = Way.ROOT
     return _made(command, way, writable, places, network_of=network_of, network=network, scratch=scratch)
 
@@ -149,18 +158,39 @@ def out_of_reach(user: str | None, paths: Sequence[Path | str]) -> str:
 
 
 def _made(
-    command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
-    network: bool, scratch: bool,
+    command: Command,
+    way: Way,
+    writable: Iterable[Path],
+    readable: Iterable[Path],
+    *,
+    network_of: int | None,
+    network: bool,
+    scratch: bool,
 ) -> Command:
     """The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
     and containers have it: then there is none inside."""
-    return _framed(command, way, writable, readable, network_of=network_of, network=network, scratch=scratch,
-                   proc=not _tried(way, command.user, proc=True))
+    return _framed(
+        command,
+        way,
+        writable,
+        readable,
+        network_of=network_of,
+        network=network,
+        scratch=scratch,
+        proc=not _tried(way, command.user, proc=True),
+    )
 
 
 def _framed(
-    command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
-    proc: bool, network: bool = False, scratch: bool = True,
+    command: Command,
+    way: Way,
+    writable: Iterable[Path],
+    readable: Iterable[Path],
+    *,
+    network_of: int | None,
+    proc: bool,
+    network: bool = False,
+    scratch: bool = True,
 ) -> Command:
     argv = []
     if network_of is not None:
@@ -179,8 +209,9 @@ def _framed(
             argv += ["--cap-add", power]
         argv += ["--", "setpriv", *become(user), "--inh-caps", "-all"]
         user = None
-    return replace(command, argv=(*argv, "--", command.located(), *command.argv[1:]), user=user, cwd=None,
-                   wrapped=command.program)
+    return replace(
+        command, argv=(*argv, "--", command.located(), *command.argv[1:]), user=user, cwd=None, wrapped=command.program
+    )
 
 
 def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool, proc: bool) -> list[str]:

@@ -44,8 +44,11 @@ class SchemaScripts:
     def files(self) -> dict[str, bytes]:
         """By their paths in a logical backup; only those with something in them."""
         texts = {"create": self.create, "views": self.views, "routines": self.routines, "events": self.events}
-        return {f"{schema_folder(self.schema)}{name}.sql": text.encode("utf-8", "surrogateescape")
-                for name, text in texts.items() if text}
+        return {
+            f"{schema_folder(self.schema)}{name}.sql": text.encode("utf-8", "surrogateescape")
+            for name, text in texts.items()
+            if text
+        }
 
 
 def read_schema(session: Session, schema: str, *, objects: bool = True, partial: bool = False) -> SchemaScripts:
@@ -54,23 +57,33 @@ def read_schema(session: Session, schema: str, *, objects: bool = True, partial:
     with plain_session(session) as own:
         collation = own.scalar(_COLLATION, schema)
         if collation is None:
-            raise NotFoundError(f"there is no schema {schema!r} on the server at {session.connection.address}",
-                                hint="upper and lower case may differ; SHOW DATABASES lists what the account may see")
+            raise NotFoundError(
+                f"there is no schema {schema!r} on the server at {session.connection.address}",
+                hint="upper and lower case may differ; SHOW DATABASES lists what the account may see",
+            )
         create = str(own.query(f"SHOW CREATE DATABASE IF NOT EXISTS {quote_name(schema)}")[0][1])
         made = f"SET NAMES utf8mb4;\n{create};\n"
         if not objects:
             return SchemaScripts(schema, made)
         own.execute(f"USE {quote_name(schema)}")  # names inside of it are then printed without it
         reader = _Reader(own, schema, str(collation), partial=partial)
-        return SchemaScripts(schema, made, views=reader.views(), routines=reader.routines(), events=reader.events(),
-                             unread=(*_hidden(own, schema), *reader.unread))
+        return SchemaScripts(
+            schema,
+            made,
+            views=reader.views(),
+            routines=reader.routines(),
+            events=reader.events(),
+            unread=(*_hidden(own, schema), *reader.unread),
+        )
 
 
 def _hidden(session: Session, schema: str) -> list[str]:
     """What the account would not even see listed."""
     grants = read_grants(session)
-    return [f"{grants.account} has {lack}: {what} that it may not see are missing here"
-            for what, lack in hidden(grants, schema).items()]
+    return [
+        f"{grants.account} has {lack}: {what} that it may not see are missing here"
+        for what, lack in hidden(grants, schema).items()
+    ]
 
 
 class _Reader:
@@ -94,8 +107,10 @@ class _Reader:
                 continue
             works = all(int(row[1]) != _INVALID_VIEW for row in self._session.query("SHOW WARNINGS"))
             if not works and not self._partial:
-                self.unread.append(f"view {quote_name(name)} does not work: it names tables, columns or functions that "
-                                   "are not there, or its definer may not read them; it is kept as a comment")
+                self.unread.append(
+                    f"view {quote_name(name)} does not work: it names tables, columns or functions that "
+                    "are not there, or its definer may not read them; it is kept as a comment"
+                )
                 broken += ["-- " + line for line in one.statement.splitlines()]
             else:
                 made.append(one)

@@ -12,9 +12,12 @@ from backupd.model.units import format_size
 _LEFTOVER = "#mysql50##sql"
 """How a server lists a file that no statement named so."""
 _BARE: Mapping[str, str] = {
-    "BLACKHOLE": "keeps no rows", "PERFORMANCE_SCHEMA": "keeps no rows",
-    "MRG_MYISAM": "shows the rows of other tables", "FEDERATED": "shows rows of another server",
-    "SPIDER": "shows rows of other servers", "CONNECT": "shows rows of other sources",
+    "BLACKHOLE": "keeps no rows",
+    "PERFORMANCE_SCHEMA": "keeps no rows",
+    "MRG_MYISAM": "shows the rows of other tables",
+    "FEDERATED": "shows rows of another server",
+    "SPIDER": "shows rows of other servers",
+    "CONNECT": "shows rows of other sources",
     "SPHINX": "shows results of another server",
 }
 """Engines, in upper case, without rows of their own."""
@@ -40,8 +43,15 @@ class Selection:
         return tuple(sorted({table.name.schema for table in self.taken}))
 
 
-def select(tables: Iterable[Table], include: Sequence[TablePattern], exclude: Sequence[TablePattern] = (),
-           max_size: int | None = None, *, always: Container[str] = (), unasked: bool = False) -> Selection:
+def select(
+    tables: Iterable[Table],
+    include: Sequence[TablePattern],
+    exclude: Sequence[TablePattern] = (),
+    max_size: int | None = None,
+    *,
+    always: Container[str] = (),
+    unasked: bool = False,
+) -> Selection:
     """``max_size``: a table of more bytes is left out, unless its engine is one of ``always``: those that no other
     backup covers. ``unasked``: tables of these engines are taken where no pattern wants them, too, unless one leaves
     them out. System schemas are never taken."""
@@ -54,8 +64,9 @@ def select(tables: Iterable[Table], include: Sequence[TablePattern], exclude: Se
         if table.name.table.startswith(_LEFTOVER) and not any(one.table == table.name for one in include):
             leftovers.append(table.name)
             continue
-        wanted, unwanted = ([pattern for pattern in patterns if pattern.fits(table.name)]
-                            for patterns in (include, exclude))
+        wanted, unwanted = (
+            [pattern for pattern in patterns if pattern.fits(table.name)] for patterns in (include, exclude)
+        )
         used.update(wanted, unwanted)
         if unwanted or not (wanted or (unasked and table.engine in always)):
             continue
@@ -65,17 +76,27 @@ def select(tables: Iterable[Table], include: Sequence[TablePattern], exclude: Se
         else:
             taken.append(table)
     return Selection(
-        tuple(taken), tuple(skipped),
-        {table.name: f"its engine, {table.engine}, {_BARE[table.engine.upper()]}" for table in taken
-         if table.engine.upper() in _BARE},
-        (*_unused(include, exclude, used), *_leftover_words(leftovers)))
+        tuple(taken),
+        tuple(skipped),
+        {
+            table.name: f"its engine, {table.engine}, {_BARE[table.engine.upper()]}"
+            for table in taken
+            if table.engine.upper() in _BARE
+        },
+        (*_unused(include, exclude, used), *_leftover_words(leftovers)),
+    )
 
 
 def _unused(include: Sequence[TablePattern], exclude: Sequence[TablePattern], used: set[TablePattern]) -> list[str]:
     everything = TablePattern("*.*")
-    return [*(f"no table fits {pattern}, which is to be included" for pattern in include
-              if pattern not in used and pattern != everything),
-            *(f"no table fits {pattern}, which is to be excluded" for pattern in exclude if pattern not in used)]
+    return [
+        *(
+            f"no table fits {pattern}, which is to be included"
+            for pattern in include
+            if pattern not in used and pattern != everything
+        ),
+        *(f"no table fits {pattern}, which is to be excluded" for pattern in exclude if pattern not in used),
+    ]
 
 
 def _leftover_words(names: Sequence[TableName]) -> list[str]:

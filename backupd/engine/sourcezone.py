@@ -52,8 +52,10 @@ def zone_of(variables: Mapping[str, str], since: datetime, until: datetime) -> Z
         why = f"the source's system time zone is {said!r}, and no zone of this host is called so"
     else:
         some = [names[0] for names in fitting.values()]
-        why = (f"the source's system time zone is {said!r}, which may be {', '.join(some[:_NAMED])}"
-               f"{' or another' if len(some) > _NAMED else ''}")
+        why = (
+            f"the source's system time zone is {said!r}, which may be {', '.join(some[:_NAMED])}"
+            f"{' or another' if len(some) > _NAMED else ''}"
+        )
     return Zone("UTC", _doubt(variables, why))
 
 
@@ -66,9 +68,11 @@ def global_zone(variables: Mapping[str, str]) -> str:
 def _doubt(variables: Mapping[str, str], why: str) -> str:
     if global_zone(variables):
         return ""  # only a session that turned back to the system's zone would notice
-    return (f"{why}: replayed in UTC, so what NOW() and the like gave in statements of the logs (an ALTER TABLE with "
-            "DEFAULT NOW(), data changes in STATEMENT format) may be shifted; restore with TZ=<zone of the source> in "
-            "backupd's environment to be certain")
+    return (
+        f"{why}: replayed in UTC, so what NOW() and the like gave in statements of the logs (an ALTER TABLE with "
+        "DEFAULT NOW(), data changes in STATEMENT format) may be shifted; restore with TZ=<zone of the source> in "
+        "backupd's environment to be certain"
+    )
 
 
 def _names(zone: tzinfo | None, until: datetime) -> set[str | None]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 TOKEN = re.compile(
     r"""\s+ | --(?=\s)[^\n]* | \#[^\n]* | /\*M?!\d* | /\*.*?(?:\*/|\Z) | \*/
       | (?P<quoted>`(?:[^`]++|``)*+`) | (?P<text>'(?:[^'\\]++|\\.|'')*+'?) | (?P<double>"(?:[^"\\]++|\\.|"")*+"?)
-      | (?P<word>[\w$]+) | (?P<mark>.)""", re.VERBOSE | re.DOTALL)
+      | (?P<word>[\w$]+) | (?P<mark>.)""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)

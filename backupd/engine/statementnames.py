@@ -13,13 +13,30 @@ Name = tuple[str, str]
 """Schema and table; the schema is "" where the statement leaves it to the current one."""
 
 _FROM = frozenset({"FROM", "JOIN", "STRAIGHT_JOIN", "USING"})
-_AFTER_FROM = frozenset({"WHERE", "SET", "GROUP", "ORDER", "HAVING", "LIMIT", "SELECT", "VALUES", "UNION", "FOR",
-                         "PROCEDURE", "WINDOW", "RETURNING", "LOCK"})
+_AFTER_FROM = frozenset(
+    {
+        "WHERE",
+        "SET",
+        "GROUP",
+        "ORDER",
+        "HAVING",
+        "LIMIT",
+        "SELECT",
+        "VALUES",
+        "UNION",
+        "FOR",
+        "PROCEDURE",
+        "WINDOW",
+        "RETURNING",
+        "LOCK",
+    }
+)
 _NO_TABLE = _AFTER_FROM | {"LATERAL", "ONLY", "ON"}
 _REFERS = frozenset({"REFERENCES", "LIKE"})
 _ROUTINES = frozenset({"PROCEDURE", "FUNCTION", "PACKAGE", "EVENT", "SERVER"})
-_LEADING = frozenset({"OR", "REPLACE", "AGGREGATE", "=", "ALGORITHM", "UNDEFINED", "MERGE", "TEMPTABLE", "SQL",
-                      "SECURITY", "INVOKER"})
+_LEADING = frozenset(
+    {"OR", "REPLACE", "AGGREGATE", "=", "ALGORITHM", "UNDEFINED", "MERGE", "TEMPTABLE", "SQL", "SECURITY", "INVOKER"}
+)
 _DATA = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE", "WITH", "LOAD"})
 _QUERY = frozenset({"SELECT", "TABLE", "FROM", "JOIN"})
 _DEFINING = frozenset({"CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"})
@@ -75,7 +92,7 @@ def read_by(tokens: list[Token]) -> tuple[Name, ...]:
             outer.append(listing)
         elif tokens[at] == _CLOSES:
             listing, expected = outer.pop() if outer else False, False
-        elif word == "USING" and tokens[at + 1:at + 2] == [_OPENS]:
+        elif word == "USING" and tokens[at + 1 : at + 2] == [_OPENS]:
             expected = False  # columns of a join
         elif word in _FROM:
             listing = expected = True
@@ -84,7 +101,7 @@ def read_by(tokens: list[Token]) -> tuple[Name, ...]:
             expected, listing = True, False
         elif word == "TABLE" and at and (tokens[at - 1].word == "WITH" or verb not in _DEFINING):
             expected = True
-        elif word == "UNION" and tokens[at + 1:at + 3] == [_EQUALS, _OPENS]:
+        elif word == "UNION" and tokens[at + 1 : at + 3] == [_EQUALS, _OPENS]:
             listing = expected = True  # of a MERGE table
             at += 1
         elif word in _AFTER_FROM:
@@ -166,32 +183,38 @@ def has_named_all(tokens: list[Token]) -> bool:
     depth = 0
     for at, word in enumerate(words):
         depth += {"(": 1, ")": -1}.get(word, 0)
-        if not depth and word == "PARTITION" and (words[at + 1:at + 2] == ["BY"]
-                                                  or words[at - 1] in {"ADD", "REORGANIZE"}):
+        if (
+            not depth
+            and word == "PARTITION"
+            and (words[at + 1 : at + 2] == ["BY"] or words[at - 1] in {"ADD", "REORGANIZE"})
+        ):
             return True
     return False
 
 
 def hides_names(tokens: list[Token]) -> bool:
     """Was a name taken for a secret, in the quotation marks that texts have, too?"""
-    return any(token.text == _MASKED and (before.word in _BEFORE_NAMES
-                                          or (before.word == "LIKE" and at < _AT_BEGINNING))
-               for at, (before, token) in enumerate(pairwise(tokens)))
+    return any(
+        token.text == _MASKED and (before.word in _BEFORE_NAMES or (before.word == "LIKE" and at < _AT_BEGINNING))
+        for at, (before, token) in enumerate(pairwise(tokens))
+    )
 
 
 def routine_of(text: str, schema: str) -> Routine | None:
     """Of a statement that creates, alters or drops a routine, a scheduled event or a server; ``schema``: the current
     one."""
     tokens = list(tokens_of(text[:1024]))
-    at = next((found for verb in ("CREATE", "ALTER", "DROP")
-               if (found := _kind_at(tokens, verb, _ROUTINES)) is not None), None)
+    at = next(
+        (found for verb in ("CREATE", "ALTER", "DROP") if (found := _kind_at(tokens, verb, _ROUTINES)) is not None),
+        None,
+    )
     if at is None:
         return None
     kind = tokens[at].word
     at += 1
     while at < len(tokens) and tokens[at].word in {"IF", "NOT", "EXISTS", "BODY"}:
         at += 1
-    loaded = any(token.word == "SONAME" for token in tokens[at:at + 6])
+    loaded = any(token.word == "SONAME" for token in tokens[at : at + 6])
     return Routine(kind, full_name(tokens, at, schema)[0][0] if at < len(tokens) else schema, loaded)
 
 
@@ -202,7 +225,7 @@ def _kind_at(tokens: list[Token], verb: str, kinds: frozenset[str]) -> int | Non
     at = 1
     while at < len(tokens):
         word = tokens[at].word
-        if word == "DEFINER" and tokens[at + 1:at + 2] == [Token("=", name=False)]:
+        if word == "DEFINER" and tokens[at + 1 : at + 2] == [Token("=", name=False)]:
             at = after_account(tokens, at + 1)
         elif word in _LEADING or word == "DEFINER":
             at += 1

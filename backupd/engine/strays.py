@@ -30,8 +30,10 @@ def remove_strays(session: Session, schema: str) -> tuple[Path, ...]:
     if not session.connection.socket:
         return ()
     datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
-    known = {TableName(schema, str(name)) for (name,) in session.query(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema)}
+    known = {
+        TableName(schema, str(name))
+        for (name,) in session.query("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema)
+    }
     gone = not session.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", schema)
     left = []
     with contextlib.suppress(OSError, ValueError), as_its_owner(datadir):  # who may not look there put nothing there

@@ -172,7 +172,8 @@ class StreamingCapture:
             raise TablesChangedError(
                 f"a partition was exchanged while the backup ran, and {self.tool.name} reads no change of definitions "
                 f"behind that: {', '.join(name.shown for name in stock.unread[:20])} may be in it as they were before",
-                hint="take the backup at a time without ALTER TABLE ... EXCHANGE PARTITION")
+                hint="take the backup at a time without ALTER TABLE ... EXCHANGE PARTITION",
+            )
         known = stock.tables is not None and stock.is_whole
         if not known and (doubts.lost or doubts.crossed):
             raise left_out(doubts.lost or doubts.crossed)
@@ -188,9 +189,13 @@ class StreamingCapture:
             for event in stock.fetch(table, sorted(contents.paths)):
                 contents.take(event)
                 yield event
-        self._stock = Stock(stock.inventory,
-                            tuple(table for table in wrong if table.name not in stock.fetched), tuple(stock.fetched),
-                            swapped(contents.renamed), stock.problem)
+        self._stock = Stock(
+            stock.inventory,
+            tuple(table for table in wrong if table.name not in stock.fetched),
+            tuple(stock.fetched),
+            swapped(contents.renamed),
+            stock.problem,
+        )
 
     def stock(self) -> Stock:
         return self._stock
@@ -223,7 +228,8 @@ class StreamingCapture:
                 raise TablesChangedError(
                     f"{error.message}: a table was dropped, renamed or rebuilt while it was read",
                     detail=f"{self._vanished}\n{error.detail}",
-                    hint="take the backup at a time without such statements") from error
+                    hint="take the backup at a time without such statements",
+                ) from error
             hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
             raise ToolError(error.message, detail=error.detail, hint=hint) from error
         except CancelledError as error:
@@ -254,8 +260,10 @@ class StreamingCapture:
             raise StreamError(f"{name} made a backup of type {receipts.backup_type}, not {expected}")
         since = self._request.incremental_lsn or 0
         if receipts.from_lsn != since or receipts.to_lsn < since:
-            raise StreamError(f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
-                              hint="the server is not the one that the backup before it was taken from: take a full")
+            raise StreamError(
+                f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
+                hint="the server is not the one that the backup before it was taken from: take a full",
+            )
         self._refuse_ignored()
         return receipts
 

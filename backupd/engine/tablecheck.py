@@ -25,8 +25,14 @@ LOCK_SECONDS = 5
 _GOOD = ("ok", "table is already up to date")
 
 
-def check(session: Session, tables: Iterable[Table], *, repair: bool = False, tell: Callable[[str], None] | None = None,
-          cancel: threading.Event | None = None) -> Mapping[TableName, str]:
+def check(
+    session: Session,
+    tables: Iterable[Table],
+    *,
+    repair: bool = False,
+    tell: Callable[[str], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Mapping[TableName, str]:
     """Why each damaged one of ``tables`` cannot be read, in the server's words; nothing for the others. Only those of
     engines that crashes damage are looked at, and those that the server cannot open.
 

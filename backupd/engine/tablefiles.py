@@ -52,7 +52,7 @@ def stem_of(path: str) -> str:
     if file in _SHARED or file.endswith(_SMALL) or _FULLTEXT.match(file):
         return ""
     end = _END.search(file, 1)  # a leading # is that of #sql..., which is none of the names below
-    return f"{match['schema']}/{file[:end.start()] if end else file}"
+    return f"{match['schema']}/{file[: end.start()] if end else file}"
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -85,8 +85,9 @@ def left_behind(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def absent(tables: Iterable[BaseTable], paths: Iterable[str],
-           renamed: Mapping[str, str] | None = None) -> tuple[BaseTable, ...]:
+def absent(
+    tables: Iterable[BaseTable], paths: Iterable[str], renamed: Mapping[str, str] | None = None
+) -> tuple[BaseTable, ...]:
     """Those of ``tables`` of which the backup with the entries ``paths`` lacks a file that they need, each partition's
     counted.
 
@@ -130,8 +131,11 @@ class _Held:
         if self._has_frm:
             if "frm" not in found.get("", ()):
                 return False
-        elif self._sdi and engine in OF_ENGINE and not any(
-                table.name.table.startswith(prefix) for prefix in self._sdi.get(table.name.schema, ())):
+        elif (
+            self._sdi
+            and engine in OF_ENGINE
+            and not any(table.name.table.startswith(prefix) for prefix in self._sdi.get(table.name.schema, ()))
+        ):
             return False
         if engine == _INNODB:
             if table.shared or table.space is None:

@@ -32,8 +32,10 @@ def patterns(tables: Sequence[TableName]) -> tuple[str, ...]:
     without a name.
     """
     schemas = dict.fromkeys(table.schema for table in tables)
-    return (*(f"{_escaped(table.schema)}.{_escaped(table.table)}" for table in dict.fromkeys(tables)),
-            *(f"{_escaped(schema)}." for schema in schemas))
+    return (
+        *(f"{_escaped(table.schema)}.{_escaped(table.table)}" for table in dict.fromkeys(tables)),
+        *(f"{_escaped(schema)}." for schema in schemas),
+    )
 
 
 def mistakable(name: TableName) -> str:

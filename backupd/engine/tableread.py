@@ -105,8 +105,11 @@ class _Reading:
 
     def shares(self, tools: Sequence[DumpTool]) -> Sequence[tuple[DumpTool, tuple[DumpTable, ...]]]:
         """The tables that are still to be read, by the tool that is to read them."""
-        left = [(DumpTable(taken.table.name, taken.table.engine, taken.table.size), taken.definition.columns)
-                for taken in self._taken.values() if taken.reason and taken.definition is not None]
+        left = [
+            (DumpTable(taken.table.name, taken.table.engine, taken.table.size), taken.definition.columns)
+            for taken in self._taken.values()
+            if taken.reason and taken.definition is not None
+        ]
         routes = route(left, tools)
         for way in routes:
             if way.tool is None:
@@ -140,8 +143,16 @@ class _Reading:
         if not taken.reason and taken.rows not in (None, counted):
             taken.reason = f"the server counts {counted} rows, {taken.tool} wrote {taken.rows}"
             self._drop(taken)
-        return DumpedTable(name, Outcome.FAILED if taken.reason else Outcome.DUMPED, taken.table.engine,
-                           None if taken.reason else counted, taken.bytes, taken.files, taken.tool, taken.reason)
+        return DumpedTable(
+            name,
+            Outcome.FAILED if taken.reason else Outcome.DUMPED,
+            taken.table.engine,
+            None if taken.reason else counted,
+            taken.bytes,
+            taken.files,
+            taken.tool,
+            taken.reason,
+        )
 
     def _counted(self, taken: _Taken) -> int:
         versioned = taken.definition is not None and taken.definition.columns.versioned

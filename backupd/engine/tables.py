@@ -108,9 +108,16 @@ def schemas_named(session: Session, names: Iterable[str]) -> list[str]:
 def with_a_backtick(session: Session, engines: Collection[str]) -> list[TableName]:
     """Tables of ``engines`` that have a backtick in their name or in that of their schema. Raises ServerError."""
     odd = sorted(name for name in table_names(session) if "`" in name.schema + name.table)
-    return [name for name in odd if session.query(
-        "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND ENGINE IN %s",
-        name.schema, name.table, tuple(engines))]
+    return [
+        name
+        for name in odd
+        if session.query(
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND ENGINE IN %s",
+            name.schema,
+            name.table,
+            tuple(engines),
+        )
+    ]
 
 
 def table_names(session: Session) -> frozenset[TableName]:
@@ -174,7 +181,8 @@ def _refuse_locked(session: Session) -> None:
         raise LockedTableError(
             f"the tables of the server at {session.connection.address} cannot be listed",
             detail=f"a table was locked by somebody else for more than {LISTING_SECONDS} s",
-            hint="SHOW PROCESSLIST names the statement, such as CREATE TABLE ... SELECT: wait for it or end it")
+            hint="SHOW PROCESSLIST names the statement, such as CREATE TABLE ... SELECT: wait for it or end it",
+        )
 
 
 class TableIds:
@@ -238,9 +246,7 @@ def checksum_statement(session: Session, table: TableName) -> str:
     stored = [(str(name), str(kind).lower()) for name, kind, extra in columns if "VIRTUAL" not in str(extra).upper()]
     if len(stored) == len(columns):
         return f"CHECKSUM TABLE {table} EXTENDED"
-    hashes = ", ".join(
-        f"IFNULL(CRC32(CAST({_plain(quote_name(name), kind)} AS BINARY)), 'N')" for name, kind in stored
-    )
+    hashes = ", ".join(f"IFNULL(CRC32(CAST({_plain(quote_name(name), kind)} AS BINARY)), 'N')" for name, kind in stored)
     # 2^32 for each row: rows that hash to 0 count as well.
     return _STORED_SUM.format(hashes=hashes or "''", table=table)
 

@@ -42,8 +42,10 @@ _PATIENCE = 7 * 86400
 SPARE = "backupd_partition"
 """Name of the table that a partition is imported as, beside the table it belongs to."""
 _FULLTEXT = "SELECT DISTINCT TABLE_SCHEMA, TABLE_NAME FROM information_schema.STATISTICS WHERE INDEX_TYPE = 'FULLTEXT'"
-_NUMBERED = ("SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START'"
-             " AND DATA_TYPE = 'bigint'")
+_NUMBERED = (
+    "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START'"
+    " AND DATA_TYPE = 'bigint'"
+)
 """Tables whose history counts in transactions of their server."""
 
 
@@ -83,19 +85,21 @@ def _servers_differ(source: Session, target: Session) -> str:
     ours, theirs = (_variables(session) for session in (source, target))
     datadir = Path(theirs["datadir"])
     reasons = {
-        "the server is reached over the network: its data directory is not known to be here":
-            not target.connection.socket,
+        "the server is reached over the network: its data directory is not known to be "
+        "here": not target.connection.socket,
         f"the backup is of {ours['series']}, the server {theirs['series']}": ours["series"] != theirs["series"],
-        f"pages have {ours['page']} bytes in the backup, {theirs['page']} in the server":
-            ours["page"] != theirs["page"],
-        "the server writes a binary log, which would not hold the rows: its replicas would not get them":
-            theirs["log_bin"] == "1",
-        f"the server's data directory {datadir} belongs to another user than the server":
-            datadir.is_dir() and target.server_uid not in (0, datadir.stat().st_uid),
+        f"pages have {ours['page']} bytes in the backup, {theirs['page']} in the server": ours["page"]
+        != theirs["page"],
+        "the server writes a binary log, which would not hold the rows: its replicas would not get them": theirs[
+            "log_bin"
+        ]
+        == "1",
+        f"the server's data directory {datadir} belongs to another user than the server": datadir.is_dir()
+        and target.server_uid not in (0, datadir.stat().st_uid),
         "the server is a node of a cluster, whose other nodes would not get the rows": theirs["cluster"] == "ON",
-        f"the server's data directory {datadir} is not here, or not ours to write to":
-            not datadir.is_dir() or not os.access(datadir, os.W_OK | os.X_OK)
-            or os.geteuid() not in (0, datadir.stat().st_uid),
+        f"the server's data directory {datadir} is not here, or not ours to write to": not datadir.is_dir()
+        or not os.access(datadir, os.W_OK | os.X_OK)
+        or os.geteuid() not in (0, datadir.stat().st_uid),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 
@@ -106,9 +110,13 @@ def _variables(session: Session) -> dict[str, str]:
     values = dict(zip(names, map(str, row), strict=True))
     cluster = session.query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'")
     flavour = flavour_of(values["version"], values["version_comment"])
-    return {"series": f"{flavour} {Version.parse(values['version']).series}", "page": values["innodb_page_size"],
-            "log_bin": values["log_bin"], "datadir": values["datadir"],
-            "cluster": str(cluster[0][1]).upper() if cluster else ""}
+    return {
+        "series": f"{flavour} {Version.parse(values['version']).series}",
+        "page": values["innodb_page_size"],
+        "log_bin": values["log_bin"],
+        "datadir": values["datadir"],
+        "cluster": str(cluster[0][1]).upper() if cluster else "",
+    }
 
 
 def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str]:
@@ -116,7 +124,7 @@ def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str
     datadir = Path(str(source.scalar("SELECT @@GLOBAL.datadir")))
     fulltext = {TableName(str(schema), str(table)) for schema, table in source.query(_FULLTEXT)}
     mariadb = flavour_of(*map(str, source.query("SELECT @@version, @@version_comment")[0])) is Flavour.MARIADB
-    numbered = ({TableName(str(schema), str(table)) for schema, table in source.query(_NUMBERED)} if mariadb else set())
+    numbered = {TableName(str(schema), str(table)) for schema, table in source.query(_NUMBERED)} if mariadb else set()
     files = files_of(datadir, names)
     found: dict[TableName, str] = {}
     for name in names:
@@ -218,8 +226,9 @@ def _import(session: Session, source: ExportedTable, staged: TableName, files: _
             session.execute(f"DROP TABLE {spare}")
 
 
-def _take_over(session: Session, sources: Sequence[Path], parts: Sequence[str], staged: TableName, files: _Files,
-               what: str) -> None:
+def _take_over(
+    session: Session, sources: Sequence[Path], parts: Sequence[str], staged: TableName, files: _Files, what: str
+) -> None:
     stem = files.stem(staged)
     session.execute(f"ALTER TABLE {staged} DISCARD {what}")
     for source, part in zip(sources, parts, strict=True):
@@ -237,8 +246,10 @@ def _refuse_other_rows(session: Session, source: ExportedTable, staged: TableNam
     """Raises OSError where what was imported is not what was exported: the file is to blame, whatever it was."""
     found = int(session.scalar(f"SELECT COUNT(*) FROM {staged}")), _checksum(session, staged)  # noqa: S608 - quoted
     if found != (source.rows, source.checksum):
-        raise OSError(f"{found[0]} rows with checksum {found[1]} were imported, exported were {source.rows} rows with "
-                      f"checksum {source.checksum}")
+        raise OSError(
+            f"{found[0]} rows with checksum {found[1]} were imported, exported were {source.rows} rows with "
+            f"checksum {source.checksum}"
+        )
 
 
 def _drop(session: Session, staged: TableName) -> None:
@@ -281,8 +292,9 @@ class _Files:
             place = target.with_name(target.name + suffix)
             with FileIO(open_plain(file), "rb") as reader:
                 with as_its_owner(self._datadir):  # whose folder it is may have it lead elsewhere
-                    descriptor = os.open(_waiting(place),
-                                         os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
+                    descriptor = os.open(
+                        _waiting(place), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660
+                    )
                 self._put.append(place)
                 with FileIO(descriptor, "wb") as copy:
                     os.fchmod(descriptor, 0o660)

@@ -129,16 +129,22 @@ def hint(error: BaseException, tls: Tls | None) -> str:
     cause = getattr(error, "original_exception", None) or error
     setting = f"`tls: {tls}`" if tls is not None else "`ssl-verify-server-cert` of the option file"
     if code == _ONLY_TLS:
-        return ("the server takes encrypted connections only"
-                + (", and the configuration says `tls: off`" if tls is Tls.OFF else "")
-                + ": set `tls: verify-full` for it, and `tls_ca`")
+        return (
+            "the server takes encrypted connections only"
+            + (", and the configuration says `tls: off`" if tls is Tls.OFF else "")
+            + ": set `tls: verify-full` for it, and `tls_ca`"
+        )
     if code == _DENIED and tls is Tls.OFF:
-        return ("wrong user or password; or, as the configuration says `tls: off`: this server takes encrypted "
-                "connections only (require_secure_transport, or an account with REQUIRE SSL), and MariaDB's answer to "
-                "others is the same. Then set `tls: verify-full`")
+        return (
+            "wrong user or password; or, as the configuration says `tls: off`: this server takes encrypted "
+            "connections only (require_secure_transport, or an account with REQUIRE SSL), and MariaDB's answer to "
+            "others is the same. Then set `tls: verify-full`"
+        )
     if code == _NO_TLS and not isinstance(cause, ssl.SSLError):
-        return (f"{setting} asks for encryption, and the server (or whoever answers in its place) offers none: set "
-                "ssl_cert and ssl_key there; or say `tls: off`, where nobody can stand between")
+        return (
+            f"{setting} asks for encryption, and the server (or whoever answers in its place) offers none: set "
+            "ssl_cert and ssl_key there; or say `tls: off`, where nobody can stand between"
+        )
     return _of_handshake(cause, setting) if isinstance(cause, ssl.SSLError) else ""
 
 
@@ -146,9 +152,13 @@ def _of_handshake(error: ssl.SSLError, setting: str) -> str:
     if not isinstance(error, ssl.SSLCertVerificationError):
         return f"{setting}: both ends agree on no way to encrypt; the server's error log says more"
     if error.verify_code in _WRONG_NAME:
-        return (f"{setting} wants a certificate for the name that is given as `host`, and this one is for another: "
-                "is it the right server? Name it by a name of its certificate, give it a certificate for this "
-                "name, or say `tls: verify-ca`, which takes every certificate of that CA")
-    return (f"{setting} wants a certificate of the CA in `tls_ca` (or ssl-ca of the option file, or of the "
-            "system): give there the CA that signed the server's. One that the server made itself is ca.pem in "
-            "its data directory")
+        return (
+            f"{setting} wants a certificate for the name that is given as `host`, and this one is for another: "
+            "is it the right server? Name it by a name of its certificate, give it a certificate for this "
+            "name, or say `tls: verify-ca`, which takes every certificate of that CA"
+        )
+    return (
+        f"{setting} wants a certificate of the CA in `tls_ca` (or ssl-ca of the option file, or of the "
+        "system): give there the CA that signed the server's. One that the server made itself is ca.pem in "
+        "its data directory"
+    )

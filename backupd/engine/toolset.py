@@ -99,24 +99,38 @@ def _clone(tool: Tool, _names: ReceiptNames) -> PhysicalTool:
     return Clone(tool)
 
 
-_MARIADB_OLD = Family(("mariadb-backup", "mariabackup"), receipts.XTRABACKUP, "mariadb-backup {series}", _same_series,
-                      MariaBackup)
-_MARIADB_NEW = Family(("mariadb-backup",), receipts.MARIADB_BACKUP, "mariadb-backup {series}", _same_series,
-                      MariaBackup)
+_MARIADB_OLD = Family(
+    ("mariadb-backup", "mariabackup"), receipts.XTRABACKUP, "mariadb-backup {series}", _same_series, MariaBackup
+)
+_MARIADB_NEW = Family(
+    ("mariadb-backup",), receipts.MARIADB_BACKUP, "mariadb-backup {series}", _same_series, MariaBackup
+)
 # XTRABACKUP: Percona's numbers its tools apart from the servers up to 2.4, like the servers from 8.0 on.
 _XTRABACKUP_24 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-24", _series_24, XtraBackup)
-_XTRABACKUP_80 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-80 (8.0.34 or later)", _series_80,
-                        XtraBackup)
-_XTRABACKUP = Family((XTRABACKUP,), receipts.XTRABACKUP, "Percona XtraBackup {series} (percona-xtrabackup-{digits})",
-                     _same_series, XtraBackup)
+_XTRABACKUP_80 = Family(
+    (XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-80 (8.0.34 or later)", _series_80, XtraBackup
+)
+_XTRABACKUP = Family(
+    (XTRABACKUP,),
+    receipts.XTRABACKUP,
+    "Percona XtraBackup {series} (percona-xtrabackup-{digits})",
+    _same_series,
+    XtraBackup,
+)
 _CLONE = Family((clone.NAME,), clone.NAMES, "the server's own program mysqld", operator.eq, _clone)
 
 _MYSQL = (("mysqld",), ("mysqld",))
 _MARIADB = (("mariadbd",), ("mariadb-install-db",))
 
 TABLE: tuple[Row, ...] = (
-    Row(Flavour.MARIADB, Version(10, 8), Version(11, 1), (_MARIADB_OLD,), ("mariadbd", "mysqld"),
-        ("mariadb-install-db", "mysql_install_db")),
+    Row(
+        Flavour.MARIADB,
+        Version(10, 8),
+        Version(11, 1),
+        (_MARIADB_OLD,),
+        ("mariadbd", "mysqld"),
+        ("mariadb-install-db", "mysql_install_db"),
+    ),
     Row(Flavour.MARIADB, Version(11, 1), Version(14, 0), (_MARIADB_NEW,), *_MARIADB),
     *(
         row
@@ -156,13 +170,16 @@ def refuse_clashes(session: Session, info: ServerInfo) -> None:
     if clashes:
         raise RefusedError(
             f"schema {', '.join(clashes)} has the name of one of the backup tool's own files",
-            hint="move its tables into a schema of another name; no physical backup can hold this one")
+            hint="move its tables into a schema of another name; no physical backup can hold this one",
+        )
     odd = with_a_backtick(session, _LOCKED_BY_NAME) if info.flavour is Flavour.MARIADB else []
     if odd:
         raise RefusedError(
             f"mariadb-backup fails over {odd[0].shown}: a table of {', '.join(_LOCKED_BY_NAME)} with a backtick in its "
-            "name or its schema's", detail=", ".join(name.shown for name in odd),
-            hint="RENAME TABLE it, or ALTER TABLE ... ENGINE=InnoDB; meanwhile logical backups hold it")
+            "name or its schema's",
+            detail=", ".join(name.shown for name in odd),
+            hint="RENAME TABLE it, or ALTER TABLE ... ENGINE=InnoDB; meanwhile logical backups hold it",
+        )
 
 
 def physical_backup_tool(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:
@@ -183,9 +200,7 @@ def physical_tool(
     return family.make(tool, family.names)
 
 
-def shortcomings(
-    tool: PhysicalTool, info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS
-) -> tuple[str, ...]:
+def shortcomings(tool: PhysicalTool, info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS) -> tuple[str, ...]:
     """What a backup of this server by this tool lacks, in sentences for people, and which better tool was passed over
     and why. One that is neither installed nor configured is not passed over."""
     return (*_passed_over(tool, info, paths), *(tool.warnings(info) if isinstance(tool, Clone) else ()))
@@ -200,8 +215,7 @@ def _passed_over(tool: PhysicalTool, info: ServerInfo, paths: Mapping[str, str])
             _fitting(family, info.flavour, info.version, paths)
         except ToolError as error:
             if not isinstance(error, ToolMissingError) or any(paths.get(name) for name in names):
-                yield (f"{error.message}, so {tool.tool.name} takes its place; "
-                       f"{_to_install((family,), info.version)}")
+                yield (f"{error.message}, so {tool.tool.name} takes its place; {_to_install((family,), info.version)}")
 
 
 def refuse_unfit(session: Session, info: ServerInfo, tool: Tool) -> None:
@@ -219,8 +233,10 @@ def _chosen(
     if made_by is not None:
         families = tuple(family for family in families if made_by.name in family.programs)
         if not families:
-            raise ToolError(f"a backup of {flavour} {version} by {made_by.name} cannot be restored by this version",
-                            hint="restore it with the release of backupd that made it")
+            raise ToolError(
+                f"a backup of {flavour} {version} by {made_by.name} cannot be restored by this version",
+                hint="restore it with the release of backupd that made it",
+            )
         if made_by.name == clone.NAME:
             return families[0], made_by  # nothing of it is run again
     problems: list[ToolError] = []
@@ -232,8 +248,9 @@ def _chosen(
     # What is there and does not fit says more than what is not there.
     first = next((problem for problem in problems if not isinstance(problem, ToolMissingError)), problems[0])
     others = [problem.line for problem in problems if problem is not first]
-    raise type(first)(first.message, detail="\n".join(filter(None, [first.detail, *others])),
-                      hint=_to_install(families, version))
+    raise type(first)(
+        first.message, detail="\n".join(filter(None, [first.detail, *others])), hint=_to_install(families, version)
+    )
 
 
 def _fitting(family: Family, flavour: Flavour, version: Version, paths: Mapping[str, str]) -> Tool:
@@ -245,7 +262,8 @@ def _fitting(family: Family, flavour: Flavour, version: Version, paths: Mapping[
     if not family.fits(tool.version, version):
         raise ToolError(
             f"{tool.name} {tool.version} cannot back up or prepare files of a {flavour} {version} server",
-            detail=f"{tool.path}: {tool.version_text}")
+            detail=f"{tool.path}: {tool.version_text}",
+        )
     return tool
 
 
@@ -261,8 +279,10 @@ def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, st
     Raises as ``physical_backup_tool`` does.
     """
     names = row_for(flavour, version).server
-    hint = (f"install the {flavour} server {version.series} on this host, or name its program: `programs: "
-            f"{{{names[0]}: /path/to/{names[0]}}}`")
+    hint = (
+        f"install the {flavour} server {version.series} on this host, or name its program: `programs: "
+        f"{{{names[0]}: /path/to/{names[0]}}}`"
+    )
     refusals: list[ToolError] = []
     for name in names[:1] if paths.get(names[0]) else sorted(names, key=lambda one: not paths.get(one)):
         try:
@@ -272,15 +292,23 @@ def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, st
             continue
         if tool.version.series == version.series and (flavour is Flavour.MARIADB) == _is_mariadb(tool.version_text):
             return tool
-        refusals.append(ToolError(
-            f"{tool.name} {tool.version} must not be started on files of a {flavour} {version} server",
-            detail=f"{tool.path}: {tool.version_text}",
-            hint=f"{hint}; going to another series is an upgrade of its own"))
+        refusals.append(
+            ToolError(
+                f"{tool.name} {tool.version} must not be started on files of a {flavour} {version} server",
+                detail=f"{tool.path}: {tool.version_text}",
+                hint=f"{hint}; going to another series is an upgrade of its own",
+            )
+        )
     raise next((refusal for refusal in refusals if not isinstance(refusal, ToolMissingError)), refusals[0])
 
 
-def find_tool(names: tuple[str, ...], *, paths: Mapping[str, str] = NO_PATHS, hint: str = "",
-              asked: tuple[str, ...] = ("--no-defaults", "--version")) -> Tool:
+def find_tool(
+    names: tuple[str, ...],
+    *,
+    paths: Mapping[str, str] = NO_PATHS,
+    hint: str = "",
+    asked: tuple[str, ...] = ("--no-defaults", "--version"),
+) -> Tool:
     """The first of ``names`` that is installed, with its version and the SHA-256 of the program.
 
     ``paths`` maps a name to the path to use instead of searching; ``asked``: the options that make it tell its

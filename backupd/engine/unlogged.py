@@ -36,14 +36,18 @@ def unlogged(session: Session, dialect: Dialect) -> Iterator[str]:
     mariadb = dialect.flavour is Flavour.MARIADB
     users = [] if mariadb else sorted(str(row[0]) for row in _asked(session, _SESSIONS))
     if users:
-        yield (f"sessions of {', '.join(users)} have turned the binary log off for themselves (sql_log_bin = 0): what "
-               "they change is in no replay")
+        yield (
+            f"sessions of {', '.join(users)} have turned the binary log off for themselves (sql_log_bin = 0): what "
+            "they change is in no replay"
+        )
     for text, count, first, last in _asked(session, _STATEMENTS):
         said = str(text).strip()
         if not mariadb or said != _OURS:
-            yield (f"sql_log_bin was set by {count} statements ({said}), first at {first:%Y-%m-%d %H:%M:%S}, last "
-                   f"at {last:%Y-%m-%d %H:%M:%S} of the server's clock: what a session changes while it is 0 is in no "
-                   "replay")
+            yield (
+                f"sql_log_bin was set by {count} statements ({said}), first at {first:%Y-%m-%d %H:%M:%S}, last "
+                f"at {last:%Y-%m-%d %H:%M:%S} of the server's clock: what a session changes while it is 0 is in no "
+                "replay"
+            )
 
 
 def _asked(session: Session, sql: str) -> list[tuple[object, ...]]:

@@ -17,12 +17,20 @@ _PROBE = "SELECT 1 FROM {table} LIMIT 0"
 
 def hidden(grants: Grants, schema: str) -> Mapping[str, str]:
     """Kinds of objects of ``schema`` that the account may not see all of, each with what it lacks for that."""
-    found = {what: f"no {privilege} privilege on *.*, nor on this schema" for what, privilege in _OPEN_TO.items()
-             if not grants.allow(privilege, schema)}
-    if not (grants.allow("SELECT") or grants.allow("SHOW_ROUTINE") or grants.allow("SELECT", "mysql", "proc")
-            or any(grants.allow(privilege, schema) for privilege in _SHOWING_ROUTINES)):
-        found["routines"] = ("no privilege that shows those of others (SHOW_ROUTINE in MySQL, SELECT on mysql.proc in "
-                             "MariaDB)")
+    found = {
+        what: f"no {privilege} privilege on *.*, nor on this schema"
+        for what, privilege in _OPEN_TO.items()
+        if not grants.allow(privilege, schema)
+    }
+    if not (
+        grants.allow("SELECT")
+        or grants.allow("SHOW_ROUTINE")
+        or grants.allow("SELECT", "mysql", "proc")
+        or any(grants.allow(privilege, schema) for privilege in _SHOWING_ROUTINES)
+    ):
+        found["routines"] = (
+            "no privilege that shows those of others (SHOW_ROUTINE in MySQL, SELECT on mysql.proc in MariaDB)"
+        )
     return found
 
 
@@ -32,16 +40,20 @@ def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
     account = grants.account
     for schema in sorted(grants.revoked):
         if not grants.allow("SELECT", schema) and any(pattern.reaches(schema) for pattern in include):
-            yield (f"{account} has no SELECT privilege on schema {schema} (it is revoked there): its tables cannot be "
-                   "dumped, and what it may not see of them is not even named")
+            yield (
+                f"{account} has no SELECT privilege on schema {schema} (it is revoked there): its tables cannot be "
+                "dumped, and what it may not see of them is not even named"
+            )
     if grants.allow("SELECT"):
         return
     may = sorted(pattern for pattern, _names in grants.schemas if grants.allow("SELECT", pattern.replace("\\", "")))
     readable = ", ".join(may[:_SHOWN]) + (f" and {len(may) - _SHOWN} more" if len(may) > _SHOWN else "")
     for pattern in include:
         if pattern.table is None and not grants.allow("SELECT", pattern.schema):
-            yield (f"{account} has no SELECT privilege on *.*, and {pattern} asks for more than the schemas that it "
-                   f"may read ({readable or 'none'}): tables that it may not see are missing, and nothing names them")
+            yield (
+                f"{account} has no SELECT privilege on *.*, and {pattern} asks for more than the schemas that it "
+                f"may read ({readable or 'none'}): tables that it may not see are missing, and nothing names them"
+            )
 
 
 def unreadable(session: Session, grants: Grants, names: Iterable[TableName]) -> dict[TableName, str]:

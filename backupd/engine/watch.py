@@ -57,8 +57,14 @@ class Watched:
 class PressureWatch:
     """A context manager; ``pressure`` may be asked by any thread. All gauges are read once on entering."""
 
-    def __init__(self, watched: Sequence[Watched], *, interval: float = INTERVAL_SECONDS, stale: float = STALE_SECONDS,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        watched: Sequence[Watched],
+        *,
+        interval: float = INTERVAL_SECONDS,
+        stale: float = STALE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pairs = [(one.gauge, Judge(one.limit, one.resume)) for one in watched]
         self._interval, self._stale, self._clock = interval, stale, clock
         self._reason = ""
@@ -72,8 +78,9 @@ class PressureWatch:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end.set()
         if self._pairs:
             # A server that hangs may hold the thread; it is a daemon, so it cannot keep the process.

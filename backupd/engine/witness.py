@@ -299,9 +299,13 @@ class _Still:
     def __init__(self, snapshot: Snapshot, include: Include) -> None:
         self._snapshot = snapshot
         self._tables = sorted(
-            (table for table in list_tables(snapshot.session)
-             if table.engine in _STILL_ENGINES and not (table.is_system or table.is_sequence) and include(table.name)),
-            key=lambda table: (table.size, table.name))
+            (
+                table
+                for table in list_tables(snapshot.session)
+                if table.engine in _STILL_ENGINES and not (table.is_system or table.is_sequence) and include(table.name)
+            ),
+            key=lambda table: (table.size, table.name),
+        )
         self._rows_logged = str(snapshot.session.scalar("SELECT @@GLOBAL.binlog_format")) == "ROW"
         self._told = self._is_told()
         self.counted: dict[str, int] = {}
@@ -318,8 +322,9 @@ class _Still:
 
     def is_so(self) -> bool:
         """Has nothing been written since the snapshot, for certain? Raises ServerError."""
-        return self._told and same_moment(self._snapshot.position, position_now(self._snapshot.session,
-                                                                                self._snapshot.dialect))
+        return self._told and same_moment(
+            self._snapshot.position, position_now(self._snapshot.session, self._snapshot.dialect)
+        )
 
     def read(self, seconds: float, *, blocked: bool) -> None:
         """For ``seconds`` at most. ``blocked``: somebody keeps commits blocked right now. Raises ServerError."""
@@ -331,12 +336,21 @@ class _Still:
             wanted = [table for table in self._tables if str(table.name) not in self.answer.values | self.counted]
             if not self._sweep(session, wanted, self._count, min(end, time.monotonic() + _COUNT_SECONDS), blocked):
                 return
-            small = [table for table in self._tables
-                     if table.size <= _STILL_BYTES and str(table.name) not in self.answer.values]
+            small = [
+                table
+                for table in self._tables
+                if table.size <= _STILL_BYTES and str(table.name) not in self.answer.values
+            ]
             self._sweep(session, small, partial(self._checksum, end), end, blocked)
 
-    def _sweep(self, session: Session, tables: Iterable[Table], ask: Callable[[Session, Table], Checksums], end: float,
-               blocked: bool) -> bool:
+    def _sweep(
+        self,
+        session: Session,
+        tables: Iterable[Table],
+        ask: Callable[[Session, Table], Checksums],
+        end: float,
+        blocked: bool,
+    ) -> bool:
         """``ask`` about the tables until ``end``; an answer counts when nothing was written before the log was looked
         at again. False: something was written."""
         waiting = iter(tables)
@@ -375,8 +389,11 @@ class _Still:
         if blocked or self._rows_logged:
             return True
         opened = self._snapshot.opened_at
-        moved = session.scalar("SELECT UPDATE_TIME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND "
-                               "TABLE_NAME = %s", table.name.schema, table.name.table)
+        moved = session.scalar(
+            "SELECT UPDATE_TIME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            table.name.schema,
+            table.name.table,
+        )
         return table.engine == "MyISAM" and moved is not None and opened is not None and moved < opened
 
 

@@ -23,7 +23,7 @@ def prepared_xa(session: Session, *, mariadb: bool) -> tuple[str, ...]:
     told = []
     for number, first, _second, data in session.query("XA RECOVER CONVERT XID"):
         name = str(data).removeprefix("0x")
-        told.append(f"X'{name[:2 * int(first)]}',X'{name[2 * int(first):]}',{number}")
+        told.append(f"X'{name[: 2 * int(first)]}',X'{name[2 * int(first) :]}',{number}")
     return tuple(told)
 
 
@@ -39,5 +39,7 @@ def visible_xa(session: Session, *, mariadb: bool) -> tuple[str, ...]:
 
 def not_a_base(prepared: Collection[str]) -> str:
     """What they mean for a dump, as a sentence."""
-    return (f"{len(prepared)} XA transactions were prepared when the snapshots were taken, so that this backup cannot "
-            f"be rolled forward: {'; '.join(prepared)}")
+    return (
+        f"{len(prepared)} XA transactions were prepared when the snapshots were taken, so that this backup cannot "
+        f"be rolled forward: {'; '.join(prepared)}"
+    )

@@ -89,8 +89,9 @@ class Doubts:
     crossed: set[str] = field(default_factory=set)
 
 
-def demultiplex(stream: Readable, dialect: Dialect = Dialect.MARIADB,
-                doubts: Doubts | None = None) -> Iterator[FileEvent]:
+def demultiplex(
+    stream: Readable, dialect: Dialect = Dialect.MARIADB, doubts: Doubts | None = None
+) -> Iterator[FileEvent]:
     """The files in ``stream``. Ends only at a complete end of everything. ``doubts`` is filled, where it is given.
 
     Raises StreamError for anything else: a cut, a wrong checksum, an unknown chunk, a path that leads
@@ -105,7 +106,9 @@ def left_out(lost: Collection[str]) -> TablesChangedError:
     under neither name, its .frm is streamed, its data is not, and the run is "completed OK!"."""
     return TablesChangedError(
         "tables were renamed while the tool ran, and it left out their data",
-        detail="\n".join(sorted(lost)[:20]), hint="run the backup again while no Aria or MyISAM table is renamed")
+        detail="\n".join(sorted(lost)[:20]),
+        hint="run the backup again while no Aria or MyISAM table is renamed",
+    )
 
 
 class _Source:
@@ -246,7 +249,8 @@ class _Demultiplexer:
             del self._open[path]
         elif path in self._ended:
             if path not in self._withdrawn and (
-                    self._dialect is not Dialect.MARIADB or not path.endswith(_MAY_BECOME_EMPTY)):
+                self._dialect is not Dialect.MARIADB or not path.endswith(_MAY_BECOME_EMPTY)
+            ):
                 raise self._broken(f"{path} comes a second time")
             yield self._forget(path)
             self._remember(path)

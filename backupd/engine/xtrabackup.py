@@ -262,7 +262,8 @@ def refuse_encrypted(info: ServerInfo) -> None:
             "physical backup of this server can succeed",
             detail=", ".join(found[:20]) + (" ..." if len(found) > 20 else ""),
             hint="take logical backups of this server (`logical` in its policy, `physical` without a schedule), or "
-                 "ALTER TABLE ... ENCRYPTION='N'")
+            "ALTER TABLE ... ENCRYPTION='N'",
+        )
 
 
 def known_options(tool: Tool) -> frozenset[str]:
@@ -276,8 +277,9 @@ def _known_options(path: str, _sha256: str) -> frozenset[str]:
     told = done.stdout.decode("utf-8", "replace") + "\n" + done.stderr
     known = frozenset(_LISTED.findall(told))
     if "--backup" not in known:
-        raise ToolError(f"{path} --help does not list its options", detail=told[-2000:],
-                        hint="is this really xtrabackup?")
+        raise ToolError(
+            f"{path} --help does not list its options", detail=told[-2000:], hint="is this really xtrabackup?"
+        )
     return known
 
 

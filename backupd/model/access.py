@@ -74,11 +74,18 @@ class Token:
 
     def as_json(self) -> dict[str, Any]:
         """Without anything that would let anybody in."""
-        return {"id": self.id, "name": self.name, "role": str(self.role),
-                "servers": None if self.servers is None else sorted(self.servers),
-                "created_at": format_time(self.created_at), "created_by": self.created_by,
-                "expires_at": _time(self.expires_at), "revoked_at": _time(self.revoked_at),
-                "revoked_by": self.revoked_by or None, "last_used_at": _time(self.last_used_at)}
+        return {
+            "id": self.id,
+            "name": self.name,
+            "role": str(self.role),
+            "servers": None if self.servers is None else sorted(self.servers),
+            "created_at": format_time(self.created_at),
+            "created_by": self.created_by,
+            "expires_at": _time(self.expires_at),
+            "revoked_at": _time(self.revoked_at),
+            "revoked_by": self.revoked_by or None,
+            "last_used_at": _time(self.last_used_at),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +121,20 @@ class AuditEntry:
     digest: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"number": self.number, "at": format_time(self.at), "actor": self.actor, "role": self.role,
-                "via": self.via, "address": self.address, "action": self.action, "server": self.server,
-                "subject": self.subject, "outcome": self.outcome, "detail": self.detail, "digest": self.digest}
+        return {
+            "number": self.number,
+            "at": format_time(self.at),
+            "actor": self.actor,
+            "role": self.role,
+            "via": self.via,
+            "address": self.address,
+            "action": self.action,
+            "server": self.server,
+            "subject": self.subject,
+            "outcome": self.outcome,
+            "detail": self.detail,
+            "digest": self.digest,
+        }
 
 
 def _time(moment: datetime | None) -> str | None:

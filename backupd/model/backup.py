@@ -37,8 +37,12 @@ class Copy:
     verified_at: datetime | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, "state": self.state, "stored_at": format_time(self.stored_at),
-                "verified_at": format_time(self.verified_at) if self.verified_at else None}
+        return {
+            "destination": self.destination,
+            "state": self.state,
+            "stored_at": format_time(self.stored_at),
+            "verified_at": format_time(self.verified_at) if self.verified_at else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +105,35 @@ class BackupRecord:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "id": self.id, "server": self.server, "kind": str(self.kind), "state": str(self.state),
-            "parent": self.parent, "started_at": format_time(self.started_at),
-            "finished_at": format_time(self.finished_at), "bytes_source": self.stats.bytes_source,
-            "bytes_stored": self.stats.bytes_stored, "bytes_new": self.stats.bytes_new, "files": self.stats.files,
-            "files_linked": self.stats.files_linked, "position": self.position.as_json(),
-            "flavour": self.flavour, "server_version": self.server_version, "tool_version": self.tool_version,
-            "pinned": self.pinned, "warnings": list(self.warnings),
-            "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
-            "set": self.table_set, "tables_missing": self.tables_missing, "partial": self.is_partial,
-            "missing": list(self.missing or ()), "doubtful": self.doubtful,
-            "protected": self.protected, "apart": self.apart, "foreign": self.foreign,
+            "id": self.id,
+            "server": self.server,
+            "kind": str(self.kind),
+            "state": str(self.state),
+            "parent": self.parent,
+            "started_at": format_time(self.started_at),
+            "finished_at": format_time(self.finished_at),
+            "bytes_source": self.stats.bytes_source,
+            "bytes_stored": self.stats.bytes_stored,
+            "bytes_new": self.stats.bytes_new,
+            "files": self.stats.files,
+            "files_linked": self.stats.files_linked,
+            "position": self.position.as_json(),
+            "flavour": self.flavour,
+            "server_version": self.server_version,
+            "tool_version": self.tool_version,
+            "pinned": self.pinned,
+            "warnings": list(self.warnings),
+            "from_lsn": self.from_lsn,
+            "to_lsn": self.to_lsn,
+            "reason": self.reason,
+            "set": self.table_set,
+            "tables_missing": self.tables_missing,
+            "partial": self.is_partial,
+            "missing": list(self.missing or ()),
+            "doubtful": self.doubtful,
+            "protected": self.protected,
+            "apart": self.apart,
+            "foreign": self.foreign,
             "copies": [copy.as_json() for copy in self.copies],
         }
 
@@ -135,5 +157,11 @@ class BackupDetail:
     runbook_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.record.as_json(), "objects": self.objects, "recipients": list(self.recipients),
-                "codec": self.codec, "bound": self.bound, "runbook_sha256": self.runbook_sha256}
+        return {
+            **self.record.as_json(),
+            "objects": self.objects,
+            "recipients": list(self.recipients),
+            "codec": self.codec,
+            "bound": self.bound,
+            "runbook_sha256": self.runbook_sha256,
+        }

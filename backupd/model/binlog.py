@@ -78,8 +78,12 @@ class Transaction:
 
     def as_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
-            "gtid": self.gtid, "start": self.start, "end": self.end, "at": format_time(self.at),
-            "precise": self.precise, "server_id": self.server_id,
+            "gtid": self.gtid,
+            "start": self.start,
+            "end": self.end,
+            "at": format_time(self.at),
+            "precise": self.precise,
+            "server_id": self.server_id,
             "changes": [[c.schema, c.name, str(c.kind), c.rows] for c in self.changes],
         }
         for name in ("statement", "state", "xid"):
@@ -90,11 +94,19 @@ class Transaction:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Transaction:
         return cls(
-            gtid=data["gtid"], start=int(data["start"]), end=int(data["end"]), at=parse_time(data["at"]),
-            precise=bool(data["precise"]), server_id=int(data["server_id"]),
-            changes=tuple(Change(schema, name, ChangeKind(kind), int(rows))
-                          for schema, name, kind, rows in data["changes"]),
-            statement=data.get("statement", ""), state=data.get("state", ""), xid=data.get("xid", ""))
+            gtid=data["gtid"],
+            start=int(data["start"]),
+            end=int(data["end"]),
+            at=parse_time(data["at"]),
+            precise=bool(data["precise"]),
+            server_id=int(data["server_id"]),
+            changes=tuple(
+                Change(schema, name, ChangeKind(kind), int(rows)) for schema, name, kind, rows in data["changes"]
+            ),
+            statement=data.get("statement", ""),
+            state=data.get("state", ""),
+            xid=data.get("xid", ""),
+        )
 
 
 class Ending(StrEnum):

@@ -34,7 +34,11 @@ class Challenge:
         return self.issued_at + VALID_FOR < now
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "fingerprint": self.fingerprint, "name": self.name,
-                "issued_at": format_time(self.issued_at),
-                "answered_at": format_time(self.answered_at) if self.answered_at else None,
-                "answered_by": self.answered_by}
+        return {
+            "id": self.id,
+            "fingerprint": self.fingerprint,
+            "name": self.name,
+            "issued_at": format_time(self.issued_at),
+            "answered_at": format_time(self.answered_at) if self.answered_at else None,
+            "answered_by": self.answered_by,
+        }

@@ -34,8 +34,9 @@ _KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 
 def encode_name(name: str) -> str:
     """``E(name)``."""
-    return "".join(char if char in _KEPT or (not char.isascii() and char.isprintable()) else _coded(char)
-                   for char in name)
+    return "".join(
+        char if char in _KEPT or (not char.isascii() and char.isprintable()) else _coded(char) for char in name
+    )
 
 
 def decode_name(text: str) -> str:
@@ -99,18 +100,34 @@ class DumpedTable:
     position: Position | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"schema": self.name.schema, "table": self.name.table, "outcome": str(self.outcome),
-                "engine": self.engine, "rows": self.rows, "bytes": self.bytes, "files": self.files, "tool": self.tool,
-                "reason": self.reason, "note": self.note,
-                "position": self.position.as_json() if self.position else None}
+        return {
+            "schema": self.name.schema,
+            "table": self.name.table,
+            "outcome": str(self.outcome),
+            "engine": self.engine,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "files": self.files,
+            "tool": self.tool,
+            "reason": self.reason,
+            "note": self.note,
+            "position": self.position.as_json() if self.position else None,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DumpedTable:
         return cls(
-            name=TableName(data["schema"], data["table"]), outcome=Outcome(data["outcome"]), engine=data["engine"],
-            rows=data["rows"], bytes=int(data["bytes"]), files=int(data["files"]), tool=data["tool"],
-            reason=data["reason"], note=data["note"],
-            position=Position.from_json(data["position"]) if data["position"] else None)
+            name=TableName(data["schema"], data["table"]),
+            outcome=Outcome(data["outcome"]),
+            engine=data["engine"],
+            rows=data["rows"],
+            bytes=int(data["bytes"]),
+            files=int(data["files"]),
+            tool=data["tool"],
+            reason=data["reason"],
+            note=data["note"],
+            position=Position.from_json(data["position"]) if data["position"] else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +154,20 @@ class DumpFacts:
         return tuple(table for table in self.tables if table.outcome is Outcome.SKIPPED)
 
     def as_json(self) -> dict[str, Any]:
-        return {"set": self.table_set, "blocked": self.blocked, "schemas": list(self.schemas),
-                "settings": dict(self.settings), "tables": [table.as_json() for table in self.tables]}
+        return {
+            "set": self.table_set,
+            "blocked": self.blocked,
+            "schemas": list(self.schemas),
+            "settings": dict(self.settings),
+            "tables": [table.as_json() for table in self.tables],
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DumpFacts:
-        return cls(tables=tuple(DumpedTable.from_json(one) for one in data["tables"]), schemas=tuple(data["schemas"]),
-                   table_set=data["set"], blocked=float(data["blocked"]),
-                   settings={str(name): str(value) for name, value in data["settings"].items()})
+        return cls(
+            tables=tuple(DumpedTable.from_json(one) for one in data["tables"]),
+            schemas=tuple(data["schemas"]),
+            table_set=data["set"],
+            blocked=float(data["blocked"]),
+            settings={str(name): str(value) for name, value in data["settings"].items()},
+        )

@@ -35,8 +35,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-OTHER_BACKUP = ("every file is what was stored (its digest agrees), so another copy is the same: choose another backup "
-                "(--to backup:ID)")
+OTHER_BACKUP = (
+    "every file is what was stored (its digest agrees), so another copy is the same: choose another backup "
+    "(--to backup:ID)"
+)
 """The hint where what was fetched, and compared on the way, is not what a backup should be."""
 
 
@@ -114,13 +116,19 @@ class RefusedError(BackupdError):
 class MisnamedError(RefusedError):
     """A server, or somebody between it and here, gave a binary log a name that none has."""
 
-    def __init__(self, name: str, address: str, why: str = "that is no name of a binary log that was asked for",
-                 ) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        why: str = "that is no name of a binary log that was asked for",
+    ) -> None:
         super().__init__(
             f"the server at {address}, or somebody between it and here, named a file that must not be written: "
-            f"{name[:200]!r}", detail=why,
+            f"{name[:200]!r}",
+            detail=why,
             hint="nothing of it was used. Find out who answers at that address, and set `tls: verify-full` for the "
-                 "server in the configuration, so that nobody can stand between; it is tried again by itself")
+            "server in the configuration, so that nobody can stand between; it is tried again by itself",
+        )
 
 
 class ElsewhereError(RefusedError):
@@ -272,9 +280,11 @@ class NewerFormatError(DamagedError):
     """A later version of this program wrote it. Nothing is known of what it names, so nothing of that is touched."""
 
     def __init__(self, where: str, form: str) -> None:
-        super().__init__(f"{where} was written by a newer version of backupd", [f"{where}: format {form[:120]!r}"],
-                         hint="use that version, or a later one, with this destination; this one changes and deletes "
-                              "nothing there")
+        super().__init__(
+            f"{where} was written by a newer version of backupd",
+            [f"{where}: format {form[:120]!r}"],
+            hint="use that version, or a later one, with this destination; this one changes and deletes nothing there",
+        )
 
 
 class CancelledError(BackupdError):

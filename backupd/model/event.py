@@ -36,6 +36,15 @@ class Event:
     number: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {"number": self.number, "at": format_time(self.at), "kind": self.kind, "severity": str(self.severity),
-                "server": self.server, "subject": self.subject, "message": self.message, "detail": self.detail,
-                "hint": self.hint, "job": self.job_id}
+        return {
+            "number": self.number,
+            "at": format_time(self.at),
+            "kind": self.kind,
+            "severity": str(self.severity),
+            "server": self.server,
+            "subject": self.subject,
+            "message": self.message,
+            "detail": self.detail,
+            "hint": self.hint,
+            "job": self.job_id,
+        }

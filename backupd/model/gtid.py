@@ -38,8 +38,10 @@ class MariadbGtids:
 
     def covers(self, other: MariadbGtids) -> bool:
         """Is every domain of ``other`` here, as far or further?"""
-        return all(domain in self.last and self.last[domain][1] >= sequence
-                   for domain, (_server, sequence) in other.last.items())
+        return all(
+            domain in self.last and self.last[domain][1] >= sequence
+            for domain, (_server, sequence) in other.last.items()
+        )
 
     def plus(self, other: MariadbGtids) -> MariadbGtids:
         """After ``other``, too: the later writing of a domain counts, as in the binary log."""
@@ -86,8 +88,9 @@ class MysqlGtids:
 
     def plus(self, other: MysqlGtids) -> MysqlGtids:
         sources = {*self.runs, *other.runs}
-        return MysqlGtids({source: _joined([*self.runs.get(source, ()), *other.runs.get(source, ())])
-                           for source in sources})
+        return MysqlGtids(
+            {source: _joined([*self.runs.get(source, ()), *other.runs.get(source, ())]) for source in sources}
+        )
 
     def minus(self, other: MysqlGtids) -> MysqlGtids:
         """What is here and not in ``other``."""
@@ -112,7 +115,8 @@ class MysqlGtids:
     def __str__(self) -> str:
         return ",".join(
             f"{source}:" + ":".join(f"{first}" if first == last else f"{first}-{last}" for first, last in intervals)
-            for source, intervals in sorted(self.runs.items()))
+            for source, intervals in sorted(self.runs.items())
+        )
 
 
 def covers(one: str, other: str, *, mariadb: bool) -> bool:

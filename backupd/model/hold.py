@@ -37,5 +37,10 @@ class Hold:
         return f"{self.reason} ({whose}{word} by {self.set_by} since {format_time(self.since)})"
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.server, "kind": str(self.kind), "reason": self.reason, "by": self.set_by,
-                "since": format_time(self.since)}
+        return {
+            "server": self.server,
+            "kind": str(self.kind),
+            "reason": self.reason,
+            "by": self.set_by,
+            "since": format_time(self.since),
+        }

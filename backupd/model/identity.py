@@ -44,6 +44,14 @@ class Identity:
         return self.verdict is Verdict.STRANGER
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.server, "uuid": self.uuid, "verdict": str(self.verdict), "server_id": self.server_id,
-                "evidence": self.evidence, "address": self.address, "since": format_time(self.since),
-                "seen_at": format_time(self.seen_at), "accepted_by": self.accepted_by}
+        return {
+            "server": self.server,
+            "uuid": self.uuid,
+            "verdict": str(self.verdict),
+            "server_id": self.server_id,
+            "evidence": self.evidence,
+            "address": self.address,
+            "since": format_time(self.since),
+            "seen_at": format_time(self.seen_at),
+            "accepted_by": self.accepted_by,
+        }

@@ -63,12 +63,25 @@ class Incident:
         return self.closed_at is not None and self.next_reminder is not None
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "kind": self.kind, "server": self.server, "subject": self.subject,
-                "severity": str(self.severity), "message": self.message, "detail": self.detail, "hint": self.hint,
-                "opened_at": format_time(self.opened_at), "last_at": format_time(self.last_at), "count": self.count,
-                "closed_at": _time(self.closed_at), "job": self.job_id or None, "reminders": self.reminders,
-                "next_reminder": _time(self.next_reminder), "acknowledged_by": self.acknowledged_by or None,
-                "acknowledged_at": _time(self.acknowledged_at)}
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "server": self.server,
+            "subject": self.subject,
+            "severity": str(self.severity),
+            "message": self.message,
+            "detail": self.detail,
+            "hint": self.hint,
+            "opened_at": format_time(self.opened_at),
+            "last_at": format_time(self.last_at),
+            "count": self.count,
+            "closed_at": _time(self.closed_at),
+            "job": self.job_id or None,
+            "reminders": self.reminders,
+            "next_reminder": _time(self.next_reminder),
+            "acknowledged_by": self.acknowledged_by or None,
+            "acknowledged_at": _time(self.acknowledged_at),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +105,20 @@ class Message:
     error: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "channel": self.channel, "kind": str(self.kind), "state": str(self.state),
-                "subject": self.subject, "recipients": list(self.recipients), "incident": self.incident_id or None,
-                "created_at": format_time(self.created_at), "attempts": self.attempts,
-                "next_try": _time(self.next_try), "sent_at": _time(self.sent_at), "error": self.error}
+        return {
+            "id": self.id,
+            "channel": self.channel,
+            "kind": str(self.kind),
+            "state": str(self.state),
+            "subject": self.subject,
+            "recipients": list(self.recipients),
+            "incident": self.incident_id or None,
+            "created_at": format_time(self.created_at),
+            "attempts": self.attempts,
+            "next_try": _time(self.next_try),
+            "sent_at": _time(self.sent_at),
+            "error": self.error,
+        }
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -29,5 +29,10 @@ class BaseTable:
     def from_json(cls, data: Sequence[Any]) -> Self:
         """Raises ValueError, TypeError."""
         schema, table, engine, space, shared, parts = data
-        return cls(TableName(str(schema), str(table)), str(engine), None if space is None else int(space),
-                   bool(shared), tuple(str(part) for part in parts))
+        return cls(
+            TableName(str(schema), str(table)),
+            str(engine),
+            None if space is None else int(space),
+            bool(shared),
+            tuple(str(part) for part in parts),
+        )

@@ -50,8 +50,9 @@ class JobState(StrEnum):
 
 JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SKIPPED}),
-    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED,
-                                 JobState.ABANDONED}),
+    JobState.RUNNING: frozenset(
+        {JobState.SUCCEEDED, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED}
+    ),
     JobState.WAITING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.PARTIAL: frozenset(),
@@ -118,14 +119,30 @@ class JobRecord:
     phases: tuple[Phase, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "kind": self.kind, "server": self.server, "state": str(self.state),
-                "queued_at": format_time(self.queued_at), "started_at": _time(self.started_at),
-                "finished_at": _time(self.finished_at), "due_at": _time(self.due_at),
-                "not_before": _time(self.not_before), "attempt": self.attempt, "previous": self.previous or None,
-                "leg": self.leg, "requested_by": self.requested_by, "arguments": dict(self.arguments),
-                "cancel_by": self.cancel_by, "progress": dict(self.progress) if self.progress else None,
-                "result": self.result, "message": self.message, "detail": self.detail, "hint": self.hint,
-                "bytes": self.bytes, "phases": [phase.as_json() for phase in self.phases]}
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "server": self.server,
+            "state": str(self.state),
+            "queued_at": format_time(self.queued_at),
+            "started_at": _time(self.started_at),
+            "finished_at": _time(self.finished_at),
+            "due_at": _time(self.due_at),
+            "not_before": _time(self.not_before),
+            "attempt": self.attempt,
+            "previous": self.previous or None,
+            "leg": self.leg,
+            "requested_by": self.requested_by,
+            "arguments": dict(self.arguments),
+            "cancel_by": self.cancel_by,
+            "progress": dict(self.progress) if self.progress else None,
+            "result": self.result,
+            "message": self.message,
+            "detail": self.detail,
+            "hint": self.hint,
+            "bytes": self.bytes,
+            "phases": [phase.as_json() for phase in self.phases],
+        }
 
 
 def _time(moment: datetime | None) -> str | None:
@@ -157,8 +174,17 @@ class RestoreRecord:
     request: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "server": self.server, "backup": self.backup_id, "target": self.target,
-                "datadir": self.datadir, "state": str(self.state), "started_at": format_time(self.started_at),
-                "finished_at": _time(self.finished_at),
-                "phases": [phase.as_json() for phase in self.phases], "error": self.error,
-                "job": self.job_id or None, "request": dict(self.request) if self.request else None}
+        return {
+            "id": self.id,
+            "server": self.server,
+            "backup": self.backup_id,
+            "target": self.target,
+            "datadir": self.datadir,
+            "state": str(self.state),
+            "started_at": format_time(self.started_at),
+            "finished_at": _time(self.finished_at),
+            "phases": [phase.as_json() for phase in self.phases],
+            "error": self.error,
+            "job": self.job_id or None,
+            "request": dict(self.request) if self.request else None,
+        }

@@ -246,17 +246,31 @@ def header_digest(header: Header) -> str:
 
 def _document(header: Header) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "format": f"{FORMAT}{header.version}", "backup": header.backup_id, "server": header.server,
-        "kind": header.kind, "parent": header.parent, "started_at": format_time(header.started_at),
-        "finished_at": format_time(header.finished_at), "codec": header.codec,
+        "format": f"{FORMAT}{header.version}",
+        "backup": header.backup_id,
+        "server": header.server,
+        "kind": header.kind,
+        "parent": header.parent,
+        "started_at": format_time(header.started_at),
+        "finished_at": format_time(header.finished_at),
+        "codec": header.codec,
         "recipients": list(header.recipients),
-        "stats": {"bytes_source": header.stats.bytes_source, "bytes_stored": header.stats.bytes_stored,
-                  "bytes_new": header.stats.bytes_new, "files": header.stats.files,
-                  "files_linked": header.stats.files_linked},
-        "objects": [_stored(item) for item in header.objects], "body": _stored(header.body),
-        "unpack": _stored(header.unpack), "runbook": _stored(header.runbook),
-        "from_lsn": header.from_lsn, "to_lsn": header.to_lsn, "server_uuid": header.server_uuid,
-        "reason": header.reason, "config": _stored(header.config) if header.config else None,
+        "stats": {
+            "bytes_source": header.stats.bytes_source,
+            "bytes_stored": header.stats.bytes_stored,
+            "bytes_new": header.stats.bytes_new,
+            "files": header.stats.files,
+            "files_linked": header.stats.files_linked,
+        },
+        "objects": [_stored(item) for item in header.objects],
+        "body": _stored(header.body),
+        "unpack": _stored(header.unpack),
+        "runbook": _stored(header.runbook),
+        "from_lsn": header.from_lsn,
+        "to_lsn": header.to_lsn,
+        "server_uuid": header.server_uuid,
+        "reason": header.reason,
+        "config": _stored(header.config) if header.config else None,
         "tool": header.tool,
     }
     if header.landmarks is not None:  # without them, the document is the one that earlier versions wrote
@@ -279,18 +293,31 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
         version = version_of(document["format"], FORMAT, VERSION, where)
         logical = document.get("logical", {})
         header = Header(
-            backup_id=document["backup"], server=document["server"], kind=document["kind"],
-            parent=document["parent"], started_at=parse_time(document["started_at"]),
-            finished_at=parse_time(document["finished_at"]), codec=document["codec"],
-            recipients=tuple(document["recipients"]), stats=Stats(**document["stats"]),
+            backup_id=document["backup"],
+            server=document["server"],
+            kind=document["kind"],
+            parent=document["parent"],
+            started_at=parse_time(document["started_at"]),
+            finished_at=parse_time(document["finished_at"]),
+            codec=document["codec"],
+            recipients=tuple(document["recipients"]),
+            stats=Stats(**document["stats"]),
             objects=tuple(_read_stored(item) for item in document["objects"]),
-            body=_read_stored(document["body"]), unpack=_read_stored(document["unpack"]),
-            runbook=_read_stored(document["runbook"]), from_lsn=document["from_lsn"], to_lsn=document["to_lsn"],
-            server_uuid=document["server_uuid"], reason=document["reason"],
-            config=_read_stored(document["config"]) if document["config"] else None, tool=document["tool"],
+            body=_read_stored(document["body"]),
+            unpack=_read_stored(document["unpack"]),
+            runbook=_read_stored(document["runbook"]),
+            from_lsn=document["from_lsn"],
+            to_lsn=document["to_lsn"],
+            server_uuid=document["server_uuid"],
+            reason=document["reason"],
+            config=_read_stored(document["config"]) if document["config"] else None,
+            tool=document["tool"],
             landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None,
-            table_set=logical.get("set", ""), tables_missing=int(logical.get("missing", 0)),
-            body_size=int(document["body_size"]) if version > 1 else 0, version=version)
+            table_set=logical.get("set", ""),
+            tables_missing=int(logical.get("missing", 0)),
+            body_size=int(document["body_size"]) if version > 1 else 0,
+            version=version,
+        )
         for part in (header, header.stats, *([header.landmarks] if header.landmarks is not None else [])):
             check_fields(part)
         if header.kind not in KINDS:
@@ -298,8 +325,9 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
-                           hint="restore from another destination's copy of this backup") from error
+        raise DamagedError(
+            f"{where} is damaged", [f"{where}: {error}"], hint="restore from another destination's copy of this backup"
+        ) from error
     return header
 
 
@@ -315,9 +343,14 @@ def encode_entry(entry: Entry) -> dict[str, Any]:
 
 
 def decode_entry(line: dict[str, Any]) -> Entry:
-    return Entry(path=line["path"], size=int(line["size"]), sha256=line["sha256"],
-                 parts=tuple(Part(o, int(s), h) for o, s, h in line.get("parts", ())),
-                 bundle=line.get("bundle", ""), sparse=bool(line.get("sparse", False)))
+    return Entry(
+        path=line["path"],
+        size=int(line["size"]),
+        sha256=line["sha256"],
+        parts=tuple(Part(o, int(s), h) for o, s, h in line.get("parts", ())),
+        bundle=line.get("bundle", ""),
+        sparse=bool(line.get("sparse", False)),
+    )
 
 
 def encode_body(body: Body) -> Iterator[bytes]:
@@ -339,10 +372,17 @@ def bound(header: Header, body: Body) -> tuple[Header, bytes]:
 
 def encode_facts(facts: BodyFacts, entries: int) -> bytes:
     first: dict[str, Any] = {
-        "format": f"{FORMAT}{facts.version}", "backup": facts.backup_id, "position": facts.position.as_json(),
-        "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
-        "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "parent": facts.parent,
-        "entries": entries}
+        "format": f"{FORMAT}{facts.version}",
+        "backup": facts.backup_id,
+        "position": facts.position.as_json(),
+        "server": facts.server.as_json(),
+        "tool": facts.tool.as_json(),
+        "receipts": facts.receipts.as_json(),
+        "objects_digest": facts.objects_digest,
+        "warnings": list(facts.warnings),
+        "parent": facts.parent,
+        "entries": entries,
+    }
     if facts.dump is not None:
         first["dump"] = facts.dump.as_json()
     if facts.inventory is not None:
@@ -357,7 +397,7 @@ def encode_facts(facts: BodyFacts, entries: int) -> bytes:
 def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
     """Read an unsealed body. Raises DamagedError naming ``where``."""
     try:
-        first = parsed(raw[:raw.find(b"\n") + 1])
+        first = parsed(raw[: raw.find(b"\n") + 1])
         version = version_of(first["format"], FORMAT, VERSION, where)
         lines = raw.count(b"\n")  # before anything is made of them: a line end costs an attacker nothing
         if lines != first["entries"] + 1:
@@ -366,15 +406,21 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
             stream.readline()
             entries = tuple(decode_entry(parsed(line)) for line in stream)
         facts = BodyFacts(
-            backup_id=first["backup"], position=Position.from_json(first["position"]),
-            server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),
-            receipts=Receipts.from_json(first["receipts"]), objects_digest=first["objects_digest"],
-            warnings=tuple(first["warnings"]), parent=first["parent"],
+            backup_id=first["backup"],
+            position=Position.from_json(first["position"]),
+            server=ServerInfo.from_json(first["server"]),
+            tool=Tool.from_json(first["tool"]),
+            receipts=Receipts.from_json(first["receipts"]),
+            objects_digest=first["objects_digest"],
+            warnings=tuple(first["warnings"]),
+            parent=first["parent"],
             dump=DumpFacts.from_json(first["dump"]) if "dump" in first else None,
             inventory=tuple(map(BaseTable.from_json, first["inventory"])) if "inventory" in first else None,
             missing=tuple(TableName(str(schema), str(table)) for schema, table in first.get("missing", ())),
-            header=_digest(first["header"]) if version > 1 else "")
+            header=_digest(first["header"]) if version > 1 else "",
+        )
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
-                           hint="restore from another destination's copy of this backup") from error
+        raise DamagedError(
+            f"{where} is damaged", [f"{where}: {error}"], hint="restore from another destination's copy of this backup"
+        ) from error
     return Body(facts=facts, entries=entries)

@@ -63,21 +63,36 @@ class Witness:
 
     def as_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "server": self.server, "taken_at": format_time(self.taken_at), "position": self.position.as_json(),
-            "checksums": dict(self.checksums), "uncovered": dict(self.uncovered), "objects": dict(self.objects),
-            "seconds": round(self.seconds, 3)}
+            "server": self.server,
+            "taken_at": format_time(self.taken_at),
+            "position": self.position.as_json(),
+            "checksums": dict(self.checksums),
+            "uncovered": dict(self.uncovered),
+            "objects": dict(self.objects),
+            "seconds": round(self.seconds, 3),
+        }
         if self.definitions is not None:  # without them, the document is the one that earlier versions wrote
-            found |= {"definitions": {kind: dict(names) for kind, names in self.definitions.items()},
-                      "version": self.version, "rows": dict(self.rows)}
+            found |= {
+                "definitions": {kind: dict(names) for kind, names in self.definitions.items()},
+                "version": self.version,
+                "rows": dict(self.rows),
+            }
         return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Witness:
-        return cls(server=data["server"], taken_at=parse_time(data["taken_at"]),
-                   position=Position.from_json(data["position"]), checksums=dict(data["checksums"]),
-                   uncovered=dict(data["uncovered"]), objects=dict(data["objects"]), seconds=float(data["seconds"]),
-                   definitions=_definitions(data.get("definitions")), version=str(data.get("version", "")),
-                   rows=dict(data.get("rows", {})))
+        return cls(
+            server=data["server"],
+            taken_at=parse_time(data["taken_at"]),
+            position=Position.from_json(data["position"]),
+            checksums=dict(data["checksums"]),
+            uncovered=dict(data["uncovered"]),
+            objects=dict(data["objects"]),
+            seconds=float(data["seconds"]),
+            definitions=_definitions(data.get("definitions")),
+            version=str(data.get("version", "")),
+            rows=dict(data.get("rows", {})),
+        )
 
 
 def _definitions(data: Mapping[str, Mapping[str, str]] | None) -> Mapping[str, Mapping[str, str]] | None:
@@ -148,10 +163,22 @@ class Proof:
         return (self.finished_at - self.started_at).total_seconds()
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "server": self.server, "backup": self.backup_id, "target": self.target,
-                "outcome": self.outcome, "started_at": format_time(self.started_at),
-                "finished_at": format_time(self.finished_at), "seconds": round(self.seconds, 3),
-                "phases": [p.as_json() for p in self.phases], "checks": [c.as_json() for c in self.checks],
-                "tables_compared": self.tables_compared, "error": self.error, "warnings": list(self.warnings),
-                "older": self.older, "tables_present": self.tables_present,
-                "not_looked_at": self.not_looked_at, "withdrawn": self.withdrawn}
+        return {
+            "id": self.id,
+            "server": self.server,
+            "backup": self.backup_id,
+            "target": self.target,
+            "outcome": self.outcome,
+            "started_at": format_time(self.started_at),
+            "finished_at": format_time(self.finished_at),
+            "seconds": round(self.seconds, 3),
+            "phases": [p.as_json() for p in self.phases],
+            "checks": [c.as_json() for c in self.checks],
+            "tables_compared": self.tables_compared,
+            "error": self.error,
+            "warnings": list(self.warnings),
+            "older": self.older,
+            "tables_present": self.tables_present,
+            "not_looked_at": self.not_looked_at,
+            "withdrawn": self.withdrawn,
+        }

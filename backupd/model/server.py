@@ -72,8 +72,10 @@ def no_roll_forward(flavour: str, version: Version) -> str:
     """
     if flavour == Flavour.MARIADB or version >= _FIRST_ROLLED:
         return ""
-    return (f"binary logs are replayed onto {flavour} {_FIRST_ROLLED} and later only, and this server is {version}: "
-            "a restore gives the moment of a backup")
+    return (
+        f"binary logs are replayed onto {flavour} {_FIRST_ROLLED} and later only, and this server is {version}: "
+        "a restore gives the moment of a backup"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,23 @@ class ServerInfo:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "flavour": str(self.flavour), "version": str(self.version), "version_text": self.version_text,
-            "datadir": self.datadir, "hostname": self.hostname, "server_id": self.server_id,
-            "server_uuid": self.server_uuid, "role": str(self.role), "read_only": self.read_only,
-            "log_bin": self.log_bin, "position": self.position.as_json(), "gtid_mode": self.gtid_mode,
-            "engines": dict(self.engines), "data_bytes": self.data_bytes, "tables": self.tables,
-            "encrypted": list(self.encrypted), "plugins": list(self.plugins),
+            "flavour": str(self.flavour),
+            "version": str(self.version),
+            "version_text": self.version_text,
+            "datadir": self.datadir,
+            "hostname": self.hostname,
+            "server_id": self.server_id,
+            "server_uuid": self.server_uuid,
+            "role": str(self.role),
+            "read_only": self.read_only,
+            "log_bin": self.log_bin,
+            "position": self.position.as_json(),
+            "gtid_mode": self.gtid_mode,
+            "engines": dict(self.engines),
+            "data_bytes": self.data_bytes,
+            "tables": self.tables,
+            "encrypted": list(self.encrypted),
+            "plugins": list(self.plugins),
             "external": [{"kind": e.kind, "name": e.name, "path": e.path} for e in self.external],
             "variables": dict(self.variables),
         }
@@ -129,14 +142,23 @@ class ServerInfo:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ServerInfo:
         return cls(
-            flavour=Flavour(data["flavour"]), version=Version.parse(data["version"]),
-            version_text=data["version_text"], datadir=data["datadir"], hostname=data["hostname"],
-            server_id=int(data["server_id"]), server_uuid=data["server_uuid"], role=Role(data["role"]),
-            read_only=bool(data["read_only"]), log_bin=bool(data["log_bin"]),
-            position=Position.from_json(data["position"]), gtid_mode=data["gtid_mode"],
+            flavour=Flavour(data["flavour"]),
+            version=Version.parse(data["version"]),
+            version_text=data["version_text"],
+            datadir=data["datadir"],
+            hostname=data["hostname"],
+            server_id=int(data["server_id"]),
+            server_uuid=data["server_uuid"],
+            role=Role(data["role"]),
+            read_only=bool(data["read_only"]),
+            log_bin=bool(data["log_bin"]),
+            position=Position.from_json(data["position"]),
+            gtid_mode=data["gtid_mode"],
             engines={str(k): int(v) for k, v in data["engines"].items()},
-            data_bytes=int(data["data_bytes"]), tables=int(data["tables"]),
-            encrypted=tuple(data["encrypted"]), plugins=tuple(data["plugins"]),
+            data_bytes=int(data["data_bytes"]),
+            tables=int(data["tables"]),
+            encrypted=tuple(data["encrypted"]),
+            plugins=tuple(data["plugins"]),
             external=tuple(ExternalPath(e["kind"], e["name"], e["path"]) for e in data["external"]),
             variables={str(k): str(v) for k, v in data["variables"].items()},
         )
@@ -153,8 +175,13 @@ class Tool:
     sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "path": self.path, "version": str(self.version),
-                "version_text": self.version_text, "sha256": self.sha256}
+        return {
+            "name": self.name,
+            "path": self.path,
+            "version": str(self.version),
+            "version_text": self.version_text,
+            "sha256": self.sha256,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tool:
@@ -179,14 +206,26 @@ class Receipts:
     replica_of: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"backup_type": self.backup_type, "from_lsn": self.from_lsn, "to_lsn": self.to_lsn,
-                "last_lsn": self.last_lsn, "position": self.position.as_json(), "tool_version": self.tool_version,
-                "server_version": self.server_version, "replica_of": self.replica_of}
+        return {
+            "backup_type": self.backup_type,
+            "from_lsn": self.from_lsn,
+            "to_lsn": self.to_lsn,
+            "last_lsn": self.last_lsn,
+            "position": self.position.as_json(),
+            "tool_version": self.tool_version,
+            "server_version": self.server_version,
+            "replica_of": self.replica_of,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Receipts:
         return cls(
-            backup_type=data["backup_type"], from_lsn=int(data["from_lsn"]), to_lsn=int(data["to_lsn"]),
-            last_lsn=int(data["last_lsn"]), position=Position.from_json(data["position"]),
-            tool_version=data["tool_version"], server_version=data["server_version"],
-            replica_of=data["replica_of"])
+            backup_type=data["backup_type"],
+            from_lsn=int(data["from_lsn"]),
+            to_lsn=int(data["to_lsn"]),
+            last_lsn=int(data["last_lsn"]),
+            position=Position.from_json(data["position"]),
+            tool_version=data["tool_version"],
+            server_version=data["server_version"],
+            replica_of=data["replica_of"],
+        )

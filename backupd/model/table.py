@@ -58,8 +58,10 @@ class TablePattern:
         """Raises ValueError, saying how to write it."""
         if _PATTERN.fullmatch(text):
             return cls(text)
-        raise ValueError(f"{text!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*, and "
-                         "quote odd names with backticks: `my.shop`.`or der`, `my.shop`.* (in there, * means itself)")
+        raise ValueError(
+            f"{text!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*, and "
+            "quote odd names with backticks: `my.shop`.`or der`, `my.shop`.* (in there, * means itself)"
+        )
 
     @property
     def table(self) -> TableName | None:

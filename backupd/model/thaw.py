@@ -89,8 +89,10 @@ class Prices:
         price = self.retrieval.get(storage_class, {}).get(tier)
         if price is None:
             return None
-        return (size / GIB * (price.per_gib + self.copy_per_gib_month * days / MONTH_DAYS)
-                + objects / 1000 * price.per_1000_requests)
+        return (
+            size / GIB * (price.per_gib + self.copy_per_gib_month * days / MONTH_DAYS)
+            + objects / 1000 * price.per_1000_requests
+        )
 
     def minimum(self, storage_class: str) -> timedelta:
         return timedelta(days=self.minimum_days.get(storage_class, 0))
@@ -109,8 +111,14 @@ class ColdObject:
     thawing: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, "key": self.key, "bytes": self.size,
-                "class": self.storage_class, "of": self.part, "state": "thawing" if self.thawing else "archived"}
+        return {
+            "destination": self.destination,
+            "key": self.key,
+            "bytes": self.size,
+            "class": self.storage_class,
+            "of": self.part,
+            "state": "thawing" if self.thawing else "archived",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +165,17 @@ class ThawPlan:
             raise RefusedError(
                 f"{' and '.join(classes)} at destination {self.places} cannot be thawed at the tier {self.tier}",
                 hint=f"choose another with --tier: {', '.join(offer.tier for offer in self.offers) or 'none is known'}"
-                     "; tiers are those of archive.prices in the configuration")
+                "; tiers are those of archive.prices in the configuration",
+            )
         return found
 
     def at_any_tier(self) -> ThawPlan:
         """The same, where nobody asked for this tier and a storage class does not have it: at the fastest that there
         is."""
         offers = self.offers
-        return self if not offers or self.tier in {offer.tier for offer in offers} else replace(
-            self, tier=offers[-1].tier)
+        return (
+            self if not offers or self.tier in {offer.tier for offer in offers} else replace(self, tier=offers[-1].tier)
+        )
 
     def _offer(self, tier: str) -> Offer | None:
         hours, total = 0.0, 0.0
@@ -195,13 +205,27 @@ class ThawPlan:
         offers = self.offers
         chosen = next((offer for offer in offers if offer.tier == self.tier), None)
         return {
-            "destinations": sorted({one.destination for one in self.objects}), "count": len(self.objects),
-            "bytes": self.bytes, "days": self.days, "tier": self.tier, "hours": chosen.hours if chosen else None,
-            "cost": chosen.as_json()["cost"] if chosen else None, "currency": self.prices.currency,
-            "prices_of": self.prices.dated.isoformat(), "offers": [offer.as_json() for offer in offers],
-            "classes": [{"class": name, "count": len(objects), "bytes": sum(one.size for one in objects),
-                         "thawing": sum(one.thawing for one in objects)} for name, objects in self.classes().items()],
-            "objects": [one.as_json() for one in self.objects]}
+            "destinations": sorted({one.destination for one in self.objects}),
+            "count": len(self.objects),
+            "bytes": self.bytes,
+            "days": self.days,
+            "tier": self.tier,
+            "hours": chosen.hours if chosen else None,
+            "cost": chosen.as_json()["cost"] if chosen else None,
+            "currency": self.prices.currency,
+            "prices_of": self.prices.dated.isoformat(),
+            "offers": [offer.as_json() for offer in offers],
+            "classes": [
+                {
+                    "class": name,
+                    "count": len(objects),
+                    "bytes": sum(one.size for one in objects),
+                    "thawing": sum(one.thawing for one in objects),
+                }
+                for name, objects in self.classes().items()
+            ],
+            "objects": [one.as_json() for one in self.objects],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +247,20 @@ class Thawing:
 
     @property
     def expected_at(self) -> datetime | None:
-        return max((one.expected_at for one in self.counts if one.expected_at and one.state in (
-            ThawState.THAWING, ThawState.RAISED)), default=None)
+        return max(
+            (
+                one.expected_at
+                for one in self.counts
+                if one.expected_at and one.state in (ThawState.THAWING, ThawState.RAISED)
+            ),
+            default=None,
+        )
 
     @property
     def ready_until(self) -> datetime | None:
-        return min((one.ready_until for one in self.counts if one.ready_until and one.state is ThawState.READY),
-                   default=None)
+        return min(
+            (one.ready_until for one in self.counts if one.ready_until and one.state is ThawState.READY), default=None
+        )
 
     def waits_for(self, part: str) -> bool:
         return self.total(ThawState.WANTED, ThawState.RAISED, ThawState.THAWING, part=part)[0] > 0
@@ -238,12 +269,17 @@ class Thawing:
         objects, size = self.total()
         ready, ready_bytes = self.total(ThawState.READY)
         expected, until = self.expected_at, self.ready_until
-        return {"objects": objects, "bytes": size, "ready": ready, "bytes_ready": ready_bytes,
-                "failed": self.total(ThawState.FAILED)[0],
-                "not_asked_yet": self.total(ThawState.WANTED, ThawState.RAISED)[0],
-                "expected_at": format_time(expected) if expected else None,
-                "ready_until": format_time(until) if until else None,
-                "destinations": sorted({one.destination for one in self.counts})}
+        return {
+            "objects": objects,
+            "bytes": size,
+            "ready": ready,
+            "bytes_ready": ready_bytes,
+            "failed": self.total(ThawState.FAILED)[0],
+            "not_asked_yet": self.total(ThawState.WANTED, ThawState.RAISED)[0],
+            "expected_at": format_time(expected) if expected else None,
+            "ready_until": format_time(until) if until else None,
+            "destinations": sorted({one.destination for one in self.counts}),
+        }
 
 
 def next_look(now: datetime, expected_at: datetime | None, *, least: timedelta, most: timedelta) -> datetime:

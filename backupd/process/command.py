@@ -31,18 +31,32 @@ MYSQL_PWD, GNUPGHOME ...) that would make a tool do something else than its argv
 _MYSQL_CLIENT = "the MySQL or Percona client of the server's series, from the server's own repository"
 _XTRABACKUP = "percona-xtrabackup-24 (servers 5.5 to 5.7), -80 (8.0) or -84 (8.4), from Percona's repository"
 _DEBIAN_PACKAGES = {
-    "gpg": "gpg", "gpgconf": "gpgconf", "gpg-agent": "gpg-agent", "zstd": "zstd", "tar": "tar",
+    "gpg": "gpg",
+    "gpgconf": "gpgconf",
+    "gpg-agent": "gpg-agent",
+    "zstd": "zstd",
+    "tar": "tar",
     "bwrap": "bubblewrap",
-    "setpriv": "util-linux", "mariadb": "mariadb-client", "mysql": _MYSQL_CLIENT,
-    "mariadb-backup": "mariadb-backup", "mariabackup": "mariadb-backup", "mbstream": "mariadb-backup",
+    "setpriv": "util-linux",
+    "mariadb": "mariadb-client",
+    "mysql": _MYSQL_CLIENT,
+    "mariadb-backup": "mariadb-backup",
+    "mariabackup": "mariadb-backup",
+    "mbstream": "mariadb-backup",
     "mariadbd": "mariadb-server-core",
     "mysqld": "the MySQL or Percona server of the same series, from the server's own repository",
-    "mariadb-install-db": "mariadb-server-core", "mariadb-binlog": "mariadb-client",
-    "mysqlbinlog": _MYSQL_CLIENT, "mysqldump": _MYSQL_CLIENT, "mysqladmin": _MYSQL_CLIENT,
-    "mariadb-dump": "mariadb-client", "mydumper": "mydumper",
-    "myloader": "mydumper", "my_print_defaults": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+    "mariadb-binlog": "mariadb-client",
+    "mysqlbinlog": _MYSQL_CLIENT,
+    "mysqldump": _MYSQL_CLIENT,
+    "mysqladmin": _MYSQL_CLIENT,
+    "mariadb-dump": "mariadb-client",
+    "mydumper": "mydumper",
+    "myloader": "mydumper",
+    "my_print_defaults": "mariadb-server-core",
     "pt-table-checksum": "percona-toolkit",
-    "xtrabackup": _XTRABACKUP, "xbstream": _XTRABACKUP,
+    "xtrabackup": _XTRABACKUP,
+    "xbstream": _XTRABACKUP,
 }
 
 
@@ -76,8 +90,10 @@ class Command:
 
     def render(self) -> str:
         """One line that a shell accepts, secrets replaced by ``[hidden]``."""
-        words = [f"{name}={_HIDDEN if _SECRET_VARIABLE.search(name) else shlex.quote(value)}"
-                 for name, value in sorted(self.env.items())]
+        words = [
+            f"{name}={_HIDDEN if _SECRET_VARIABLE.search(name) else shlex.quote(value)}"
+            for name, value in sorted(self.env.items())
+        ]
         words += [shlex.quote(word) if word != _HIDDEN else word for word in self._redacted()]
         line = " ".join(words)
         if self.user is not None:
@@ -109,13 +125,17 @@ class Command:
         chosen = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         chosen.setdefault("PATH", os.defpath)
         # Sbin folders are missing from the PATH of cron and of plain users, but hold mariadbd.
-        chosen["PATH"] += "".join(f":{folder}" for folder in ("/usr/local/sbin", "/usr/sbin", "/sbin")
-                                  if folder not in chosen["PATH"].split(":"))
+        chosen["PATH"] += "".join(
+            f":{folder}"
+            for folder in ("/usr/local/sbin", "/usr/sbin", "/sbin")
+            if folder not in chosen["PATH"].split(":")
+        )
         chosen["LC_ALL"] = "C.UTF-8"
         if self.user is not None:
             account = find_account(self.user)
-            chosen.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name,
-                          SHELL=account.pw_shell or "/bin/sh")
+            chosen.update(
+                HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name, SHELL=account.pw_shell or "/bin/sh"
+            )
         chosen.update(self.env)
         return chosen
 
@@ -136,8 +156,7 @@ def locate(program: str, path: str | None = None) -> str:
         return str(Path(found).absolute())
     name = Path(program).name
     if os.sep in program and Path(program).exists():
-        raise ToolMissingError(f"{program} is there but cannot be executed",
-                               hint=f"chmod +x {shlex.quote(program)}")
+        raise ToolMissingError(f"{program} is there but cannot be executed", hint=f"chmod +x {shlex.quote(program)}")
     package = _DEBIAN_PACKAGES.get(name)
     if package is None:
         hint = f"install {name}, or put its folder into PATH"
@@ -162,5 +181,7 @@ def find_account(user: str) -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(user)
     except KeyError:
-        raise ConfigurationError([Problem("/etc/passwd", None, "", f"there is no OS user {user!r}")],
-                                 hint="create it, or name the user that runs the database server") from None
+        raise ConfigurationError(
+            [Problem("/etc/passwd", None, "", f"there is no OS user {user!r}")],
+            hint="create it, or name the user that runs the database server",
+        ) from None

@@ -25,7 +25,9 @@ _LINE_LIMIT = 4000
 
 @contextlib.contextmanager
 def option_file(
-    groups: Mapping[str, Mapping[str, str | None]], *, directory: Path | None = None,
+    groups: Mapping[str, Mapping[str, str | None]],
+    *,
+    directory: Path | None = None,
 ) -> Iterator[Path]:
     """A 0600 option file that is gone when the context is left.
 

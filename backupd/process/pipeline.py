@@ -54,10 +54,17 @@ class Pipeline:
     """
 
     def __init__(
-        self, commands: Sequence[Command], *, log: Path | None = None,
-        on_stderr: Callable[[str], None] | None = None, feed: Feed | None = None,
-        cancel: threading.Event | None = None, timeout: float | None = None,
-        idle_timeout: float | None = None, pass_fds: Sequence[int] = (), pipe_size: int = PIPE_SIZE,
+        self,
+        commands: Sequence[Command],
+        *,
+        log: Path | None = None,
+        on_stderr: Callable[[str], None] | None = None,
+        feed: Feed | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        pass_fds: Sequence[int] = (),
+        pipe_size: int = PIPE_SIZE,
     ) -> None:
         if not commands:
             raise ValueError("a pipeline needs at least one command")
@@ -88,14 +95,17 @@ class Pipeline:
         except BaseException as error:
             self._end()
             if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-                raise ToolError(f"{self._names} cannot be started: the system refused a new thread",
-                                hint="too little memory or too many threads are allowed: see `ulimit -v`, `ulimit -u` "
-                                     "and MemoryMax= and TasksMax= of the unit") from error
+                raise ToolError(
+                    f"{self._names} cannot be started: the system refused a new thread",
+                    hint="too little memory or too many threads are allowed: see `ulimit -v`, `ulimit -u` "
+                    "and MemoryMax= and TasksMax= of the unit",
+                ) from error
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._end()
 
     # -- reading
@@ -188,8 +198,12 @@ class Pipeline:
 
         try:
             voices = [pipe() for _ in self._commands]
-            reader = StderrReader([command.program for command in self._commands],
-                                  [ear for ear, _ in voices], log=self._log, on_line=self._on_stderr)
+            reader = StderrReader(
+                [command.program for command in self._commands],
+                [ear for ear, _ in voices],
+                log=self._log,
+                on_line=self._on_stderr,
+            )
             # Known only once it runs: a thread that never began cannot be joined, and closes no descriptor.
             reader.start()
             self._stderr = reader
@@ -201,8 +215,9 @@ class Pipeline:
                 ours.add(source)
             for command, (_, mouth) in zip(self._commands, voices, strict=True):
                 output, target = pipe()
-                self._children.append(spawn(command, stdin=source, stdout=target, stderr=mouth,
-                                            pass_fds=self._pass_fds))
+                self._children.append(
+                    spawn(command, stdin=source, stdout=target, stderr=mouth, pass_fds=self._pass_fds)
+                )
                 source = output
             self._output = io.FileIO(source, "rb")
             ours.discard(source)
@@ -258,14 +273,18 @@ class Pipeline:
             self._stop_children()
             raise self._stderr.failure
         now = time.monotonic()
-        for limit, since, what in ((self._timeout, self._started, "did not finish"),
-                                   (self._idle_timeout, self._last_byte, "wrote nothing")):
+        for limit, since, what in (
+            (self._timeout, self._started, "did not finish"),
+            (self._idle_timeout, self._last_byte, "wrote nothing"),
+        ):
             if limit is not None and now - since > limit:
                 codes = self.returncodes
                 self._stop_children()
-                raise ToolError(f"{self._names} {what} within {limit:g} s and was stopped",
-                                detail=self._evidence(codes),
-                                hint="see what it waits for (locks, disk, network), then try again")
+                raise ToolError(
+                    f"{self._names} {what} within {limit:g} s and was stopped",
+                    detail=self._evidence(codes),
+                    hint="see what it waits for (locks, disk, network), then try again",
+                )
 
     def _finish(self) -> None:
         """The output has ended: wait for every program, and raise unless all is well."""
@@ -295,8 +314,10 @@ class Pipeline:
         if any(code != 0 for code in codes):
             raise self._blame(codes)
         if self._feed_cut:
-            raise ToolError(f"{self._commands[0].program} stopped reading its input before the end",
-                            detail=self._evidence(codes, first=0))
+            raise ToolError(
+                f"{self._commands[0].program} stopped reading its input before the end",
+                detail=self._evidence(codes, first=0),
+            )
 
     def _blame(self, codes: Sequence[int | None]) -> ToolError:
         """The error that names the culprit: the first that failed on its own.
@@ -307,8 +328,10 @@ class Pipeline:
         failed = [index for index, code in enumerate(codes) if code not in (0, None)]
         if not failed:
             slow = self._commands[codes.index(None)].program
-            return ToolError(f"{slow} closed its output but did not exit within {LINGER_SECONDS:g} s, "
-                             f"and was stopped", detail=self._evidence(codes))
+            return ToolError(
+                f"{slow} closed its output but did not exit within {LINGER_SECONDS:g} s, and was stopped",
+                detail=self._evidence(codes),
+            )
         culprit = next((index for index in failed if not self._was_cut_off(index, codes)), failed[0])
         code = codes[culprit] or 0
         name = self._commands[culprit].program
@@ -317,13 +340,13 @@ class Pipeline:
             hint = "somebody, or the kernel for lack of memory, killed it: look into dmesg and the journal"
         elif code == -signal.SIGPIPE:
             hint = "the program after it stopped reading early"
-        return ToolError(f"{name} {describe_exit(code)}", detail=self._evidence(codes, first=culprit),
-                         hint=hint)
+        return ToolError(f"{name} {describe_exit(code)}", detail=self._evidence(codes, first=culprit), hint=hint)
 
     def _was_cut_off(self, index: int, codes: Sequence[int | None]) -> bool:
         last = self._stderr.tail(index, 5) if self._stderr is not None else ""
         return index < len(codes) - 1 and (
-            codes[index] == -signal.SIGPIPE or "broken pipe" in last.lower() or "EPIPE" in last)
+            codes[index] == -signal.SIGPIPE or "broken pipe" in last.lower() or "EPIPE" in last
+        )
 
     def _evidence(self, codes: Sequence[int | None], *, first: int | None = None) -> str:
         """Last lines of the culprit, then of every other program that did not end well."""

@@ -25,9 +25,14 @@ class Completed:
 
 
 def run(
-    command: Command, *, input: bytes | None = None,  # noqa: A002  the word that subprocess uses
-    timeout: float | None = None, check: bool = True, log: Path | None = None,
-    on_stderr: Callable[[str], None] | None = None, cancel: threading.Event | None = None,
+    command: Command,
+    *,
+    input: bytes | None = None,  # noqa: A002  the word that subprocess uses
+    timeout: float | None = None,
+    check: bool = True,
+    log: Path | None = None,
+    on_stderr: Callable[[str], None] | None = None,
+    cancel: threading.Event | None = None,
 ) -> Completed:
     """Run ``command``, with ``input`` on its stdin, and wait for its end; its whole output is held in memory.
 
@@ -36,12 +41,19 @@ def run(
     seconds (it is ended then); CancelledError once ``cancel`` is set. ``log`` and ``on_stderr`` as for
     Pipeline.
     """
+
     def feed(sink: BinaryIO) -> None:
         sink.write(input or b"")
 
     stdout = BytesIO()
-    pipeline = Pipeline([command], log=log, on_stderr=on_stderr, cancel=cancel, timeout=timeout,
-                        feed=feed if input is not None else None)
+    pipeline = Pipeline(
+        [command],
+        log=log,
+        on_stderr=on_stderr,
+        cancel=cancel,
+        timeout=timeout,
+        feed=feed if input is not None else None,
+    )
     with pipeline:
         try:
             for chunk in pipeline.chunks(64 * 1024):

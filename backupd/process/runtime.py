@@ -97,18 +97,22 @@ def _secured(base: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or exposed:
         raise RefusedError(
             f"the runtime directory {base} is not private: secrets would be written there",
-            detail=f"owner uid {found.st_uid}, mode {stat.filemode(found.st_mode)}; "
-                   f"this process is uid {os.geteuid()}",
-            hint=f"chown it to this user and chmod go-w {base}, or set BACKUPD_RUNTIME to another folder")
+            detail=f"owner uid {found.st_uid}, mode {stat.filemode(found.st_mode)}; this process is uid {os.geteuid()}",
+            hint=f"chown it to this user and chmod go-w {base}, or set BACKUPD_RUNTIME to another folder",
+        )
     if len(os.fsencode(base)) > _LONGEST:
-        raise RefusedError(f"the path of the runtime directory {base} is too long for sockets",
-                           hint=f"set BACKUPD_RUNTIME to a path of at most {_LONGEST} bytes")
+        raise RefusedError(
+            f"the path of the runtime directory {base} is too long for sockets",
+            hint=f"set BACKUPD_RUNTIME to a path of at most {_LONGEST} bytes",
+        )
     return base
 
 
 def _unusable(base: Path, error: OSError) -> RefusedError:
-    return RefusedError(f"the runtime directory {base} cannot be used: {error.strerror}",
-                        hint="set BACKUPD_RUNTIME to a folder that belongs to this user")
+    return RefusedError(
+        f"the runtime directory {base} cannot be used: {error.strerror}",
+        hint="set BACKUPD_RUNTIME to a folder that belongs to this user",
+    )
 
 
 def _create(base: Path, mode: int) -> _Own:

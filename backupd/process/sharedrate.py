@@ -24,8 +24,16 @@ class SharedBucket(TokenBucket):
     ``folder``, by default in the runtime directory; nothing is touched before something is taken. ``take`` raises
     RefusedError, too, where that file cannot be used."""
 
-    def __init__(self, rate: float, name: str, *, folder: Path | None = None, cancel: threading.Event | None = None,
-                 clock: Callable[[], float] = time.monotonic, wait: Callable[[float], bool] | None = None) -> None:
+    def __init__(
+        self,
+        rate: float,
+        name: str,
+        *,
+        folder: Path | None = None,
+        cancel: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
         super().__init__(rate, cancel=cancel, clock=clock, wait=wait)
         self._name, self._folder = name, folder
         self._turn = threading.Lock()
@@ -52,5 +60,7 @@ class SharedBucket(TokenBucket):
             finally:
                 os.close(file)
         except OSError as error:
-            raise RefusedError(f"the file {path} that processes share a rate by cannot be used: {error.strerror}",
-                               hint="is there room, and may this user write there?") from error
+            raise RefusedError(
+                f"the file {path} that processes share a rate by cannot be used: {error.strerror}",
+                hint="is there room, and may this user write there?",
+            ) from error

@@ -39,8 +39,14 @@ class StderrReader:
     block; whoever owns the reader raises it. A log that cannot be written ends, and the work goes on.
     """
 
-    def __init__(self, programs: Sequence[str], descriptors: Sequence[int], *, log: Path | None = None,
-                 on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        programs: Sequence[str],
+        descriptors: Sequence[int],
+        *,
+        log: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
         self.failure: BaseException | None = None
         self._voices = [_Voice(program) for program in programs]
         self._descriptors = tuple(descriptors)

@@ -117,14 +117,24 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
     environment = command.environment()
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=tuple(pass_fds),
-                                env=environment, cwd=command.cwd, start_new_session=True, close_fds=True)
+        return subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=tuple(pass_fds),
+            env=environment,
+            cwd=command.cwd,
+            start_new_session=True,
+            close_fds=True,
+        )
 
     try:
         popen = _spawner.call(start)
     except OSError as error:
-        raise ToolError(f"{command.program} cannot be started: {error.strerror or error}",
-                        detail=command.render()) from error
+        raise ToolError(
+            f"{command.program} cannot be started: {error.strerror or error}", detail=command.render()
+        ) from error
     return Child(command, popen)
 
 

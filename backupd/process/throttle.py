@@ -38,8 +38,14 @@ class TokenBucket:
     cancelled) are for tests.
     """
 
-    def __init__(self, rate: float, *, cancel: threading.Event | None = None,
-                 clock: Callable[[], float] = time.monotonic, wait: Callable[[float], bool] | None = None) -> None:
+    def __init__(
+        self,
+        rate: float,
+        *,
+        cancel: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
         if rate <= 0:
             raise ValueError("a rate must be more than 0")
         self._rate = rate

@@ -55,7 +55,8 @@ class Histories:
             raise UnknownNameError(
                 f"this server has no branch {branch_id!r}",
                 detail="\n".join(f"{b.id}: {b.reason}, since {b.noticed_at:%Y-%m-%d %H:%M:%SZ}" for b in self.branches),
-                hint=f"leave out @branch for the present one; `backupd timeline {self.server}` shows them all")
+                hint=f"leave out @branch for the present one; `backupd timeline {self.server}` shows them all",
+            )
         return found
 
     def since(self, branch: Branch) -> datetime | None:
@@ -119,8 +120,8 @@ class Histories:
         """The branches that the server may have been on while the backup was taken. Two histories of different servers
         are told apart by their identity."""
         index = max(bisect_right(self._noticed, backup.started_at) - 1, 0)
-        found = [*self.branches[index:index + 1]]
-        for later in self.branches[index + 1:]:
+        found = [*self.branches[index : index + 1]]
+        for later in self.branches[index + 1 :]:
             certain = self.since(later)
             if certain is not None and backup.finished_at <= certain:
                 break
@@ -134,8 +135,14 @@ class Histories:
 
     def _last_sign(self, branch: Branch, until: datetime) -> datetime | None:
         """When a branch was certainly the server's present, by what was confirmed of it."""
-        return max((run.confirmed_at for run in self.runs(branch.id)
-                    if run.confirmed_at is not None and run.confirmed_at <= until), default=None)
+        return max(
+            (
+                run.confirmed_at
+                for run in self.runs(branch.id)
+                if run.confirmed_at is not None and run.confirmed_at <= until
+            ),
+            default=None,
+        )
 
     def _executed_fits(self, branch: Branch, place: Place, gtids: str) -> bool:
         """Does what the backup had executed fit the logs around its place? Where neither tells, it does."""
@@ -176,8 +183,12 @@ class Histories:
         if place[0] == run.first_number and same_state(gtids, run.gtids_before):
             return True
         in_time = run.first_at is not None and run.first_at <= backup.finished_at
-        return (in_time and bool(run.gtids_before) and executed(gtids, run.gtids_before)
-                and executed(run.gtids_after, gtids))
+        return (
+            in_time
+            and bool(run.gtids_before)
+            and executed(gtids, run.gtids_before)
+            and executed(run.gtids_after, gtids)
+        )
 
 
 def branch_of(backup: BackupRecord, branches: Iterable[Branch], runs: Iterable[Run]) -> Branch | None:

@@ -110,8 +110,11 @@ def restorable(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     """Complete physical backups whose every parent is complete, too, with one destination that holds them all and has
     none of them marked deleted, and none of them doubtful or foreign; oldest first. A copy that is known to be damaged
     counts: the others may fill in."""
-    listed = [b for b in backups if b.state is BackupState.COMPLETE and b.kind is not BackupKind.LOGICAL
-              and not b.doubtful and not b.foreign]
+    listed = [
+        b
+        for b in backups
+        if b.state is BackupState.COMPLETE and b.kind is not BackupKind.LOGICAL and not b.doubtful and not b.foreign
+    ]
     children = _children(listed)
     pending = [(b, _places(b)) for b in listed if b.kind is BackupKind.PHYSICAL_FULL]
     found: dict[str, BackupRecord] = {}
@@ -126,8 +129,11 @@ def restorable(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
 def dumps(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     """Complete logical backups that one destination holds, oldest first: those of the set without a name, which is the
     server's main one, or, where there is none, of all sets. Out of them tables are restored, never a server."""
-    listed = [b for b in backups if b.state is BackupState.COMPLETE and b.kind is BackupKind.LOGICAL and _places(b)
-              and not b.foreign]
+    listed = [
+        b
+        for b in backups
+        if b.state is BackupState.COMPLETE and b.kind is BackupKind.LOGICAL and _places(b) and not b.foreign
+    ]
     return tuple(sorted([b for b in listed if not b.table_set] or listed, key=_order))
 
 

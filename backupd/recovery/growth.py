@@ -27,8 +27,38 @@ LEAST_DAYS = 1.0
 HORIZON = 365
 """Days that are looked ahead."""
 
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-            2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+_STUDENT = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 """Quantile 0.975 of Student's t for 1 to 30 degrees of freedom; 1.96 beyond."""
 _MOST = 700.0
 """The largest exponent that a float holds."""
@@ -120,8 +150,10 @@ class Filling:
 
 def days_until_full(tenants: Sequence[Tenant], free: int) -> Filling:
     """When the growth of all ``tenants`` of a destination has used up its ``free`` bytes."""
-    return Filling(_first(lambda day: sum(tenant.more_after(day) for tenant in tenants) >= free),
-                   _first(lambda day: sum(tenant.most_after(day) for tenant in tenants) >= free))
+    return Filling(
+        _first(lambda day: sum(tenant.more_after(day) for tenant in tenants) >= free),
+        _first(lambda day: sum(tenant.most_after(day) for tenant in tenants) >= free),
+    )
 
 
 def _first(full: Callable[[int], bool]) -> int | None:

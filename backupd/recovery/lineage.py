@@ -36,8 +36,11 @@ class Strange:
     apart: bool = False
 
     def words(self, server: str) -> str:
-        count = f"{len(self.backups)} backups under the name {server} are" if len(self.backups) > 1 else \
-            f"backup {self.backups[0]} under the name {server} is"
+        count = (
+            f"{len(self.backups)} backups under the name {server} are"
+            if len(self.backups) > 1
+            else f"backup {self.backups[0]} under the name {server} is"
+        )
         return f"{count} of server {self.uuid}; ours is {self.ours}"
 
 
@@ -58,9 +61,16 @@ def strangers(records: Iterable[BackupRecord]) -> tuple[Strange, ...]:
             found.setdefault(record.server_uuid, []).append(record)
     begun = min((record.finished_at for record in everything if record.server_uuid in ours), default=None)
     ours_now = made[-1].server_uuid if made else "not among them"
-    return tuple(Strange(uuid, ours_now, tuple(record.id for record in some), apart=uuid in apart,
-                         former=uuid not in apart and begun is not None and some[-1].finished_at < begun)
-                 for uuid, some in sorted(found.items()))
+    return tuple(
+        Strange(
+            uuid,
+            ours_now,
+            tuple(record.id for record in some),
+            apart=uuid in apart,
+            former=uuid not in apart and begun is not None and some[-1].finished_at < begun,
+        )
+        for uuid, some in sorted(found.items())
+    )
 
 
 def lineages(records: Sequence[BackupRecord]) -> dict[str, str]:
@@ -116,10 +126,18 @@ def judge(server: str, known: Sequence[Identity], met: Met, archived: Archived) 
     same = next((one for one in ours if one.uuid == met.uuid), None)
     if same is not None:
         return same.verdict, same.evidence
-    own = next((why for holds, why in (
-        (not ours, "the first server that answered under this name"),
-        (met.restored_from == server, f"its data directory was restored from a backup of {server}"),
-        (met.same_log, "its binary log holds what was backed up or streamed last")) if holds), "")
+    own = next(
+        (
+            why
+            for holds, why in (
+                (not ours, "the first server that answered under this name"),
+                (met.restored_from == server, f"its data directory was restored from a backup of {server}"),
+                (met.same_log, "its binary log holds what was backed up or streamed last"),
+            )
+            if holds
+        ),
+        "",
+    )
     if own:
         return Verdict.OWN, own
     if met.forked:
@@ -130,7 +148,8 @@ def judge(server: str, known: Sequence[Identity], met: Met, archived: Archived) 
         return Verdict.STRANGER, (
             f"it has the GTIDs of the last archived transactions ({archived.gtids[:200]}), which any MariaDB server "
             "may have given, and its binary log does not show the same transactions (a replica keeps them with "
-            "log_slave_updates)")
+            "log_slave_updates)"
+        )
     return Verdict.FAILOVER, f"it holds the last archived transaction ({archived.gtids[:200]})"
 
 
@@ -148,8 +167,10 @@ def _lacks(met: Met, archived: Archived) -> str:
             return f"it has the same server_id {met.server_id}, so it is no replica, and its history is another one"
         else:
             last = _last(met.executed)
-            held = all(last.get((domain, number), -1) >= sequence
-                       for domain, (number, sequence) in MariadbGtids.parse(archived.gtids).last.items())
+            held = all(
+                last.get((domain, number), -1) >= sequence
+                for domain, (number, sequence) in MariadbGtids.parse(archived.gtids).last.items()
+            )
     except ValueError:
         return f"the last archived transactions ({archived.gtids[:200]}) are none of its kind of server"
     return "" if held else f"it lacks the last archived transactions ({archived.gtids[:200]})"

@@ -50,8 +50,9 @@ class RouteLeg:
     repeats: bool = False
 
 
-def route(base: BackupRecord, branch: Branch, stop: Stop, branches: Iterable[Branch], runs: Iterable[Run]
-          ) -> tuple[RouteLeg, ...]:
+def route(
+    base: BackupRecord, branch: Branch, stop: Stop, branches: Iterable[Branch], runs: Iterable[Run]
+) -> tuple[RouteLeg, ...]:
     """The legs from ``base`` to ``stop`` (in the writing of ``branch``). For many routes: ``way``.
 
     Raises RefusedError naming the places on both sides of a gap, or why a fork cannot be crossed.
@@ -61,7 +62,8 @@ def route(base: BackupRecord, branch: Branch, stop: Stop, branches: Iterable[Bra
     if home is None:
         raise RefusedError(
             f"nothing can be replayed on backup {base.id}: it is not certain which history of the server it is of",
-            hint=f"choose another backup; `backupd timeline {base.server}` shows from which ones a replay can begin")
+            hint=f"choose another backup; `backupd timeline {base.server}` shows from which ones a replay can begin",
+        )
     return way(histories, base.position, home, branch, stop.position)
 
 
@@ -72,8 +74,9 @@ def way(histories: Histories, start: Position, home: Branch, branch: Branch, sto
         raise RefusedError(
             f"{stop.file}:{stop.pos} of branch {branch.id} cannot be reached from branch {home.id}: "
             "they do not descend from each other, or nobody knows where they parted",
-            hint="choose a backup that was taken on that branch")
-    groups = _groups(line[line.index(home):])
+            hint="choose a backup that was taken on that branch",
+        )
+    groups = _groups(line[line.index(home) :])
     legs: list[RouteLeg] = []
     at, repeats, entered = start, False, False
     forks = [following[0].fork for following in groups[1:]]
@@ -110,13 +113,16 @@ def _groups(line: Sequence[Branch]) -> list[list[Branch]]:
 
 # -- into another sequence of names
 
+
 def _known_fork(entry: Branch, at: Position) -> Position:
     """Where a branch with names of its own parted; ``at`` is on its parent. Raises RefusedError."""
     fork = entry.fork
     if fork is None or not fork.gtid:
         raise RefusedError(
             f"the fork between branch {entry.parent} and branch {entry.id} ({entry.reason}) cannot be crossed: "
-            "without GTIDs nothing tells where the new files go on", hint=_OTHER)
+            "without GTIDs nothing tells where the new files go on",
+            hint=_OTHER,
+        )
     if not executed(fork.gtid, at.gtid):
         raise _not_shared(at, entry)
     return fork
@@ -124,12 +130,15 @@ def _known_fork(entry: Branch, at: Position) -> Position:
 
 def _not_shared(at: Position, branch: Branch) -> RefusedError:
     place = ", ".join(part for part in (f"{at.file}:{at.pos}" if at.file else "", at.gtid) if part)
-    return RefusedError(f"{place} is not part of branch {branch.id}: that forked at {fork_text(branch)}",
-                        hint="choose an older backup, or one that was taken on that branch")
+    return RefusedError(
+        f"{place} is not part of branch {branch.id}: that forked at {fork_text(branch)}",
+        hint="choose an older backup, or one that was taken on that branch",
+    )
 
 
-def _entered(histories: Histories, group: Sequence[Branch], fork: Position, until: Position | None
-             ) -> tuple[Position, bool]:
+def _entered(
+    histories: Histories, group: Sequence[Branch], fork: Position, until: Position | None
+) -> tuple[Position, bool]:
     """Where a copy that stands at the fork stands in the new names; and ``repeats`` of a leg. Raises RefusedError.
 
     ``until``: where the leg through the ``group`` ends. What a lost tail lost goes by the names of what came instead:
@@ -152,13 +161,15 @@ def _entered(histories: Histories, group: Sequence[Branch], fork: Position, unti
             return at, False
     raise RefusedError(
         f"the fork between branch {entry.parent} and branch {entry.id} ({entry.reason}) cannot be crossed: "
-        f"what is archived of {entry.id} does not go on from {fork_text(entry)}", hint=_OTHER)
+        f"what is archived of {entry.id} does not go on from {fork_text(entry)}",
+        hint=_OTHER,
+    )
 
 
 # -- within one sequence of names
 
-def _leg(histories: Histories, group: Sequence[Branch], start: Position, until: Position, *, entered: bool
-         ) -> RouteLeg:
+
+def _leg(histories: Histories, group: Sequence[Branch], start: Position, until: Position, *, entered: bool) -> RouteLeg:
     """``entered``: by GTID, at the beginning of a file that may come before the state of the copy."""
     begin, end = place_of(start), place_of(until)
     if begin is None:
@@ -166,7 +177,9 @@ def _leg(histories: Histories, group: Sequence[Branch], start: Position, until: 
     if end is not None and (end < begin or (entered and not executed(until.gtid, start.gtid))):
         raise RefusedError(
             f"{until.file}:{until.pos} of branch {group[-1].id} is before {start.file}:{start.pos} "
-            f"{start.gtid}, where the copy would stand", hint="choose an older backup")
+            f"{start.gtid}, where the copy would stand",
+            hint="choose an older backup",
+        )
     spans: list[Span] = []
     upper = end  # where the files of the next branch take over
     for branch in reversed(group):
@@ -205,7 +218,9 @@ def _lost_from(branch: Branch) -> tuple[Position, Place]:
     if branch.fork is None or place is None or place[0] < branch.first_number - 1:
         raise RefusedError(
             f"the fork between branch {branch.parent} and branch {branch.id} cannot be crossed: it is at "
-            f"{fork_text(branch)}, and the archive goes on with {branch.file(branch.first_number)}", hint=_OTHER)
+            f"{fork_text(branch)}, and the archive goes on with {branch.file(branch.first_number)}",
+            hint=_OTHER,
+        )
     return branch.fork, place
 
 
@@ -219,14 +234,20 @@ def _prove(histories: Histories, branch: Branch, first: Place, last: Place) -> N
 def _prove_join(histories: Histories, one: Span, other: Span) -> None:
     """Do the files of a lost tail's branch go on from those of its parent? Raises RefusedError."""
     before, after = histories.run_at(one.branch, one.first), histories.run_at(other.branch, other.first)
-    if before is None or after is None or (
+    if (
+        before is None
+        or after is None
+        or (
             before.last_number < other.first[0] == after.first_number
-            and not same_state(before.gtids_after, after.gtids_before)):
+            and not same_state(before.gtids_after, after.gtids_before)
+        )
+    ):
         raise RefusedError(
             f"the files of branch {other.branch} do not go on from those of branch {one.branch}",
             detail=f"executed at the end of the one: {before.gtids_after if before else ''}; "
-                   f"at the beginning of the other: {after.gtids_before if after else ''}",
-            hint=_ELSE.format(server=histories.server))
+            f"at the beginning of the other: {after.gtids_before if after else ''}",
+            hint=_ELSE.format(server=histories.server),
+        )
 
 
 def _where_executed(histories: Histories, branch: Branch, first: Place, gtids: str) -> Place:
@@ -243,8 +264,14 @@ def hole(histories: Histories, branch: Branch, first: Place, run: Run | None) ->
     before = histories.run_after(branch.id, after)
     there = f"{branch.file(after[0])}:{after[1]}"
     if before is None:
-        return RefusedError(f"the binary logs of branch {branch.id} are archived up to {there} only",
-                            detail=f"gap: after {there}, nothing follows", hint=_ELSE.format(server=histories.server))
+        return RefusedError(
+            f"the binary logs of branch {branch.id} are archived up to {there} only",
+            detail=f"gap: after {there}, nothing follows",
+            hint=_ELSE.format(server=histories.server),
+        )
     resumes = f"{branch.file(before.first_number)}:{before.first_pos}"
-    return RefusedError(f"the binary logs of branch {branch.id} between {there} and {resumes} are not there",
-                        detail=f"gap: after {there}, before {resumes}", hint=_ELSE.format(server=histories.server))
+    return RefusedError(
+        f"the binary logs of branch {branch.id} between {there} and {resumes} are not there",
+        detail=f"gap: after {there}, before {resumes}",
+        hint=_ELSE.format(server=histories.server),
+    )

@@ -74,11 +74,25 @@ def _servers(gtids: str) -> frozenset[str]:
 def run_of(segment: Segment, destination: str, stored: int = 0) -> Run:
     """A run of one segment; ``stored``: its sealed bytes."""
     return Run(
-        server=segment.server, branch=segment.branch, destination=destination, first_number=segment.number,
-        first_pos=segment.start, last_number=segment.number, last_pos=segment.end, gtids_before=segment.gtids_before,
-        gtids_after=segment.gtids_after, first_at=segment.first_at, last_at=segment.last_at, confirmed_at=None,
-        size=segment.size, stored=stored, segments=1, transactions=segment.transactions, remarks=segment.remarks,
-        ending=segment.ending)
+        server=segment.server,
+        branch=segment.branch,
+        destination=destination,
+        first_number=segment.number,
+        first_pos=segment.start,
+        last_number=segment.number,
+        last_pos=segment.end,
+        gtids_before=segment.gtids_before,
+        gtids_after=segment.gtids_after,
+        first_at=segment.first_at,
+        last_at=segment.last_at,
+        confirmed_at=None,
+        size=segment.size,
+        stored=stored,
+        segments=1,
+        transactions=segment.transactions,
+        remarks=segment.remarks,
+        ending=segment.ending,
+    )
 
 
 def follows(one: Run, other: Run) -> bool:
@@ -100,17 +114,29 @@ def linked(one: Run, other: Run) -> Run:
     contained = first_of(end) <= first_of(inside)
     size, stored, segments, transactions = (
         getattr(end, name) + (0 if contained else getattr(inside, name))
-        for name in ("size", "stored", "segments", "transactions"))
+        for name in ("size", "stored", "segments", "transactions")
+    )
     begin = end if contained else one
     return replace(
-        begin, last_number=end.last_number, last_pos=end.last_pos, gtids_after=end.gtids_after, ending=end.ending,
-        first_at=_earliest(one.first_at, other.first_at), last_at=_latest(one.last_at, other.last_at),
-        confirmed_at=_latest(one.confirmed_at, other.confirmed_at), size=size, stored=stored, segments=segments,
-        transactions=transactions, remarks=tuple(dict.fromkeys(one.remarks + other.remarks)))
+        begin,
+        last_number=end.last_number,
+        last_pos=end.last_pos,
+        gtids_after=end.gtids_after,
+        ending=end.ending,
+        first_at=_earliest(one.first_at, other.first_at),
+        last_at=_latest(one.last_at, other.last_at),
+        confirmed_at=_latest(one.confirmed_at, other.confirmed_at),
+        size=size,
+        stored=stored,
+        segments=segments,
+        transactions=transactions,
+        remarks=tuple(dict.fromkeys(one.remarks + other.remarks)),
+    )
 
 
-def runs_of(segments: Iterable[Segment], destination: str, stored: Mapping[SegmentKey, int] | None = None
-            ) -> tuple[Run, ...]:
+def runs_of(
+    segments: Iterable[Segment], destination: str, stored: Mapping[SegmentKey, int] | None = None
+) -> tuple[Run, ...]:
     """The runs of what one destination holds, by branch and in log order. What lies within a longer segment of the
     same file counts as that."""
     sizes = stored or {}
@@ -127,8 +153,11 @@ def runs_of(segments: Iterable[Segment], destination: str, stored: Mapping[Segme
 def _outermost(ordered: Iterable[Segment]) -> Iterator[Segment]:
     last: Segment | None = None
     for segment in ordered:
-        inside = last is not None and (last.branch, last.number) == (segment.branch, segment.number) and (
-            segment.end < last.end or (segment.end == last.end and (last.is_final or not segment.is_final)))
+        inside = (
+            last is not None
+            and (last.branch, last.number) == (segment.branch, segment.number)
+            and (segment.end < last.end or (segment.end == last.end and (last.is_final or not segment.is_final)))
+        )
         if not inside:
             last = segment
             yield segment
@@ -152,8 +181,13 @@ def without(gap: Gap, segment: Segment) -> Gap | None:
     """``gap`` as the whole of ``segment`` leaves it, a file that has ended, from its first byte on: None where that
     file is all that was missing, the same gap where it says nothing of it."""
     after, before = place_of(gap.after), place_of(gap.before) if gap.before is not None else None
-    holds = (segment.start == 0 and segment.ending not in (Ending.OPEN, Ending.CUT) and after is not None
-             and (segment.branch, segment.number) == (gap.branch, after[0]) and segment.end > after[1])
+    holds = (
+        segment.start == 0
+        and segment.ending not in (Ending.OPEN, Ending.CUT)
+        and after is not None
+        and (segment.branch, segment.number) == (gap.branch, after[0])
+        and segment.end > after[1]
+    )
     if not holds or gap.destination:
         return gap
     if before is not None and before[0] == segment.number + 1:
@@ -175,18 +209,34 @@ def parted(runs: Iterable[Run], gaps: Iterable[Gap]) -> tuple[Run, ...]:
         rest = run
         for gap in sorted(by_branch.get(run.branch, ()), key=lambda gap: place_of(gap.after) or (0, 0)):
             after, before = place_of(gap.after), place_of(gap.before) if gap.before else None
-            if after is None or before is None or before[0] != after[0] + 1 or gap.destination not in (
-                    "", rest.destination):
+            if (
+                after is None
+                or before is None
+                or before[0] != after[0] + 1
+                or gap.destination not in ("", rest.destination)
+            ):
                 continue
             if last_of(rest) == after:
                 rest = replace(rest, ending=Ending.OPEN)
             elif first_of(rest) <= after and before <= last_of(rest):
-                found.append(replace(
-                    rest, last_number=after[0], last_pos=after[1], gtids_after=gap.after.gtid, last_at=gap.from_at,
-                    confirmed_at=None, ending=Ending.OPEN))
+                found.append(
+                    replace(
+                        rest,
+                        last_number=after[0],
+                        last_pos=after[1],
+                        gtids_after=gap.after.gtid,
+                        last_at=gap.from_at,
+                        confirmed_at=None,
+                        ending=Ending.OPEN,
+                    )
+                )
                 rest = replace(
-                    rest, first_number=before[0], first_pos=0, first_at=gap.to_at,
-                    gtids_before=gap.before.gtid if gap.before else "")
+                    rest,
+                    first_number=before[0],
+                    first_pos=0,
+                    first_at=gap.to_at,
+                    gtids_before=gap.before.gtid if gap.before else "",
+                )
         found.append(rest)
     return tuple(found)
 

@@ -54,8 +54,13 @@ class Reach:
     trouble: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "latest": _time(self.latest), "behind_seconds": _seconds(self.behind),
-                "rpo_seconds": _seconds(self.rpo), "trouble": self.trouble}
+        return {
+            "name": self.name,
+            "latest": _time(self.latest),
+            "behind_seconds": _seconds(self.behind),
+            "rpo_seconds": _seconds(self.rpo),
+            "trouble": self.trouble,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +117,56 @@ class Timeline:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "server": self.server, "at": format_time(self.now),
+            "server": self.server,
+            "at": format_time(self.now),
             "windows": [_window_json(window) for window in self.windows],
             "gaps": [_gap_json(gap) for gap in self.gaps],
-            "latest": _time(self.latest), "tables_only": self.tables_only, "first_due": _time(self.first_due),
+            "latest": _time(self.latest),
+            "tables_only": self.tables_only,
+            "first_due": _time(self.first_due),
             "warnings": list(self.warnings),
             "destinations": [reach.as_json() for reach in self.destinations],
             "branches": [
-                {"id": branch.id, "reason": str(branch.reason), "from": format_time(branch.noticed_at),
-                 "to": _time(end), "parent": branch.parent, "fork": branch.fork.as_json() if branch.fork else None}
-                for branch, end in self.branch_ends()],
+                {
+                    "id": branch.id,
+                    "reason": str(branch.reason),
+                    "from": format_time(branch.noticed_at),
+                    "to": _time(end),
+                    "parent": branch.parent,
+                    "fork": branch.fork.as_json() if branch.fork else None,
+                }
+                for branch, end in self.branch_ends()
+            ],
             "last_proof": self.last_proof.as_json() if self.last_proof else None,
             "objectives": {
-                "rpo": _seconds(self.objectives.rpo), "rto": _seconds(self.objectives.rto),
-                "achieved_rpo": _seconds(self.rpo), "predicted_rto": _seconds(self.predicted_rto),
-                "rpo_kept": self.rpo_kept, "rto_kept": self.rto_kept,
-                "kept": self.rpo_kept is not False and self.rto_kept is not False},
+                "rpo": _seconds(self.objectives.rpo),
+                "rto": _seconds(self.objectives.rto),
+                "achieved_rpo": _seconds(self.rpo),
+                "predicted_rto": _seconds(self.predicted_rto),
+                "rpo_kept": self.rpo_kept,
+                "rto_kept": self.rto_kept,
+                "kept": self.rpo_kept is not False and self.rto_kept is not False,
+            },
         }
 
 
 def timeline(
-    server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
-    gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
-    objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, doubts: Iterable[str] = (),
-    warnings: Iterable[str] = (), places: Iterable[str] = (), repeats: Repeats = nobody_knows, by_dumps: bool = False,
+    server: str,
+    backups: Iterable[BackupRecord],
+    branches: Iterable[Branch],
+    runs: Iterable[Run],
+    gaps: Iterable[Gap] = (),
+    *,
+    now: datetime,
+    proofs: Iterable[Proof] = (),
+    predicted_rto: timedelta | None = None,
+    objectives: Objectives | None = None,
+    troubles: Mapping[str, str] | None = None,
+    doubts: Iterable[str] = (),
+    warnings: Iterable[str] = (),
+    places: Iterable[str] = (),
+    repeats: Repeats = nobody_knows,
+    by_dumps: bool = False,
     first_due: datetime | None = None,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
@@ -152,35 +183,52 @@ def timeline(
     if tables_only:
         usable = dumps(backup for backup in backups if backup.server == server)
     held = _held(usable)
-    names = list(dict.fromkeys([*(name for places in held.values() for name in sorted(places)),
-                                *(run.destination for run in pieces), *places]))
+    names = list(
+        dict.fromkeys(
+            [
+                *(name for places in held.values() for name in sorted(places)),
+                *(run.destination for run in pieces),
+                *places,
+            ]
+        )
+    )
     together = Histories(known, pieces)
     found = windows(together, usable, now=now, repeats=repeats)
     known = [replace(branch, since=together.since(branch)) for branch in together.branches]
     alone = {name: Histories(known, [run for run in pieces if run.destination == name]) for name in names}
-    reached = {name: windows(alone[name], [backup for backup in usable if name in held[backup.id]], now=now,
-                             repeats=repeats)
-               for name in names}
+    reached = {
+        name: windows(alone[name], [backup for backup in usable if name in held[backup.id]], now=now, repeats=repeats)
+        for name in names
+    }
     reaches = [_reach(name, reached[name], found, now, (troubles or {}).get(name, "")) for name in names]
     doubts = (*_future(usable, now), *_stops(usable, found), *_abandoned(together, found), *doubts)
     return Timeline(
-        server=server, now=now, windows=tuple(_placed(found, reached, held)),
+        server=server,
+        now=now,
+        windows=tuple(_placed(found, reached, held)),
         gaps=tuple(_gaps(together, alone, own_gaps, now)),
-        destinations=tuple(reaches), branches=tuple(known),
-        last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
-                       default=None),
-        predicted_rto=predicted_rto, objectives=objectives or Objectives(),
-        doubts=doubts, warnings=(*doubts, *_warnings(reaches, troubles or {}, warnings)),
+        destinations=tuple(reaches),
+        branches=tuple(known),
+        last_proof=max(
+            (proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at, default=None
+        ),
+        predicted_rto=predicted_rto,
+        objectives=objectives or Objectives(),
+        doubts=doubts,
+        warnings=(*doubts, *_warnings(reaches, troubles or {}, warnings)),
         tables_only=tables_only,
-        first_due=first_due)
+        first_due=first_due,
+    )
 
 
 def _future(backups: Iterable[BackupRecord], now: datetime) -> Iterator[str]:
     """Of backups that ended later than ``now``."""
     for backup in backups:
         if backup.finished_at > now:
-            yield (f"{backup.id} ended at {format_time(backup.finished_at)}, which this clock has not reached: a clock "
-                   "was wrong or is, so it does not count for what would be lost")
+            yield (
+                f"{backup.id} ended at {format_time(backup.finished_at)}, which this clock has not reached: a clock "
+                "was wrong or is, so it does not count for what would be lost"
+            )
 
 
 def _stops(backups: Sequence[BackupRecord], found: Sequence[Window]) -> Iterator[str]:
@@ -218,8 +266,9 @@ def _held(usable: Sequence[BackupRecord]) -> Mapping[str, frozenset[str]]:
     return held
 
 
-def _placed(found: Iterable[Window], reached: Mapping[str, Sequence[Window]], held: Mapping[str, frozenset[str]]
-            ) -> Iterator[Window]:
+def _placed(
+    found: Iterable[Window], reached: Mapping[str, Sequence[Window]], held: Mapping[str, frozenset[str]]
+) -> Iterator[Window]:
     """With the destinations that have, alone, a part of each window."""
     parts: dict[tuple[str, str], list[tuple[datetime, datetime]]] = {}
     for name, inner in reached.items():
@@ -270,8 +319,7 @@ def _gaps(together: Histories, alone: Mapping[str, Histories], recorded: Sequenc
         yield from (gap for gap in told if _stands_alone(together, gap, everywhere))
         known = {(hole.after, hole.before) for hole in everywhere}
         for name, histories in alone.items():
-            yield from (hole for hole in _holes(histories, branch, name, now)
-                        if (hole.after, hole.before) not in known)
+            yield from (hole for hole in _holes(histories, branch, name, now) if (hole.after, hole.before) not in known)
 
 
 def _holes(histories: Histories, branch: Branch, destination: str, now: datetime) -> Iterator[Gap]:
@@ -279,8 +327,17 @@ def _holes(histories: Histories, branch: Branch, destination: str, now: datetime
     for one, other in pairwise(histories.runs(branch.id)):
         after = Position(branch.file(one.last_number), one.last_pos, one.gtids_after)
         before = Position(branch.file(other.first_number), other.first_pos, other.gtids_before)
-        yield Gap(branch.server, branch.id, destination, after, before, one.last_at, other.first_at,
-                  f"the binary logs between them are not there {where}", now)
+        yield Gap(
+            branch.server,
+            branch.id,
+            destination,
+            after,
+            before,
+            one.last_at,
+            other.first_at,
+            f"the binary logs between them are not there {where}",
+            now,
+        )
 
 
 def _touch(one: Gap, other: Gap) -> bool:
@@ -304,14 +361,27 @@ def _stands_alone(histories: Histories, gap: Gap, holes: Sequence[Gap]) -> bool:
 
 
 def _window_json(window: Window) -> dict[str, Any]:
-    return {"from": format_time(window.begin), "to": format_time(window.end), "reason_end": window.reason_end,
-            "branch": window.branch, "base": window.base.id, "destinations": list(window.destinations),
-            "conditions": list(window.conditions)}
+    return {
+        "from": format_time(window.begin),
+        "to": format_time(window.end),
+        "reason_end": window.reason_end,
+        "branch": window.branch,
+        "base": window.base.id,
+        "destinations": list(window.destinations),
+        "conditions": list(window.conditions),
+    }
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:
-    return {"after": gap.after.as_json(), "before": gap.before.as_json() if gap.before else None, "reason": gap.reason,
-            "from": _time(gap.from_at), "to": _time(gap.to_at), "branch": gap.branch, "destination": gap.destination}
+    return {
+        "after": gap.after.as_json(),
+        "before": gap.before.as_json() if gap.before else None,
+        "reason": gap.reason,
+        "from": _time(gap.from_at),
+        "to": _time(gap.to_at),
+        "branch": gap.branch,
+        "destination": gap.destination,
+    }
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -75,13 +75,16 @@ def abandoned(histories: Histories, latest: Window) -> str:
     present = histories.current
     if present is None or latest.branch == present.id or (not latest.branch and latest.begin >= present.noticed_at):
         return ""
-    return (f"this is not the server's present history: since {format_time(present.noticed_at)} it goes on as branch "
-            f"{present.id} ({present.reason}), of which nothing can be restored yet; take a full backup now: "
-            f"backupd backup {present.server} --kind full")
+    return (
+        f"this is not the server's present history: since {format_time(present.noticed_at)} it goes on as branch "
+        f"{present.id} ({present.reason}), of which nothing can be restored yet; take a full backup now: "
+        f"backupd backup {present.server} --kind full"
+    )
 
 
-def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetime, repeats: Repeats = nobody_knows
-            ) -> tuple[Window, ...]:
+def windows(
+    histories: Histories, bases: Sequence[BackupRecord], *, now: datetime, repeats: Repeats = nobody_knows
+) -> tuple[Window, ...]:
     """In the order of their ends, those of the server's present history last.
 
     ``bases``: restorable backups of the server, by time. ``repeats`` is asked of the files of a server that took over
@@ -103,8 +106,15 @@ def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetim
         found.append(latest)
     _widen_across_forks(histories, found, now, repeats)
     rank = {branch.id: number for number, branch in enumerate(histories.branches)}
-    return tuple(sorted(found, key=lambda window: (
-        rank[window.branch] if window.branch else _branch_by_time(histories, window.end), window.end)))
+    return tuple(
+        sorted(
+            found,
+            key=lambda window: (
+                rank[window.branch] if window.branch else _branch_by_time(histories, window.end),
+                window.end,
+            ),
+        )
+    )
 
 
 def _branch_by_time(histories: Histories, moment: datetime) -> int:
@@ -116,8 +126,14 @@ def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
     place = place_of(base.position)
     run = histories.run_at(branch.id, place) if branch is not None and place is not None else None
     if branch is None or run is None or not_rolled(base):
-        return Window(base.finished_at, base.finished_at, _why_a_point(histories, base, branch),
-                      branch.id if branch else "", base, None)
+        return Window(
+            base.finished_at,
+            base.finished_at,
+            _why_a_point(histories, base, branch),
+            branch.id if branch else "",
+            base,
+            None,
+        )
     end, reason = _end(histories, branch, run, now)
     return Window(base.finished_at, max(end, base.finished_at), reason, branch.id, base, run, conditions=run.remarks)
 
@@ -157,12 +173,15 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
     later = histories.next_of(branch)
     if later is not None:
         return min(end, later.noticed_at), (
-            f"the server's history went on as branch {later.id} ({later.reason}); this one is archived up to {there}")
+            f"the server's history went on as branch {later.id} ({later.reason}); this one is archived up to {there}"
+        )
     if run.confirmed_at is None:
         return end, f"archived up to {there}; the server was not asked whether that was all"
     if run.confirmed_at > now + _SKEW:
-        return end, (f"archived up to {there}; until when that is everything was told by a clock that was wrong "
-                     f"({format_time(run.confirmed_at)})")
+        return end, (
+            f"archived up to {there}; until when that is everything was told by a clock that was wrong "
+            f"({format_time(run.confirmed_at)})"
+        )
     return end, f"everything committed by then is archived, up to {there}"
 
 
@@ -187,8 +206,9 @@ def _widen_across_forks(histories: Histories, found: list[Window], now: datetime
         found.append(replace(crossing, begin=min([begin, *(window.begin for window in inside)])))
 
 
-def _entrance(histories: Histories, found: Sequence[Window], line: Sequence[Branch], run: Run, repeats: Repeats
-              ) -> BackupRecord | None:
+def _entrance(
+    histories: Histories, found: Sequence[Window], line: Sequence[Branch], run: Run, repeats: Repeats
+) -> BackupRecord | None:
     """The newest backup of an ancestor from which all of ``run`` can be replayed."""
     branch = line[-1]
     stop = Position(branch.file(run.last_number), run.last_pos, run.gtids_after)

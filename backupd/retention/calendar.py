@@ -16,8 +16,13 @@ class Period(StrEnum):
     YEARLY = "yearly"
 
 
-UNITS = {Period.HOURLY: "hour", Period.DAILY: "day", Period.WEEKLY: "week", Period.MONTHLY: "month",
-         Period.YEARLY: "year"}
+UNITS = {
+    Period.HOURLY: "hour",
+    Period.DAILY: "day",
+    Period.WEEKLY: "week",
+    Period.MONTHLY: "month",
+    Period.YEARLY: "year",
+}
 """What one bucket of each is called."""
 
 

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from backupd.model.clock import format_time
 from backupd.retention.view import BinlogRun, Stored
 
-BYTES_NOTE = ("bytes are what these backups name; objects that others share stay, so what becomes free is less, and "
-              "is known only once they are swept")
+BYTES_NOTE = (
+    "bytes are what these backups name; objects that others share stay, so what becomes free is less, and "
+    "is known only once they are swept"
+)
 
 
 class Ground(NamedTuple):
@@ -42,9 +44,17 @@ class Decision:
 
     def as_json(self) -> dict[str, Any]:
         backup = self.backup
-        return {"id": backup.id, "kind": str(backup.kind), "parent": backup.parent,
-                "finished_at": format_time(backup.finished_at), "bytes": backup.bytes, "marked": backup.marked,
-                "keep": self.keep, "rules": [ground.rule for ground in self.grounds], "reasons": list(self.reasons)}
+        return {
+            "id": backup.id,
+            "kind": str(backup.kind),
+            "parent": backup.parent,
+            "finished_at": format_time(backup.finished_at),
+            "bytes": backup.bytes,
+            "marked": backup.marked,
+            "keep": self.keep,
+            "rules": [ground.rule for ground in self.grounds],
+            "reasons": list(self.reasons),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,14 @@ class RunDecision:
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.run.name, "from": format_time(self.run.first_at), "to": format_time(self.run.last_at),
-                "bytes": self.run.bytes, "keep": self.keep, "reasons": [self.reason]}
+        return {
+            "name": self.run.name,
+            "from": format_time(self.run.first_at),
+            "to": format_time(self.run.last_at),
+            "bytes": self.run.bytes,
+            "keep": self.keep,
+            "reasons": [self.reason],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +119,18 @@ class Decisions:
         return sum(decision.backup.bytes for decision in self.expired)
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.server, "destination": self.destination, "at": format_time(self.at),
-                "hold": self.hold or None, "keep": len(self.kept), "expire": len(self.expired),
-                "bytes_expire": self.bytes_expired, "note": BYTES_NOTE,
-                "backups": [decision.as_json() for decision in self.backups],
-                "binlogs": [run.as_json() for run in self.runs],
-                "recoverable": [span.as_json() for span in self.recoverable], "stopped": list(self.stopped),
-                "warnings": list(self.warnings)}
+        return {
+            "server": self.server,
+            "destination": self.destination,
+            "at": format_time(self.at),
+            "hold": self.hold or None,
+            "keep": len(self.kept),
+            "expire": len(self.expired),
+            "bytes_expire": self.bytes_expired,
+            "note": BYTES_NOTE,
+            "backups": [decision.as_json() for decision in self.backups],
+            "binlogs": [run.as_json() for run in self.runs],
+            "recoverable": [span.as_json() for span in self.recoverable],
+            "stopped": list(self.stopped),
+            "warnings": list(self.warnings),
+        }

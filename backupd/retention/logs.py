@@ -36,23 +36,33 @@ def decide(runs: Iterable[BinlogRun], needing: Sequence[Stored], branches: Seque
             found.append(_by_time(run, needing))
             continue
         first, why = by_place.get(run.branch, First(0, "nothing tells who needs it"))
-        unsure = next((backup for backup in needing
-                       if backup.place is None and run.last_at >= backup.started_at - SKEW), None)
+        unsure = next(
+            (backup for backup in needing if backup.place is None and run.last_at >= backup.started_at - SKEW), None
+        )
         if unsure is not None:
-            found.append(RunDecision(run, keep=True, reason=f"the place of {unsure.id} in the binary logs is not "
-                                     "certain, so it may need it"))
+            found.append(
+                RunDecision(
+                    run,
+                    keep=True,
+                    reason=f"the place of {unsure.id} in the binary logs is not certain, so it may need it",
+                )
+            )
         elif run.last < first:
             found.append(RunDecision(run, keep=False, reason=_gone(why, first)))
         elif run.first >= first:
             found.append(RunDecision(run, keep=True, reason=why))
         else:
-            base = min((b.started_at for b in needing if b.place is not None and b.place.branch == run.branch),
-                       default=run.first_at)
+            base = min(
+                (b.started_at for b in needing if b.place is not None and b.place.branch == run.branch),
+                default=run.first_at,
+            )
             border = min(max(base, run.first_at), run.last_at)
             before = replace(run, last=first - 1, last_at=border, bytes=0)
             after = replace(run, first=first, first_at=border)
-            found += [RunDecision(before, keep=False, reason=_gone(why, first)),
-                      RunDecision(after, keep=True, reason=why)]
+            found += [
+                RunDecision(before, keep=False, reason=_gone(why, first)),
+                RunDecision(after, keep=True, reason=why),
+            ]
     return found
 
 
@@ -81,8 +91,11 @@ def first_files(needing: Sequence[Stored], branches: Sequence[Branch]) -> Mappin
     """By id of each branch (oldest first in ``branches``)."""
     found: dict[str, First] = {}
     for branch in branches:
-        numbers = [(number, backup.id) for backup in needing if backup.place is not None
-                   and (number := needed(backup.place, branch.id, branches)) is not None]
+        numbers = [
+            (number, backup.id)
+            for backup in needing
+            if backup.place is not None and (number := needed(backup.place, branch.id, branches)) is not None
+        ]
         if numbers:
             number, backup_id = min(numbers)
             found[branch.id] = First(number, f"it is needed to go on from {backup_id}")
@@ -99,8 +112,11 @@ def needed(place: LogPlace, branch_id: str, branches: Sequence[Branch]) -> int |
         return place.number
     by_id = {branch.id: branch for branch in branches}
     home = by_id.get(place.branch)
-    if home is not None and place.number < home.first_number and any(
-            one.parent == branch_id and one.names_go_on for one in _line(home, by_id)):
+    if (
+        home is not None
+        and place.number < home.first_number
+        and any(one.parent == branch_id and one.names_go_on for one in _line(home, by_id))
+    ):
         return place.number  # the earlier files of its own sequence of names are those of the branch before
     for one in _line(by_id.get(branch_id), by_id):
         if one.fork is None:

@@ -16,8 +16,9 @@ _RECENT = timedelta(hours=1)
 """How far what can be restored may end behind now: whether it follows closely enough is no question of retention."""
 
 
-def recoverable(backups: Sequence[Stored], runs: Sequence[BinlogRun], *, since: datetime | None,
-                now: datetime) -> tuple[Recoverable, ...]:
+def recoverable(
+    backups: Sequence[Stored], runs: Sequence[BinlogRun], *, since: datetime | None, now: datetime
+) -> tuple[Recoverable, ...]:
     """The spans that restorable ``backups`` (oldest first) and ``runs`` (by their beginning) cover, in order; only what
     lies between ``since`` and ``now``. A backup outside of every run is a span of its one moment."""
     times = [backup.finished_at for backup in backups]
@@ -41,8 +42,15 @@ def recoverable(backups: Sequence[Stored], runs: Sequence[BinlogRun], *, since: 
     return tuple(sorted(found, key=lambda span: (span.since, span.until, span.base)))
 
 
-def gaps(spans: Sequence[Recoverable], window: Window, families: Families, now: datetime, *,
-         has_logs: bool, oldest: datetime | None = None) -> list[str]:
+def gaps(
+    spans: Sequence[Recoverable],
+    window: Window,
+    families: Families,
+    now: datetime,
+    *,
+    has_logs: bool,
+    oldest: datetime | None = None,
+) -> list[str]:
     """What of the window's promise is not kept, as sentences. ``oldest``: when the first backup that is known here
     ended, whole or not: before that there was nothing to keep."""
     name = f"{window.name} {window.length}"
@@ -57,8 +65,10 @@ def gaps(spans: Sequence[Recoverable], window: Window, families: Families, now: 
         if span.since > reached and (oldest is None or span.since > oldest):
             missing.append((reached, span.since))
         reached = max(reached, span.until)
-    told = [f"{name}: nothing between {format_time(since)} and {format_time(until)} can be restored"
-            for since, until in missing[:_TOLD]]
+    told = [
+        f"{name}: nothing between {format_time(since)} and {format_time(until)} can be restored"
+        for since, until in missing[:_TOLD]
+    ]
     if len(missing) > _TOLD:
         told.append(f"{name}: and {len(missing) - _TOLD} more gaps")
     if now - reached > _RECENT:

@@ -95,8 +95,10 @@ class Window:
         for backups in families:
             for backup in backups:
                 if backup.finished_at <= self.start:
-                    self.kept[backup.id] = (f"{self.name} {self.length}: it is the newest from before the window, so "
-                                            "the window's first moments need it")
+                    self.kept[backup.id] = (
+                        f"{self.name} {self.length}: it is the newest from before the window, so "
+                        "the window's first moments need it"
+                    )
                     self.bases.append(backup)
                     break
                 self.kept[backup.id] = inside
@@ -105,8 +107,10 @@ class Window:
 
     def denied(self, backup: Stored) -> str:
         base = next(iter(base.id for base in self.bases if family(base) == family(backup)), "none")
-        return (f"{self.name} {self.length}: it ended before the window, which begins at {format_time(self.start)}, "
-                f"and {base} is the newest from before it")
+        return (
+            f"{self.name} {self.length}: it ended before the window, which begins at {format_time(self.start)}, "
+            f"and {base} is the newest from before it"
+        )
 
 
 class Fulls:

@@ -40,8 +40,9 @@ class _Solution:
         self._backups = sorted(view.backups, key=lambda backup: (backup.finished_at, backup.id), reverse=True)
         self._by_id = {backup.id: backup for backup in reversed(self._backups)}
         self._problems = problems(self._by_id)
-        self._counting = [backup for backup in self._backups
-                          if not self._problems[backup.id] and backup.finished_at <= now]
+        self._counting = [
+            backup for backup in self._backups if not self._problems[backup.id] and backup.finished_at <= now
+        ]
         self._families: Families = families_of(self._counting)
         self._rules: tuple[Rule, ...] = () if keep is None else rules_of(keep, self._families, now=now, zone=zone)
         self._keep = keep
@@ -65,17 +66,31 @@ class _Solution:
         runs = self._runs()
         window = self._window
         kept = [backup for backup in reversed(self._bases) if backup.id in self._grounds]
-        spans = recoverable(kept, [run.run for run in runs if run.keep],
-                            since=window.start if window else None, now=self._now)
+        spans = recoverable(
+            kept, [run.run for run in runs if run.keep], since=window.start if window else None, now=self._now
+        )
         if window:
-            self._warnings += gaps(spans, window, self._families, self._now, has_logs=bool(runs), oldest=min(
-                (backup.finished_at for backup in self._view.backups), default=None))
+            self._warnings += gaps(
+                spans,
+                window,
+                self._families,
+                self._now,
+                has_logs=bool(runs),
+                oldest=min((backup.finished_at for backup in self._view.backups), default=None),
+            )
         return Decisions(
-            server=self._view.server, destination=self._view.destination, at=self._now,
-            backups=tuple(Decision(backup, tuple(self._grounds.get(backup.id, ())), self._why_not)
-                          for backup in self._backups),
-            runs=runs, recoverable=spans, stopped=tuple(stopped), hold=self._view.hold,
-            warnings=tuple(self._warnings))
+            server=self._view.server,
+            destination=self._view.destination,
+            at=self._now,
+            backups=tuple(
+                Decision(backup, tuple(self._grounds.get(backup.id, ())), self._why_not) for backup in self._backups
+            ),
+            runs=runs,
+            recoverable=spans,
+            stopped=tuple(stopped),
+            hold=self._view.hold,
+            warnings=tuple(self._warnings),
+        )
 
     @property
     def _bases(self) -> list[Stored]:
@@ -99,10 +114,15 @@ class _Solution:
                 self._note(backup_id, rule.name, text)
         for backup in self._backups:
             if backup.strange and not backup.marked:
-                self._note(backup.id, "foreign", f"it is of server {backup.lineage}, which has or answered under this "
-                           "name, too, and is none of ours: its rules are not for it" if backup.lineage else
-                           "nothing shows that this installation took it: no rule is for it before `backupd catalog "
-                           f"adopt {backup.id}`")
+                self._note(
+                    backup.id,
+                    "foreign",
+                    f"it is of server {backup.lineage}, which has or answered under this "
+                    "name, too, and is none of ours: its rules are not for it"
+                    if backup.lineage
+                    else "nothing shows that this installation took it: no rule is for it before `backupd catalog "
+                    f"adopt {backup.id}`",
+                )
         for backups in self._families:
             self._note(backups[0].id, "newest", self._newest_words(backups))
 
@@ -126,34 +146,56 @@ class _Solution:
             if not self._has_rules:
                 self._grounds.setdefault(backup.id, []).append(everything)
             if backup.finished_at > self._now:
-                self._note(backup.id, "future", f"it ended at {format_time(backup.finished_at)}, which this clock has "
-                                                "not reached: a clock is wrong, so no rule is applied to it")
+                self._note(
+                    backup.id,
+                    "future",
+                    f"it ended at {format_time(backup.finished_at)}, which this clock has "
+                    "not reached: a clock is wrong, so no rule is applied to it",
+                )
             elif self._problems[backup.id] and backup.finished_at > newest.get(family(backup), _NEVER):
-                self._note(backup.id, "remains", f"{self._problems[backup.id]}, but no restorable one here is newer: "
-                                                 "what is left of it may be all there is of its time")
+                self._note(
+                    backup.id,
+                    "remains",
+                    f"{self._problems[backup.id]}, but no restorable one here is newer: "
+                    "what is left of it may be all there is of its time",
+                )
 
     def _newest_words(self, backups: Sequence[Stored]) -> str:
         first = backups[0]
         what = "the newest restorable backup here"
         if first.kind is BackupKind.LOGICAL:
-            what = f"the newest restorable dump of the set {first.table_set} here" if first.table_set else \
-                "the newest restorable dump here"
-        whole = len(backups) > 1 and not any(one.missing for one in backups) and any(
-            one.missing and family(one) == family(first) for one in self._counting)
+            what = (
+                f"the newest restorable dump of the set {first.table_set} here"
+                if first.table_set
+                else "the newest restorable dump here"
+            )
+        whole = (
+            len(backups) > 1
+            and not any(one.missing for one in backups)
+            and any(one.missing and family(one) == family(first) for one in self._counting)
+        )
         return f"it is {what}{' with all its tables' if whole else ''}: that is never deleted"
 
     def _newest_proved(self) -> None:
         for backups in self._families:
             proved = next((backup for backup in backups if backup.proved_at is not None), None)
             if proved is not None and proved.proved_at is not None:
-                self._note(proved.id, "proved", "it is the newest one here that a test restore proved "
-                                                f"({format_time(proved.proved_at)}): that is never deleted")
+                self._note(
+                    proved.id,
+                    "proved",
+                    "it is the newest one here that a test restore proved "
+                    f"({format_time(proved.proved_at)}): that is never deleted",
+                )
                 continue
             # Without a witness nothing is ever proved; then this is the best that is known of any.
             restored = next((backup for backup in backups if backup.restored_at is not None), None)
             if restored is not None and restored.restored_at is not None:
-                self._note(restored.id, "proved", "none here is proved, and it is the newest one that a test restore "
-                           f"brought back ({format_time(restored.restored_at)}): that is never deleted")
+                self._note(
+                    restored.id,
+                    "proved",
+                    "none here is proved, and it is the newest one that a test restore "
+                    f"brought back ({format_time(restored.restored_at)}): that is never deleted",
+                )
 
     def _with_parents(self) -> None:
         """What a kept backup builds on is kept, however many steps away."""
@@ -203,12 +245,15 @@ class _Solution:
             self._warnings.append(f"{_named(future)} ended in the future: was this host's clock set back?")
         broken = [b.id for b in self._backups if self._problems[b.id] and not b.marked]
         if broken and self._has_rules:
-            self._warnings.append(f"{_named(broken)} cannot be restored from here and count for no rule: "
-                                  f"{self._problems[broken[0]]}")
+            self._warnings.append(
+                f"{_named(broken)} cannot be restored from here and count for no rule: {self._problems[broken[0]]}"
+            )
         for backup in self._backups:
             if backup.marked and backup.id in self._grounds and not self._view.hold:
-                self._warnings.append(f"{backup.id} is marked deleted here, but {self._grounds[backup.id][0].text}; "
-                                      f"backupd backups undelete {backup.id} takes the mark away")
+                self._warnings.append(
+                    f"{backup.id} is marked deleted here, but {self._grounds[backup.id][0].text}; "
+                    f"backupd backups undelete {backup.id} takes the mark away"
+                )
 
     def _why_not(self, backup: Stored) -> tuple[str, ...]:
         if backup.marked:
@@ -223,9 +268,15 @@ class _Solution:
         runs = sorted(self._view.runs, key=lambda run: (run.first_at, run.name))
         needing = self._needing_logs() if self._has_rules and not self._view.hold else []
         if not needing:
-            why = self._view.hold or self._view.unconfigured or (
-                "there is no restorable backup here, so nothing says which logs are needed" if self._has_rules
-                else "this destination has no rules, so it keeps everything")
+            why = (
+                self._view.hold
+                or self._view.unconfigured
+                or (
+                    "there is no restorable backup here, so nothing says which logs are needed"
+                    if self._has_rules
+                    else "this destination has no rules, so it keeps everything"
+                )
+            )
             return tuple(RunDecision(run, keep=True, reason=why) for run in runs)
         return tuple(map(self._priced, decide(runs, needing, self._view.branches)))
 
@@ -235,8 +286,11 @@ class _Solution:
             return decision
         storage_class, time = self._view.logs_minimum
         minimum = Minimum(storage_class, decision.run.last_at + time)
-        return replace(decision, reason=f"{decision.reason}; {minimum.words(self._now)}") if (
-            minimum.until > self._now) else decision
+        return (
+            replace(decision, reason=f"{decision.reason}; {minimum.words(self._now)}")
+            if (minimum.until > self._now)
+            else decision
+        )
 
     def _needing_logs(self) -> list[Stored]:
         """The kept backups that binary logs are kept for; none when no restorable one is here."""
@@ -244,8 +298,11 @@ class _Solution:
             return []
         physical = self._bases[0].kind is not BackupKind.LOGICAL
         wanted = self._grounds.keys() - self._paid
-        kept = [backup for backup in self._backups
-                if backup.id in wanted and (backup.kind is not BackupKind.LOGICAL) is physical]
+        kept = [
+            backup
+            for backup in self._backups
+            if backup.id in wanted and (backup.kind is not BackupKind.LOGICAL) is physical
+        ]
         if self._keep is None or self._keep.binlogs == "all":
             return kept
         return [backup for backup in kept if any(ground.rule in _NEEDING for ground in self._grounds[backup.id])]

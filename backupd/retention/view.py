@@ -33,8 +33,10 @@ class Minimum:
         """What deleting it now would cost."""
         days = (self.until - now) / timedelta(days=1)
         cost = "" if self.per_day is None else f", at most {days * self.per_day:.2f} {self.currency}"
-        return (f"deleting it now costs {max(1, round(days))} days of minimum storage ({self.storage_class} is paid "
-                f"for until {format_time(self.until)}{cost})")
+        return (
+            f"deleting it now costs {max(1, round(days))} days of minimum storage ({self.storage_class} is paid "
+            f"for until {format_time(self.until)}{cost})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

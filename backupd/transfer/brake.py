@@ -55,15 +55,19 @@ def told_of_missing(place: str, missing: Collection[Backup]) -> str:
     an unmounted file system looks like this."""
     names = [f"{name} of {server}" for server, name in sorted(missing)[:_NAMED]]
     names += [f"{len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
-    return (f"objects: no object is collected at destination {place}: the catalog expects {len(missing)} backups there "
-            f"that have no manifest: {', '.join(names)}. Is a part of it not mounted, or a folder moved? `backupd "
-            "verify` takes back what another destination has; `backupd backups delete ID` forgets what is gone")
+    return (
+        f"objects: no object is collected at destination {place}: the catalog expects {len(missing)} backups there "
+        f"that have no manifest: {', '.join(names)}. Is a part of it not mounted, or a folder moved? `backupd "
+        "verify` takes back what another destination has; `backupd backups delete ID` forgets what is gone"
+    )
 
 
 def told_of_headless(place: str, objects: int, trace: str) -> str:
     """What to say where not one manifest is there, but objects and other ``trace`` of backups."""
-    return (f"{objects} objects at destination {place} stay: there is not one manifest, but {trace} is there, so "
-            "backups were. Is a part of it not mounted, or a folder moved? The next backup there lets this go on")
+    return (
+        f"{objects} objects at destination {place} stay: there is not one manifest, but {trace} is there, so "
+        "backups were. Is a part of it not mounted, or a folder moved? The next backup there lets this go on"
+    )
 
 
 def _within(moments: list[datetime], end: datetime) -> int:

@@ -55,8 +55,14 @@ class Return:
         return self.version.size or 0
 
     def as_json(self) -> dict[str, Any]:
-        return {"key": self.key, "kind": self.kind, "bytes": self.size, "since": format_time(self.since),
-                "was": "hidden" if self.hidden else "overwritten", "version": self.version.id}
+        return {
+            "key": self.key,
+            "kind": self.kind,
+            "bytes": self.size,
+            "since": format_time(self.since),
+            "was": "hidden" if self.hidden else "overwritten",
+            "version": self.version.id,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +91,22 @@ class Found:
 
     def backups(self) -> list[tuple[str, str]]:
         """(server, id) of those whose manifest comes back."""
-        return sorted(owner for one in self.returns if one.kind == MANIFEST
-                      and (owner := layout.backup_of(one.key)) is not None)
+        return sorted(
+            owner for one in self.returns if one.kind == MANIFEST and (owner := layout.backup_of(one.key)) is not None
+        )
 
     def as_json(self) -> dict[str, Any]:
-        return {"since": format_time(self.since), "returns": [one.as_json() for one in self.returns],
-                "lost": dict(self.lost), "left": dict(self.left), "hidden_before": self.before,
-                "marks": [{"server": server, "backup": backup_id, "since": format_time(at)}
-                          for (server, backup_id), at in sorted(self.marks.items())]}
+        return {
+            "since": format_time(self.since),
+            "returns": [one.as_json() for one in self.returns],
+            "lost": dict(self.lost),
+            "left": dict(self.left),
+            "hidden_before": self.before,
+            "marks": [
+                {"server": server, "backup": backup_id, "since": format_time(at)}
+                for (server, backup_id), at in sorted(self.marks.items())
+            ],
+        }
 
 
 def find(destination: Destination, since: datetime, records: Records | None = None) -> Found:
@@ -116,8 +130,11 @@ class _Search:
         self._document(MARKER, layout.REPOSITORY, _is_json, written_once=True)
         headers = list(self._manifests())
         self._named((layout.object_key(item.name), item, OBJECT) for header in headers for item in header.objects)
-        self._named((layout.backup_folder(header.server, header.backup_id) + item.name, item, SIDE)
-                    for header in headers for item in header.side_files)
+        self._named(
+            (layout.backup_folder(header.server, header.backup_id) + item.name, item, SIDE)
+            for header in headers
+            for item in header.side_files
+        )
         self._logs(headers)
         self._others()
         self.returns.sort(key=lambda one: (_ORDER.index(one.kind), one.key))
@@ -193,8 +210,11 @@ class _Search:
         oldest: dict[str, datetime] = {}
         for header in headers:
             oldest[header.server] = min(header.started_at, oldest.get(header.server, header.started_at))
-        owners = {key: (found[0], found[1]) for key in sorted({*past.leading, *past.suspects})
-                  if (found := layout.segment_of(key)) is not None and found[2] == layout.SEGMENT}
+        owners = {
+            key: (found[0], found[1])
+            for key in sorted({*past.leading, *past.suspects})
+            if (found := layout.segment_of(key)) is not None and found[2] == layout.SEGMENT
+        }
         files: dict[tuple[str, str, int], list[SegmentKey]] = {}
         for server, segment in owners.values():
             files.setdefault((server, segment.branch, segment.number), []).append(segment)
@@ -234,8 +254,12 @@ class _Search:
     def _others(self) -> None:
         """What nobody has a digest of: as it was, where it was hidden."""
         past = self.past
-        newest = {made[1]: key for key in sorted(past.suspects) if (made := layout.copy_of(key)) is not None
-                  and any(past.is_of_then(past.suspects[key], one) for one in past.suspects[key].kept)}
+        newest = {
+            made[1]: key
+            for key in sorted(past.suspects)
+            if (made := layout.copy_of(key)) is not None
+            and any(past.is_of_then(past.suspects[key], one) for one in past.suspects[key].kept)
+        }
         for key, trail in past.suspects.items():
             document = key.removesuffix(layout.SIGNATURE)
             if document != key:
@@ -268,8 +292,9 @@ class _Search:
 
     # -- how
 
-    def _document(self, kind: str, key: str, is_right: Callable[[bytes], bool], *, written_once: bool
-                  ) -> Version | None:
+    def _document(
+        self, kind: str, key: str, is_right: Callable[[bytes], bool], *, written_once: bool
+    ) -> Version | None:
         """The state of ``key`` that is to be seen, noted as a return where it is another one than is seen."""
         trail = self.past.suspects.get(key)
         if trail is None:
@@ -308,8 +333,10 @@ class _Search:
 
         for (trail, _item, kind), (version, why) in zip(todo, each(look, todo), strict=True):
             if version is None:
-                self.lost[trail.key] = why or (f"it was {_word(trail)} at {format_time(trail.changed_at)}, and no "
-                                               "version has the bytes that were stored")
+                self.lost[trail.key] = why or (
+                    f"it was {_word(trail)} at {format_time(trail.changed_at)}, and no "
+                    "version has the bytes that were stored"
+                )
             else:
                 self._note(kind, trail, version)
 

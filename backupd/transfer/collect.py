@@ -67,6 +67,7 @@ class References:
 def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Committed]:
     """Those of ``owners``, which were just listed, that are there, in their order, a few read at a time. One that is
     listed still, though the place says that it is not there, counts as one that cannot be read."""
+
     def look(owner: Backup) -> Committed | None:
         found = read(destination, *owner)
         if found is None and is_listed(destination, key := layout.manifest_key(*owner)):
@@ -75,7 +76,7 @@ def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Co
         return found
 
     for start in range(0, len(owners), 2 * _READERS):
-        reads = each(look, owners[start:start + 2 * _READERS], workers=_READERS)
+        reads = each(look, owners[start : start + 2 * _READERS], workers=_READERS)
         yield from (found for found in reads if found is not None)
 
 
@@ -87,8 +88,15 @@ def living_pins(destination: Destination, now: datetime, alive: Alive = is_alive
     return [lease for lease in pins(destination) if alive(lease, now)]
 
 
-def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive, brake: Brake = BRAKE,
-            expected: Iterable[Backup] = (), dying: Iterable[Backup] = ()) -> Collected:
+def collect(
+    destination: Destination,
+    *,
+    clock: Clock,
+    alive: Alive = is_alive,
+    brake: Brake = BRAKE,
+    expected: Iterable[Backup] = (),
+    dying: Iterable[Backup] = (),
+) -> Collected:
     """Remove the garbage of dead runs and every object that nobody names and no living run can count on.
 
     Safe beside running backups, restores and other collections. Never removes a committed backup. Call it before
@@ -102,8 +110,15 @@ def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive, 
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
-            return collect_held(destination, clock=clock, alive=alive, brake=brake, fence=lease.assert_held,
-                                expected=expected, dying=dying)
+            return collect_held(
+                destination,
+                clock=clock,
+                alive=alive,
+                brake=brake,
+                fence=lease.assert_held,
+                expected=expected,
+                dying=dying,
+            )
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
@@ -115,22 +130,43 @@ def not_begun(error: BusyError | LockedError) -> Collected:
     return Collected(held=[told], locked=int(locked), lock=told if locked else "", skipped=True)
 
 
-def collect_held(destination: Destination, *, clock: Clock, alive: Alive, brake: Brake, fence: Callable[[], None],
-                 explained: Iterable[str] = (), locks: Locks | None = None, expected: Iterable[Backup] = (),
-                 dying: Iterable[Backup] = ()) -> Collected:
+def collect_held(
+    destination: Destination,
+    *,
+    clock: Clock,
+    alive: Alive,
+    brake: Brake,
+    fence: Callable[[], None],
+    explained: Iterable[str] = (),
+    locks: Locks | None = None,
+    expected: Iterable[Backup] = (),
+    dying: Iterable[Backup] = (),
+) -> Collected:
     """The same by somebody who is ``sweeping`` already. ``fence`` raises when that has ended; ``explained``: objects of
     backups that were just removed; ``locks`` takes what may not be removed."""
-    return _Collection(destination, clock, alive, brake=brake, fence=fence, explained=frozenset(explained),
-                       locks=locks or Locks(), expected=frozenset(expected), dying=frozenset(dying)).run()
+    return _Collection(
+        destination,
+        clock,
+        alive,
+        brake=brake,
+        fence=fence,
+        explained=frozenset(explained),
+        locks=locks or Locks(),
+        expected=frozenset(expected),
+        dying=frozenset(dying),
+    ).run()
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
-    """Trees and side files that may belong to no committed backup: compare with intents, then manifests, in this order.
-    """
+    """Trees and side files that may belong to no committed backup: compare with intents, then manifests, in this
+    order."""
     complete = set(backup_ids(destination))
     tree = as_tree(destination)
-    trees = [] if tree is None else [name for name, published in tree.trees()
-                                     if not published or layout.backup_of(name) not in complete]
+    trees = (
+        []
+        if tree is None
+        else [name for name, published in tree.trees() if not published or layout.backup_of(name) not in complete]
+    )
     sides = [info for info in destination.list(layout.SERVERS) if layout.backup_of(info.key) not in complete]
     return trees, sides
 
@@ -167,12 +203,16 @@ def entombed(destination: Destination) -> tuple[list[ObjectInfo], list[str]]:
 def orphans(pool: dict[str, ObjectInfo], references: References, running: list[Lease]) -> list[str]:
     """Objects in ``pool`` that nobody names, without those that may have been stored by a run that still lives."""
     born = min((lease.started_at for lease in running), default=None)
-    return [name for name, info in pool.items() if name not in references.names
-            and (born is None or info.modified_at < born - SKEW)]
+    return [
+        name
+        for name, info in pool.items()
+        if name not in references.names and (born is None or info.modified_at < born - SKEW)
+    ]
 
 
 def _tombstones(destination: Destination) -> dict[str, datetime]:
     """When each tombstone was put. One that cannot be read counts from when it was stored."""
+
     def look(info: ObjectInfo) -> tuple[str, datetime] | None:
         try:
             return layout.name_in(info.key), parse_time(read_note(destination, info.key)["at"])
@@ -191,10 +231,19 @@ def _always() -> None:
 class _Collection:
     """One run of ``collect_held``."""
 
-    def __init__(self, destination: Destination, clock: Clock, alive: Alive, *, brake: Brake = BRAKE,
-                 fence: Callable[[], None] = _always, explained: frozenset[str] = frozenset(),
-                 locks: Locks | None = None, expected: frozenset[Backup] = frozenset(),
-                 dying: frozenset[Backup] = frozenset()) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        clock: Clock,
+        alive: Alive,
+        *,
+        brake: Brake = BRAKE,
+        fence: Callable[[], None] = _always,
+        explained: frozenset[str] = frozenset(),
+        locks: Locks | None = None,
+        expected: frozenset[Backup] = frozenset(),
+        dying: frozenset[Backup] = frozenset(),
+    ) -> None:
         self._destination = destination
         self._clock = clock
         self._alive = alive
@@ -234,15 +283,16 @@ class _Collection:
             return
         if self._references.damaged:
             # What a damaged manifest names is unknown, and it may yet be mended from another copy.
-            self._result.held.append("objects: no object is collected while manifests cannot be read: "
-                                     + ", ".join(self._references.damaged))
+            self._result.held.append(
+                "objects: no object is collected while manifests cannot be read: " + ", ".join(self._references.damaged)
+            )
             return
         if self._is_headless(pool, running):
             return
         fresh = [name for name in orphans(pool, self._references, running) if name not in tombs]
         for start in range(0, len(fresh), _BATCH):
             self._fence()
-            batch = fresh[start:start + _BATCH]
+            batch = fresh[start : start + _BATCH]
             tombs.update(zip(batch, each(self._tombstone, batch), strict=True))
         self._result.tombstoned = len(fresh)
         if tombs:
@@ -266,8 +316,13 @@ class _Collection:
         """What is expected and has no manifest, and that is not because it was being removed: its mark goes last."""
         running_now = {one for lease in running for one in lease.backups}
         missing = set(self._expected - self._references.backups - running_now)
-        missing -= {owner for info in marks if (owner := layout.backup_of(info.key)) in missing
-                    and owner is not None and self._tells_of_removal(owner, info.key)}
+        missing -= {
+            owner
+            for info in marks
+            if (owner := layout.backup_of(info.key)) in missing
+            and owner is not None
+            and self._tells_of_removal(owner, info.key)
+        }
         if missing:
             self._result.missing = sorted(missing)
             self._result.held.append(told_of_missing(self._destination.name, missing))
@@ -279,8 +334,11 @@ class _Collection:
 
     def _is_headless(self, pool: dict[str, ObjectInfo], running: list[Lease]) -> bool:
         """Objects that nothing explains, not one manifest, and yet a trace of backups: they are out of sight."""
-        strange = [] if self._references.backups else [
-            name for name in orphans(pool, self._references, running) if not self._is_explained(pool[name])]
+        strange = (
+            []
+            if self._references.backups
+            else [name for name in orphans(pool, self._references, running) if not self._is_explained(pool[name])]
+        )
         trace = next((info.key for prefix in _TRACES for info in self._destination.list(prefix)), "") if strange else ""
         if trace:
             self._brake_with(told_of_headless(self._destination.name, len(strange), trace))
@@ -290,8 +348,9 @@ class _Collection:
         self._result.braked.append(told)
         self._result.held.append(told)
 
-    def _clear_unfinished(self, trees: list[str], sides: list[ObjectInfo], running: list[Lease],
-                          missing: set[Backup]) -> None:
+    def _clear_unfinished(
+        self, trees: list[str], sides: list[ObjectInfo], running: list[Lease], missing: set[Backup]
+    ) -> None:
         if any(lease.owner is None for lease in running):
             return  # an intent that cannot be read: whose backup it protects is unknown
         kept = self._references.backups | {backup for lease in running for backup in lease.backups} | missing
@@ -312,16 +371,20 @@ class _Collection:
         for info in sides:
             owner = layout.backup_of(info.key)
             if owner is not None and owner not in kept:
-                known = info.key.startswith(layout.HELD) or self._tells_of_removal(owner, info.key) or (
-                    self._died is not None and info.modified_at >= self._died - SKEW)
+                known = (
+                    info.key.startswith(layout.HELD)
+                    or self._tells_of_removal(owner, info.key)
+                    or (self._died is not None and info.modified_at >= self._died - SKEW)
+                )
                 found[owner] = found.get(owner, False) or known
         strange = {owner for owner, known in found.items() if not known}
-        if not strange or (self._references.backups
-                           and len(strange) <= self._brake.limit(len(kept) + len(strange))):
+        if not strange or (self._references.backups and len(strange) <= self._brake.limit(len(kept) + len(strange))):
             return set()
-        told = (f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and nothing that was "
-                "deleted here explains it: what is left of them stays. Put the manifests back: `backupd verify` takes "
-                "them from another destination")
+        told = (
+            f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and nothing that was "
+            "deleted here explains it: what is left of them stays. Put the manifests back: `backupd verify` takes "
+            "them from another destination"
+        )
         self._brake_with(told)
         return strange
 
@@ -341,12 +404,13 @@ class _Collection:
         going = [name for name, at in free.items() if all(at + SKEW < lease.started_at for lease in running)]
         if len(free) > len(going):
             names = ", ".join(lease.id for lease in running)
-            self._result.held.append(f"{len(free) - len(going)} unnamed objects wait until these backups have ended: "
-                                     f"{names}")
+            self._result.held.append(
+                f"{len(free) - len(going)} unnamed objects wait until these backups have ended: {names}"
+            )
         going = self._allowed(pool, going, tombs)
         for start in range(0, len(going), _BATCH):
             self._fence()
-            for size in each(lambda name: self._bury(name, pool), going[start:start + _BATCH]):
+            for size in each(lambda name: self._bury(name, pool), going[start : start + _BATCH]):
                 self._result.objects += size is not None
                 self._result.bytes_freed += size or 0
 
@@ -354,19 +418,23 @@ class _Collection:
         """Without what the brake holds: much of the pool that nobody names, and nobody knows why. Manifests that went
         by other hands look like this."""
         now = self._clock()
-        strange = {name for name in going if name in pool and not self._is_explained(pool[name])
-                   and now - tombs[name] < DAY}
+        strange = {
+            name for name in going if name in pool and not self._is_explained(pool[name]) and now - tombs[name] < DAY
+        }
         if not self._brake.holds_objects(len(strange), len(pool)):
             return going
-        told = (f"{len(strange)} of {len(pool)} objects, which no backup names any more, wait for a day: nothing that "
-                "was deleted here explains it. If manifests were lost, put them back before that")
+        told = (
+            f"{len(strange)} of {len(pool)} objects, which no backup names any more, wait for a day: nothing that "
+            "was deleted here explains it. If manifests were lost, put them back before that"
+        )
         self._brake_with(told)
         return [name for name in going if name not in strange]
 
     def _is_explained(self, info: ObjectInfo) -> bool:
         """Was it a removed backup's, or may a dead run have stored it?"""
         return layout.name_in(info.key) in self._explained or (
-            self._died is not None and info.modified_at >= self._died - SKEW)
+            self._died is not None and info.modified_at >= self._died - SKEW
+        )
 
     def _bury(self, name: str, pool: dict[str, ObjectInfo]) -> int | None:
         """Remove an object and what was noted about it; its size, None when there was none or it may not go yet."""

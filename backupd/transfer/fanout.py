@@ -105,8 +105,9 @@ class Fanout:
         self._new: dict[str, StoredObject] = {}
         self._reused: dict[str, StoredObject] = {}
 
-    def place(self, plain: bytes | memoryview, digest: bytes, path: Callable[[str], str], *,
-              read: Callable[[], None]) -> Placed:
+    def place(
+        self, plain: bytes | memoryview, digest: bytes, path: Callable[[str], str], *, read: Callable[[], None]
+    ) -> Placed:
         """Store ``plain`` (SHA-256 ``digest``) everywhere and show it in the trees as ``path(object name)``.
 
         ``read`` is called once, when ``plain`` is needed no longer, unless this raises before.
@@ -135,6 +136,7 @@ class Fanout:
 
     def _store(self, stored: StoredObject, sealed: bytes) -> None:
         """At all destinations side by side: an object is as slow as the slowest of them, not as all together."""
+
         def at(destination: Destination, meter: LoadMeter) -> None:
             with meter.measure(stored.size):
                 objects.store(destination, stored, sealed)

@@ -125,28 +125,47 @@ class _View:
     headers: list[Header] = field(default_factory=list)
 
 
-def examine(destination: Destination, catalog: Collection[CatalogView] | None, *, clock: Clock,
-            read_body: ReadBody | None = None, alive: Alive = is_alive) -> list[Finding]:
+def examine(
+    destination: Destination,
+    catalog: Collection[CatalogView] | None,
+    *,
+    clock: Clock,
+    read_body: ReadBody | None = None,
+    alive: Alive = is_alive,
+) -> list[Finding]:
     """Every broken invariant; empty when all hold. Changes nothing, and may run beside backups and restores.
 
     ``catalog`` None: do not compare with any. ``read_body`` allows to compare and mend trees path by path; without
     it, trees are compared as sets of objects.
     """
-    findings = [Finding(Invariant.NO_TEMPORARY_FILE, name, "left by a write whose process is gone", repairable=True)
-                for name in destination.leftovers()]
+    findings = [
+        Finding(Invariant.NO_TEMPORARY_FILE, name, "left by a write whose process is gone", repairable=True)
+        for name in destination.leftovers()
+    ]
     trees, sides = unfinished(destination)
     pool, strangers = pooled(destination)
     tombs, more = entombed(destination)
     view = _View(destination, trees, sides, pool=pool, tombs=[layout.name_in(info.key) for info in tombs])
-    findings += [Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of ours; remove it by hand", repairable=False)
-                 for key in [*strangers, *more]]
+    findings += [
+        Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of ours; remove it by hand", repairable=False)
+        for key in [*strangers, *more]
+    ]
     now = clock()
-    findings += [Finding(Invariant.NO_STALE_INTENT, lease.id, "its backup is no longer running", repairable=True)
-                 for lease in intents(destination) if not alive(lease, now)]
-    findings += [Finding(Invariant.NO_STALE_PIN, lease.id, "its restore is no longer running", repairable=True)
-                 for lease in pins(destination) if not alive(lease, now)]
-    findings += [Finding(Invariant.NO_STALE_PIN, lease.id, "its removal is no longer running", repairable=True)
-                 for lease in sweeps(destination) if not alive(lease, now)]
+    findings += [
+        Finding(Invariant.NO_STALE_INTENT, lease.id, "its backup is no longer running", repairable=True)
+        for lease in intents(destination)
+        if not alive(lease, now)
+    ]
+    findings += [
+        Finding(Invariant.NO_STALE_PIN, lease.id, "its restore is no longer running", repairable=True)
+        for lease in pins(destination)
+        if not alive(lease, now)
+    ]
+    findings += [
+        Finding(Invariant.NO_STALE_PIN, lease.id, "its removal is no longer running", repairable=True)
+        for lease in sweeps(destination)
+        if not alive(lease, now)
+    ]
     running = living_intents(destination, now, alive)
     busy = {backup for lease in running for backup in lease.backups}
 
@@ -160,8 +179,14 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
             findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail, repairable=False))
     blind = bool(view.references.damaged or _expected(catalog) - view.references.backups - set(marks(destination)))
     for name in orphans(view.pool, view.references, running):
-        findings.append(Finding(Invariant.NO_ORPHAN_OBJECT, name, "no backup names this object"
-                                + (", as far as the manifests can be read" if blind else ""), repairable=not blind))
+        findings.append(
+            Finding(
+                Invariant.NO_ORPHAN_OBJECT,
+                name,
+                "no backup names this object" + (", as far as the manifests can be read" if blind else ""),
+                repairable=not blind,
+            )
+        )
     findings += _forgotten(view, waiting=bool(running), blind=blind)
     findings += _unfinished(view, busy | _expected(catalog))
     for header in view.headers:
@@ -175,16 +200,22 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
     return findings
 
 
-def repair(destination: Destination, catalog: Collection[CatalogView] | None, *, clock: Clock,
-           read_body: ReadBody | None = None, alive: Alive = is_alive, dying: Collection[Backup] = ()) -> Repair:
+def repair(
+    destination: Destination,
+    catalog: Collection[CatalogView] | None,
+    *,
+    clock: Clock,
+    read_body: ReadBody | None = None,
+    alive: Alive = is_alive,
+    dying: Collection[Backup] = (),
+) -> Repair:
     """Mend what can be mended at this destination alone. Never deletes a committed backup or touches a living run.
     ``dying``: as with ``collect``.
 
     Removes the garbage of dead runs, unnamed objects and leftovers; with ``read_body``, shows wrong trees afresh.
     """
     before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
-    wrong = {item.subject for item in before
-             if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
+    wrong = {item.subject for item in before if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
     collect(destination, clock=clock, alive=alive, expected=_expected(catalog), dying=dying)
     tree = as_tree(destination)
     if wrong and tree is not None and read_body is not None:
@@ -201,14 +232,17 @@ def _forgotten(view: _View, *, waiting: bool, blind: bool) -> Iterator[Finding]:
     """Tombstones, marks and keeps that are about nothing. While a backup runs, a tombstone may still have to wait."""
     for name in view.tombs:
         if name not in view.pool and not waiting:
-            yield Finding(Invariant.NO_ORPHAN_OBJECT, name, "a tombstone of an object that is gone",
-                          repairable=not blind)
+            yield Finding(
+                Invariant.NO_ORPHAN_OBJECT, name, "a tombstone of an object that is gone", repairable=not blind
+            )
     for server, backup_id in sorted(set(marks(view.destination)) - view.references.backups):
-        yield Finding(Invariant.NO_ORPHAN_OBJECT, backup_id, f"a mark of a backup of {server} that is gone",
-                      repairable=True)
+        yield Finding(
+            Invariant.NO_ORPHAN_OBJECT, backup_id, f"a mark of a backup of {server} that is gone", repairable=True
+        )
     for server, backup_id in sorted(kept_at(view.destination).backups - view.references.backups):
-        yield Finding(Invariant.NO_ORPHAN_OBJECT, backup_id, f"a backup of {server} is kept here that is gone",
-                      repairable=True)
+        yield Finding(
+            Invariant.NO_ORPHAN_OBJECT, backup_id, f"a backup of {server} is kept here that is gone", repairable=True
+        )
 
 
 def _unfinished(view: _View, busy: set[tuple[str, str]]) -> Iterator[Finding]:
@@ -216,8 +250,9 @@ def _unfinished(view: _View, busy: set[tuple[str, str]]) -> Iterator[Finding]:
     for subject in gone:
         owner = layout.backup_of(subject)
         if owner is not None and owner not in busy and owner not in view.references.backups:
-            yield Finding(Invariant.NO_PARTIAL_TREE, subject, "belongs to a backup that was never committed",
-                          repairable=True)
+            yield Finding(
+                Invariant.NO_PARTIAL_TREE, subject, "belongs to a backup that was never committed", repairable=True
+            )
 
 
 def _sides(view: _View, header: Header) -> Iterator[Finding]:
@@ -230,8 +265,9 @@ def _sides(view: _View, header: Header) -> Iterator[Finding]:
             yield Finding(Invariant.BODY_PRESENT, key, error.message, repairable=False)
             continue
         if size != item.size:
-            yield Finding(Invariant.BODY_PRESENT, key, f"holds {size} bytes where {item.size} were stored",
-                          repairable=False)
+            yield Finding(
+                Invariant.BODY_PRESENT, key, f"holds {size} bytes where {item.size} were stored", repairable=False
+            )
 
 
 def _objects(view: _View, header: Header) -> Iterator[Finding]:
@@ -243,8 +279,9 @@ def _objects(view: _View, header: Header) -> Iterator[Finding]:
             problem = f"holds {info.size} bytes where {item.size} were stored"
         else:
             continue
-        yield Finding(Invariant.OBJECTS_PRESENT, item.name, f"an object of {header.backup_id} {problem}",
-                      repairable=False)
+        yield Finding(
+            Invariant.OBJECTS_PRESENT, item.name, f"an object of {header.backup_id} {problem}", repairable=False
+        )
 
 
 def _parents(view: _View) -> Iterator[Finding]:
@@ -259,8 +296,12 @@ def _parents(view: _View) -> Iterator[Finding]:
             problem = f"is marked deleted; `backupd backups undelete {header.parent}` while there is time"
         else:
             continue
-        yield Finding(Invariant.PARENT_PRESENT, header.backup_id,
-                      f"an increment on {header.parent}, which {problem}", repairable=False)
+        yield Finding(
+            Invariant.PARENT_PRESENT,
+            header.backup_id,
+            f"an increment on {header.parent}, which {problem}",
+            repairable=False,
+        )
 
 
 def _look(destination: Destination, item: StoredObject) -> ObjectInfo | None:
@@ -296,8 +337,9 @@ def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
 def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
     left = strays(destination, now=now)
     for info in left.parts:
-        yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died",
-                      repairable=True)
+        yield Finding(
+            Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died", repairable=True
+        )
     for key in left.strangers:
         yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of ours; remove it by hand", repairable=False)
     described: set[tuple[str, str]] = set()
@@ -309,17 +351,25 @@ def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
     nameless: set[tuple[str, str]] = set()
     for found in segments.headers(destination):
         if isinstance(found, segments.DamagedSegment):
-            yield Finding(Invariant.SEGMENT_INTACT, layout.segment_key(found.server, found.key), found.error.detail,
-                          repairable=False)
+            yield Finding(
+                Invariant.SEGMENT_INTACT,
+                layout.segment_key(found.server, found.key),
+                found.error.detail,
+                repairable=False,
+            )
             continue
         nameless.add((found.segment.server, found.segment.branch))
         for key, problem in segments.absent(destination, found):
-            yield Finding(Invariant.SEGMENT_PRESENT, key, f"of binary log {found.segment.file} {problem}",
-                          repairable=False)
+            yield Finding(
+                Invariant.SEGMENT_PRESENT, key, f"of binary log {found.segment.file} {problem}", repairable=False
+            )
     for server, name in sorted(nameless - described):
-        yield Finding(Invariant.SEGMENT_HAS_BRANCH, layout.branch_key(server, name),
-                      "is missing or cannot be read: nothing tells how these binary logs go on from earlier ones",
-                      repairable=False)
+        yield Finding(
+            Invariant.SEGMENT_HAS_BRANCH,
+            layout.branch_key(server, name),
+            "is missing or cannot be read: nothing tells how these binary logs go on from earlier ones",
+            repairable=False,
+        )
 
 
 class _Comparison:
@@ -342,16 +392,24 @@ class _Comparison:
         names = {self._inodes[name]: name for name in self._objects}
         seen = {names[inode] for inode in self._shown.values() if inode in names}
         hidden = {item.sha256: name for name, item in self._objects.items() if name not in seen}
-        strange = [path for path, inode in self._shown.items()
-                   if inode not in names and hidden.pop(self._digest(path), None) is None]
-        return (_told(strange, "holds what is no object of this backup")
-                or _told(sorted(hidden.values()), "is not shown"))
+        strange = [
+            path
+            for path, inode in self._shown.items()
+            if inode not in names and hidden.pop(self._digest(path), None) is None
+        ]
+        return _told(strange, "holds what is no object of this backup") or _told(
+            sorted(hidden.values()), "is not shown"
+        )
 
     def of_paths(self, links: dict[str, str]) -> str:
         strange = sorted(set(self._shown) - set(links))
-        wrong = [path for path, name in links.items() if name in self._objects
-                 and self._shown.get(path) != self._inodes[name]
-                 and (path not in self._shown or self._digest(path) != self._objects[name].sha256)]
+        wrong = [
+            path
+            for path, name in links.items()
+            if name in self._objects
+            and self._shown.get(path) != self._inodes[name]
+            and (path not in self._shown or self._digest(path) != self._objects[name].sha256)
+        ]
         return _told(strange, "is not part of this backup") or _told(wrong, "is missing or shows something else")
 
     def _digest(self, path: str) -> str:
@@ -385,15 +443,23 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
     dying = set(marks(view.destination))
     # Between its commit and its row in the catalog a running backup is in neither wrong.
     unread = set(view.references.damaged)  # told already, and taken in by nobody
-    for server, backup_id in sorted(one for one in view.references.backups - expected - dying - busy
-                                    if one[1] not in unread):
-        yield Finding(Invariant.CATALOG_HAS_BACKUP, backup_id,
-                      f"the catalog does not know this backup of {server}; `backupd fsck --repair` takes it in",
-                      repairable=True)
+    for server, backup_id in sorted(
+        one for one in view.references.backups - expected - dying - busy if one[1] not in unread
+    ):
+        yield Finding(
+            Invariant.CATALOG_HAS_BACKUP,
+            backup_id,
+            f"the catalog does not know this backup of {server}; `backupd fsck --repair` takes it in",
+            repairable=True,
+        )
     for server, backup_id in sorted(expected - view.references.backups):
-        yield Finding(Invariant.BACKUP_HAS_MANIFEST, backup_id,
-                      f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
-                      "manifest of it; until that is settled no object is collected there (is a part of it not "
-                      f"mounted?). From another destination `backupd verify {server}` takes back a manifest alone, "
-                      f"`backupd replicate {server} --to {view.destination.name}` what is gone as a whole; "
-                      f"`backupd backups delete {backup_id}` forgets it", repairable=False)
+        yield Finding(
+            Invariant.BACKUP_HAS_MANIFEST,
+            backup_id,
+            f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
+            "manifest of it; until that is settled no object is collected there (is a part of it not "
+            f"mounted?). From another destination `backupd verify {server}` takes back a manifest alone, "
+            f"`backupd replicate {server} --to {view.destination.name}` what is gone as a whole; "
+            f"`backupd backups delete {backup_id}` forgets it",
+            repairable=False,
+        )

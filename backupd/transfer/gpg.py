@@ -13,12 +13,17 @@ from backupd.process.pipeline import Pipeline
 from backupd.transfer.keyhome import usable_home
 
 _HARDENED = (
-    "--batch", "--no-tty",
+    "--batch",
+    "--no-tty",
     # Nobody's gpg.conf adds recipients (encrypt-to), signs, or turns off integrity protection.
     "--no-options",
     # Keys are pinned by fingerprint: no web of trust, and never a look-up in the network or a trustdb to
     # write.
-    "--trust-model", "always", "--no-auto-key-locate", "--disable-dirmngr", "--no-auto-check-trustdb",
+    "--trust-model",
+    "always",
+    "--no-auto-key-locate",
+    "--disable-dirmngr",
+    "--no-auto-check-trustdb",
     # Several of us run at once, perhaps on a read-only home: the seed file would only be a lock to wait for.
     "--no-random-seed-file",
 )
@@ -30,13 +35,15 @@ def gpg(home: Path, status: Status, *arguments: str) -> Command:
 
     Raises KeyUnusableError if the home does not exist, or cannot be read.
     """
-    return Command(("gpg", *_HARDENED, "--homedir", str(usable_home(home)),
-                    "--status-fd", str(status.descriptor), *arguments))
+    return Command(
+        ("gpg", *_HARDENED, "--homedir", str(usable_home(home)), "--status-fd", str(status.descriptor), *arguments)
+    )
 
 
 def through(command: Command, status: Status, content: bytes, *descriptors: int) -> bytes:
     """Run ``command``, which reports to ``status``, with ``content`` as its input; everything that it prints.
     ``descriptors``: what it inherits besides. Raises ToolError."""
+
     def write(sink: BinaryIO) -> None:
         sink.write(content)
 

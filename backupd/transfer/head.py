@@ -65,9 +65,15 @@ class Head:
 
 def encode(head: Head) -> bytes:
     document: dict[str, Any] = {
-        "format": FORMAT, "server": head.server, "counter": head.counter, "at": format_time(head.at),
-        "before": head.before, "newest": head.newest, "backups": head.backups,
-        "audit": {"entries": head.audit_entries, "digest": head.audit_digest}}
+        "format": FORMAT,
+        "server": head.server,
+        "counter": head.counter,
+        "at": format_time(head.at),
+        "before": head.before,
+        "newest": head.newest,
+        "backups": head.backups,
+        "audit": {"entries": head.audit_entries, "digest": head.audit_digest},
+    }
     if head.retired:
         document["retired"] = [one.as_json() for one in head.retired]
     if head.logs:
@@ -82,12 +88,24 @@ def decode(raw: bytes, server: str) -> Head:
         if document["format"] != FORMAT or document["server"] != server:
             raise ValueError(f"it is of format {document['format']!r} and of server {document['server']!r}")
         audit = document["audit"]
-        return Head(server, int(document["counter"]), parse_time(document["at"]), str(document["before"]),
-                    str(document["newest"]), int(document["backups"]), int(audit["entries"]), str(audit["digest"]),
-                    tuple(Retired(str(one["key"]), int(one["counter"]), parse_time(one["at"]))
-                          for one in document.get("retired", ())),
-                    {str(name): Reached(str(one["branch"]), int(one["number"]), int(one["end"]))
-                     for name, one in document.get("logs", {}).items()})
+        return Head(
+            server,
+            int(document["counter"]),
+            parse_time(document["at"]),
+            str(document["before"]),
+            str(document["newest"]),
+            int(document["backups"]),
+            int(audit["entries"]),
+            str(audit["digest"]),
+            tuple(
+                Retired(str(one["key"]), int(one["counter"]), parse_time(one["at"]))
+                for one in document.get("retired", ())
+            ),
+            {
+                str(name): Reached(str(one["branch"]), int(one["number"]), int(one["end"]))
+                for name, one in document.get("logs", {}).items()
+            },
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"the head of {server} cannot be read", [f"{layout.head_key(server)}: {error}"]) from error
 

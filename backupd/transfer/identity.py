@@ -23,8 +23,10 @@ def identity_key(path: Path) -> bytes:
     except OSError as error:
         raise _unusable(path, error) from error
     if len(key) != KEY_SIZE:
-        raise RefusedError(f"{path} is not an identity key: {len(key)} bytes where {KEY_SIZE} were expected",
-                           hint="move it away; the next backup makes a new key and stores everything once more")
+        raise RefusedError(
+            f"{path} is not an identity key: {len(key)} bytes where {KEY_SIZE} were expected",
+            hint="move it away; the next backup makes a new key and stores everything once more",
+        )
     return key
 
 

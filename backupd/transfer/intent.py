@@ -28,10 +28,24 @@ class Intent(Holder):
     all of them are at every destination, and not marked deleted.
     """
 
-    def __init__(self, destinations: Sequence[Destination], server: str, backup_id: str, *,
-                 parents: Sequence[str] = (), clock: Clock = utc_now, interval: float = HEARTBEAT) -> None:
-        super().__init__(destinations, layout.intent_key(backup_id), [(server, backup_id)], parents=parents,
-                         clock=clock, interval=interval)
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        server: str,
+        backup_id: str,
+        *,
+        parents: Sequence[str] = (),
+        clock: Clock = utc_now,
+        interval: float = HEARTBEAT,
+    ) -> None:
+        super().__init__(
+            destinations,
+            layout.intent_key(backup_id),
+            [(server, backup_id)],
+            parents=parents,
+            clock=clock,
+            interval=interval,
+        )
         self._server = server
         self._places = tuple(destinations)
 
@@ -49,11 +63,18 @@ class Intent(Holder):
         self._assert_parents()
 
     def _assert_parents(self) -> None:
-        gone = [f"{name} at destination {destination.name} {trouble}" for destination in self._places
-                for name in self.lease.parents if (trouble := _trouble(destination, self._server, name))]
+        gone = [
+            f"{name} at destination {destination.name} {trouble}"
+            for destination in self._places
+            for name in self.lease.parents
+            if (trouble := _trouble(destination, self._server, name))
+        ]
         if gone:
-            raise RefusedError("a backup that this one builds on was deleted meanwhile", detail="\n".join(gone),
-                               hint="run the backup again: it will be a full one")
+            raise RefusedError(
+                "a backup that this one builds on was deleted meanwhile",
+                detail="\n".join(gone),
+                hint="run the backup again: it will be a full one",
+            )
 
 
 def _trouble(destination: Destination, server: str, backup_id: str) -> str:

@@ -38,8 +38,10 @@ class Kept:
         """Why ``backup``, which is covered, stays."""
         hold = self.holds.get(backup[0]) or self.holds.get(EVERY_SERVER)
         if hold is None and backup in self.foreign:
-            return ("it is foreign: nothing shows that this installation took it, and `backupd catalog adopt "
-                    f"{backup[1]}` has not been said")
+            return (
+                "it is foreign: nothing shows that this installation took it, and `backupd catalog adopt "
+                f"{backup[1]}` has not been said"
+            )
         return hold.text if hold is not None else "it is kept on purpose (`backupd backups keep`)"
 
 

@@ -40,8 +40,10 @@ def usable_home(home: Path) -> Path:
     or it cannot be read.
     """
     if not home.is_dir():
-        raise KeyUnusableError(f"the GnuPG home {home} does not exist",
-                               hint="create it and import the keys: gpg --homedir ... --import FILE")
+        raise KeyUnusableError(
+            f"the GnuPG home {home} does not exist",
+            hint="create it and import the keys: gpg --homedir ... --import FILE",
+        )
     real = home.resolve()
     short = _short(real)
     return short if _has_agent(short) else _private(real)
@@ -55,10 +57,12 @@ def writable_home(home: Path) -> Iterator[Path]:
     Raises KeyUnusableError where nothing can be written there.
     """
     if not home.is_dir() or not os.access(home, os.W_OK):
-        raise KeyUnusableError(f"no key can be made in the GnuPG home {home}: "
-                               + ("it cannot be written to" if home.is_dir() else "there is no such folder"),
-                               hint=f"make it for the user of the service (install -d -m 0700 {home}), and call this "
-                                    "where it can be written to: in a container with the folder mounted writable")
+        raise KeyUnusableError(
+            f"no key can be made in the GnuPG home {home}: "
+            + ("it cannot be written to" if home.is_dir() else "there is no such folder"),
+            hint=f"make it for the user of the service (install -d -m 0700 {home}), and call this "
+            "where it can be written to: in a container with the folder mounted writable",
+        )
     real = home.resolve()
     short = _short(real)
     had_agent = _has_agent(short)
@@ -113,15 +117,19 @@ def _private(real: Path) -> Path:
     try:
         wanted = {path.name for path in real.iterdir() if not _OF_ONE_HOME.fullmatch(path.name)}
     except OSError as error:
-        raise KeyUnusableError(f"the GnuPG home {real} cannot be read: {error.strerror}",
-                               hint="call as the user that owns it, or correct its permissions") from error
+        raise KeyUnusableError(
+            f"the GnuPG home {real} cannot be read: {error.strerror}",
+            hint="call as the user that owns it, or correct its permissions",
+        ) from error
     try:
         with _guard:
             home.mkdir(mode=0o700, exist_ok=True)
             _mirror(real, home, wanted)
     except OSError as error:
-        raise KeyUnusableError(f"gpg cannot write to its home {real}, and not to {home} either: {error.strerror}",
-                               hint="make room there, or set BACKUPD_RUNTIME to another folder") from error
+        raise KeyUnusableError(
+            f"gpg cannot write to its home {real}, and not to {home} either: {error.strerror}",
+            hint="make room there, or set BACKUPD_RUNTIME to another folder",
+        ) from error
     return home
 
 

@@ -39,7 +39,11 @@ class KeyInfo:
 
 
 def resolve_recipients(
-    home: Path, names: Sequence[str], *, now: datetime, warn_days: int = WARN_DAYS,
+    home: Path,
+    names: Sequence[str],
+    *,
+    now: datetime,
+    warn_days: int = WARN_DAYS,
 ) -> list[KeyInfo]:
     """Look up each name (fingerprint, long key id, e-mail address, or part of a user id) among the public
     keys.
@@ -55,15 +59,21 @@ def secret_fingerprints(home: Path) -> frozenset[str]:
     """Fingerprints of the primary keys whose secret encryption key is in ``home``: what can be decrypted
     there."""
     return frozenset(
-        key["fingerprint"] for key in _list_keys(home, secret=True)
-        if any("e" in part["cap"] and part.get("token") != "#" for part in _parts(key)))
+        key["fingerprint"]
+        for key in _list_keys(home, secret=True)
+        if any("e" in part["cap"] and part.get("token") != "#" for part in _parts(key))
+    )
 
 
 def _list_keys(home: Path, *, secret: bool) -> list[dict[str, Any]]:
     usable = usable_home(home)
     try:
-        engine = gnupg.GPG(gpgbinary=locate("gpg"), gnupghome=str(usable), env=Command(("gpg",)).environment(),
-                           options=["--no-options", "--no-auto-check-trustdb", "--trust-model", "always"])
+        engine = gnupg.GPG(
+            gpgbinary=locate("gpg"),
+            gnupghome=str(usable),
+            env=Command(("gpg",)).environment(),
+            options=["--no-options", "--no-auto-check-trustdb", "--trust-model", "always"],
+        )
         listed = engine.list_keys(secret)
     except (OSError, ValueError) as error:
         raise ToolError(f"gpg cannot list the keys in {home}", detail=str(error)) from error
@@ -75,15 +85,13 @@ def _list_keys(home: Path, *, secret: bool) -> list[dict[str, Any]]:
 def _resolve(name: str, keys: Sequence[dict[str, Any]], now: datetime, warn_days: int) -> KeyInfo:
     digits = _HEX.fullmatch(name.replace(" ", "").upper())
     if digits is not None and len(digits.group(1)) < 16:
-        return KeyInfo(name, "",
-                       problem=f"{name} is a short key id, which anybody can forge: give the fingerprint")
+        return KeyInfo(name, "", problem=f"{name} is a short key id, which anybody can forge: give the fingerprint")
     found = [key for key in keys if _matches(key, name, digits.group(1) if digits else None)]
     if not found:
         return KeyInfo(name, "", problem=f"no public key for {name}: import it with gpg --import")
     if len(found) > 1:
         prints = ", ".join(sorted(key["fingerprint"] for key in found))
-        return KeyInfo(name, "",
-                       problem=f"{name} fits {len(found)} keys: name one by its fingerprint ({prints})")
+        return KeyInfo(name, "", problem=f"{name} fits {len(found)} keys: name one by its fingerprint ({prints})")
     return _judged(name, found[0], now, warn_days)
 
 
@@ -143,5 +151,9 @@ def public_keys(home: Path, fingerprints: Sequence[str]) -> bytes:
 
 def is_revoked(home: Path, fingerprint: str) -> bool:
     """Was the key (or the subkey) of this fingerprint revoked, as far as ``home`` knows? Raises ToolError."""
-    return any(part["trust"] == "r" or key["trust"] == "r" for key in _list_keys(home, secret=False)
-               for part in _parts(key) if part["fingerprint"] == fingerprint)
+    return any(
+        part["trust"] == "r" or key["trust"] == "r"
+        for key in _list_keys(home, secret=False)
+        for part in _parts(key)
+        if part["fingerprint"] == fingerprint
+    )

@@ -34,8 +34,12 @@ def load_known(destination: Destination, server: str, backups: int = 3) -> Mappi
         if found is not None and isinstance(found.header, Header):
             headers.append(found.header)
     unusable = _tombstoned(destination) | quarantined(destination)
-    return {layout.identity_of(item.name): item for header in reversed(headers) for item in header.objects
-            if item.name not in unusable}
+    return {
+        layout.identity_of(item.name): item
+        for header in reversed(headers)
+        for item in header.objects
+        if item.name not in unusable
+    }
 
 
 def confirm(destination: Destination, objects: Iterable[StoredObject]) -> list[str]:

@@ -53,8 +53,13 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
-        return cls(host=socket.gethostname(), boot=_boot(), namespace=_namespace(), pid=os.getpid(),
-                   ticks=_start_ticks(os.getpid()) or 0)
+        return cls(
+            host=socket.gethostname(),
+            boot=_boot(),
+            namespace=_namespace(),
+            pid=os.getpid(),
+            ticks=_start_ticks(os.getpid()) or 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,19 @@ class Lease:
     def encode(self) -> bytes:
         if self.owner is None:
             raise ValueError("a lease needs an owner")
-        document = {"id": self.id, "backups": [list(backup) for backup in self.backups],
-                    "server": self.backups[0][0] if self.backups else "", "host": self.owner.host,
-                    "boot": self.owner.boot, "namespace": self.owner.namespace, "pid": self.owner.pid,
-                    "ticks": self.owner.ticks, "started_at": format_time(self.started_at),
-                    "heartbeat_at": format_time(self.heartbeat_at), "parents": list(self.parents)}
+        document = {
+            "id": self.id,
+            "backups": [list(backup) for backup in self.backups],
+            "server": self.backups[0][0] if self.backups else "",
+            "host": self.owner.host,
+            "boot": self.owner.boot,
+            "namespace": self.owner.namespace,
+            "pid": self.owner.pid,
+            "ticks": self.owner.ticks,
+            "started_at": format_time(self.started_at),
+            "heartbeat_at": format_time(self.heartbeat_at),
+            "parents": list(self.parents),
+        }
         return (json.dumps(document, sort_keys=True) + "\n").encode("ascii")
 
 
@@ -88,11 +101,16 @@ def decode(key: str, raw: bytes, modified_at: datetime) -> Lease:
     """A stored lease. One that cannot be read counts as somebody's, as of ``modified_at``."""
     try:
         data: dict[str, Any] = parsed(raw, limit=NOTE_LIMIT)
-        return Lease(key=key, backups=tuple((str(server), str(name)) for server, name in data["backups"]),
-                     owner=Owner(str(data["host"]), str(data["boot"]), str(data["namespace"]), int(data["pid"]),
-                                 int(data["ticks"])),
-                     started_at=parse_time(data["started_at"]), heartbeat_at=parse_time(data["heartbeat_at"]),
-                     parents=tuple(str(name) for name in data["parents"]))
+        return Lease(
+            key=key,
+            backups=tuple((str(server), str(name)) for server, name in data["backups"]),
+            owner=Owner(
+                str(data["host"]), str(data["boot"]), str(data["namespace"]), int(data["pid"]), int(data["ticks"])
+            ),
+            started_at=parse_time(data["started_at"]),
+            heartbeat_at=parse_time(data["heartbeat_at"]),
+            parents=tuple(str(name) for name in data["parents"]),
+        )
     except (ValueError, KeyError, TypeError):
         return Lease(key=key, backups=(), owner=None, started_at=modified_at, heartbeat_at=modified_at)
 
@@ -148,8 +166,16 @@ class Holder:
     lease. ``unremoved`` then names the destinations where that failed (the lease there is dead all the same).
     """
 
-    def __init__(self, destinations: Sequence[Destination], key: str, backups: Sequence[tuple[str, str]], *,
-                 parents: Sequence[str] = (), clock: Clock = utc_now, interval: float = HEARTBEAT) -> None:
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        key: str,
+        backups: Sequence[tuple[str, str]],
+        *,
+        parents: Sequence[str] = (),
+        clock: Clock = utc_now,
+        interval: float = HEARTBEAT,
+    ) -> None:
         self._destinations = tuple(destinations)
         self._clock = clock
         self._interval = interval
@@ -179,8 +205,9 @@ class Holder:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         self._remove()
@@ -199,12 +226,15 @@ class Holder:
                     f"{self._lease.key} at destination {destination.name} was not renewed "
                     f"for {late.total_seconds():.0f} s",
                     detail=self._trouble.get(destination.name, "the process was suspended, or its clock was moved"),
-                    hint="run the job again")
+                    hint="run the job again",
+                )
             try:
                 destination.stat(self._lease.key)
             except ObjectMissingError as error:
-                raise CancelledError(f"{self._lease.key} at destination {destination.name} was removed by somebody",
-                                     hint="the run counted as dead; run the job again") from error
+                raise CancelledError(
+                    f"{self._lease.key} at destination {destination.name} was removed by somebody",
+                    hint="the run counted as dead; run the job again",
+                ) from error
 
     def beat(self) -> None:
         """Renew once, everywhere; where it fails, the next beat tries again."""
@@ -238,7 +268,6 @@ class Holder:
         finally:
             self.unremoved = tuple(failed)
             _held.discard(self._lease.key)
-
 
     def _end_at(self, destination: Destination) -> None:
         """Where nothing may be deleted: let the lease be that of a process that is dead, for whoever asks."""

@@ -24,8 +24,9 @@ def lengthen(destination: Destination, keys: Iterable[str], since: datetime) -> 
     return 0 if locking is None else sum(each(lambda key: _extend(locking, key, since), keys))
 
 
-def lengthen_all(destination: Destination, header: Header, above: Collection[str], since: datetime, *,
-                 stored: Collection[str]) -> int:
+def lengthen_all(
+    destination: Destination, header: Header, above: Collection[str], since: datetime, *, stored: Collection[str]
+) -> int:
     """The same for everything at ``destination`` that the backup ``header`` counts on, but for the keys ``stored``,
     which are locked already. ``above``: ids of what it builds on."""
     if as_locking(destination) is None:
@@ -60,8 +61,11 @@ def _names(header: Header) -> Iterator[str]:
 def _of_the_place(destination: Destination) -> Iterator[str]:
     """The marker, and of each installation the newest copy of its configuration: both are stored once."""
     yield layout.REPOSITORY
-    newest = {made[1]: info.key for info in destination.list(layout.CONFIGURATIONS)
-              if (made := layout.copy_of(info.key)) is not None}
+    newest = {
+        made[1]: info.key
+        for info in destination.list(layout.CONFIGURATIONS)
+        if (made := layout.copy_of(info.key)) is not None
+    }
     for key in newest.values():
         yield from _described(key)
 

@@ -30,12 +30,15 @@ def holding(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentK
     return tuple(sorted(found, key=lambda other: (other.end - other.start, other)))
 
 
-def drop_pieces(target: Destination, server: str, keys: Sequence[SegmentKey], *, now: datetime
-                ) -> tuple[SegmentKey, ...]:
+def drop_pieces(
+    target: Destination, server: str, keys: Sequence[SegmentKey], *, now: datetime
+) -> tuple[SegmentKey, ...]:
     """Remove pieces; those that are gone. None while a restore reads logs of the server there, and not those that the
     destination lets nobody remove yet: nothing else waits for these."""
-    if any(is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
-           for pin in pins(target)):
+    if any(
+        is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
+        for pin in pins(target)
+    ):
         return ()
     gone: list[SegmentKey] = []
     # A piece that begins with its file may be locked, the others never are: see ``layout.comes_and_goes``.

@@ -52,9 +52,14 @@ def get_document(destination: Destination, key: str) -> bytes:
     except ArchivedError as error:
         raise DamagedError(
             f"{where} cannot be read: it lies in an archive class",
-            [(f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
-              "everything but objects/, thaw this file there, and copy it back onto itself in the standard class")],
-            hint="another destination's copy of it is as good") from error
+            [
+                (
+                    f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
+                    "everything but objects/, thaw this file there, and copy it back onto itself in the standard class"
+                )
+            ],
+            hint="another destination's copy of it is as good",
+        ) from error
 
 
 def commit_header(destination: Destination, header: Header) -> None:
@@ -68,14 +73,18 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
     try:
         raw = get_document(destination, key)
     except ObjectMissingError as error:
-        raise NotFoundError(f"destination {destination.name} holds no backup {backup_id} of {server}",
-                            detail=f"{destination.name}:{key} is missing",
-                            hint="`backupd backups` lists what there is and where") from error
+        raise NotFoundError(
+            f"destination {destination.name} holds no backup {backup_id} of {server}",
+            detail=f"{destination.name}:{key} is missing",
+            hint="`backupd backups` lists what there is and where",
+        ) from error
     header = decode_header(raw, where=f"{destination.name}:{key}")
     if (header.server, header.backup_id) != (server, backup_id):
-        raise DamagedError(f"{destination.name}:{key} is damaged",
-                           [f"{destination.name}:{key}: it belongs to backup {header.backup_id} of {header.server}"],
-                           hint=_ELSEWHERE)
+        raise DamagedError(
+            f"{destination.name}:{key} is damaged",
+            [f"{destination.name}:{key}: it belongs to backup {header.backup_id} of {header.server}"],
+            hint=_ELSEWHERE,
+        )
     return header
 
 
@@ -112,6 +121,8 @@ def _contradiction(header: Header, facts: BodyFacts) -> str:
     if facts.objects_digest != objects_digest(header.objects):
         return "the object list in the clear is not the one that was sealed"
     if header.is_bound and facts.header != header_digest(header):
-        return ("the clear manifest is not the one that was sealed with it: somebody changed what it tells of server, "
-                "kind, times, positions or sizes")
+        return (
+            "the clear manifest is not the one that was sealed with it: somebody changed what it tells of server, "
+            "kind, times, positions or sizes"
+        )
     return ""

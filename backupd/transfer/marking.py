@@ -44,12 +44,19 @@ def is_due(mark: Mark, known: Sighting, now: datetime, grace: timedelta) -> bool
     return now - since >= grace
 
 
-def explaining(found: Mapping[Backup, Mark], known: Mapping[Backup, Sighting], now: datetime, grace: timedelta,
-               ) -> set[Backup]:
+def explaining(
+    found: Mapping[Backup, Mark],
+    known: Mapping[Backup, Sighting],
+    now: datetime,
+    grace: timedelta,
+) -> set[Backup]:
     """Of the marks that were ``found``, those that explain a missing manifest: this installation put them, or their
     grace period is over, so that somebody may have been removing the backup."""
-    return {owner for owner, mark in found.items()
-            if owner in known and (known[owner].ours or is_due(mark, known[owner], now, grace))}
+    return {
+        owner
+        for owner, mark in found.items()
+        if owner in known and (known[owner].ours or is_due(mark, known[owner], now, grace))
+    }
 
 
 def is_marked(destination: Destination, server: str, backup_id: str) -> bool:

@@ -38,8 +38,9 @@ def outline(stored: bytes | bytearray | memoryview) -> Outline:
         return _outline(data)
     except (ValueError, IndexError) as error:
         reason = str(error) if isinstance(error, ValueError) else "it ends in the middle of a packet"
-        raise DamagedError("a sealed object is damaged", [reason],
-                           hint="restore from another destination's copy of this backup") from error
+        raise DamagedError(
+            "a sealed object is damaged", [reason], hint="restore from another destination's copy of this backup"
+        ) from error
 
 
 def _outline(data: memoryview) -> Outline:
@@ -67,7 +68,7 @@ def _packets(data: memoryview) -> Iterator[tuple[int, bytes]]:
         if tag == _SESSION_KEY:
             if length is None or position + length > len(data):
                 raise ValueError("a session key packet is cut off")
-            yield tag, bytes(data[position:position + length])
+            yield tag, bytes(data[position : position + length])
             position += length
             continue
         yield tag, bytes(data[_first_byte(data, position, length)])
@@ -94,7 +95,7 @@ def _header(data: memoryview, position: int) -> tuple[int, int, int | None]:
     if size == 3:
         raise ValueError("a packet has no length")
     octets = 1 << size
-    raw = data[position + 1:position + 1 + octets]
+    raw = data[position + 1 : position + 1 + octets]
     if len(raw) != octets:
         raise IndexError
     return (first >> 2) & 0x0F, position + 1 + octets, int.from_bytes(raw, "big")
@@ -127,7 +128,7 @@ def _new_length(data: memoryview, position: int) -> tuple[int, int, bool]:
         return position + 2, ((first - 192) << 8) + data[position + 1] + 192, True
     if first < 255:
         return position + 1, 1 << (first & 0x1F), False
-    raw = data[position + 1:position + 5]
+    raw = data[position + 1 : position + 5]
     if len(raw) != 4:
         raise IndexError
     return position + 5, int.from_bytes(raw, "big"), True
@@ -143,9 +144,9 @@ def _session_key(body: bytes) -> str:
         return key_id
     integer = b""
     for _ in range(count):
-        bits = int.from_bytes(body[position:position + 2], "big")
+        bits = int.from_bytes(body[position : position + 2], "big")
         octets = (bits + 7) // 8
-        integer = body[position + 2:position + 2 + octets]
+        integer = body[position + 2 : position + 2 + octets]
         if not integer or len(integer) != octets or int.from_bytes(integer, "big").bit_length() != bits:
             raise ValueError("a session key packet holds a malformed integer")
         position += 2 + len(integer)

@@ -94,8 +94,14 @@ class Packer:
     next call, whatever it is. ``moved``: files were removed or renamed after their end, so their links are stale.
     ``together``: the folder whose tiny files share objects with those of a path; its own, unless told otherwise."""
 
-    def __init__(self, fanout: Fanout, *, workers: int, stored: Callable[[int], None] = lambda _size: None,
-                 together: Callable[[str], str] = lambda path: path.rpartition("/")[0]) -> None:
+    def __init__(
+        self,
+        fanout: Fanout,
+        *,
+        workers: int,
+        stored: Callable[[int], None] = lambda _size: None,
+        together: Callable[[str], str] = lambda path: path.rpartition("/")[0],
+    ) -> None:
         self._fanout = fanout
         self._together = together
         self._stored = stored
@@ -124,8 +130,10 @@ class Packer:
         """Bytes of ``path`` at ``offset``; offsets grow, what they skip is a hole."""
         file = self._file(path)
         if offset < file.size:
-            raise StreamError(f"{path}: the stream went back from byte {file.size} to {offset}",
-                              hint="run the backup again; if it repeats, the tool's version is not supported")
+            raise StreamError(
+                f"{path}: the stream went back from byte {file.size} to {offset}",
+                hint="run the backup again; if it repeats, the tool's version is not supported",
+            )
         if offset > file.size:
             self.hole(path, file.size, offset - file.size)
         self._append(file, payload)
@@ -187,8 +195,10 @@ class Packer:
             self._tiny_bytes -= len(content)
         elif not ended.parts:
             # Its bundle is on its way and holds it under the old name.
-            raise TablesChangedError(f"{path}: its table was renamed or dropped while the backup ran",
-                                     hint="run the backup again, at a time without DDL")
+            raise TablesChangedError(
+                f"{path}: its table was renamed or dropped while the backup ran",
+                hint="run the backup again, at a time without DDL",
+            )
         return ended, content
 
     def finish(self) -> Packed:
@@ -263,8 +273,9 @@ class Packer:
         file.buffer = None
         return self._enqueue(buffer, file.filled, path, give_back=True)
 
-    def _enqueue(self, plain: bytearray | bytes, size: int, path: Callable[[str], str], *,
-                 give_back: bool = False) -> Future[_Stored]:
+    def _enqueue(
+        self, plain: bytearray | bytes, size: int, path: Callable[[str], str], *, give_back: bool = False
+    ) -> Future[_Stored]:
         with self._room:
             self._room.wait_for(lambda: self._failure is not None or self._budget > 0)
             self._raise_failure()

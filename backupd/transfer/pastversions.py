@@ -83,8 +83,12 @@ class Past:
             self._take(trail)
         self._sorted = sorted(self.suspects)
         if not kept:
-            raise _none_kept(destination, "there is nothing there at all, and never was" if not anything else
-                             "it was made without versioning, or that was never switched on")
+            raise _none_kept(
+                destination,
+                "there is nothing there at all, and never was"
+                if not anything
+                else "it was made without versioning, or that was never switched on",
+            )
 
     def _take(self, trail: Trail) -> None:
         key = trail.key
@@ -164,7 +168,10 @@ def _digest(place: VersionedDestination, version: Version) -> str:
 
 
 def _none_kept(destination: Destination, why: str) -> RefusedError:
-    return RefusedError(f"destination {destination.name} keeps no versions of what was deleted or overwritten",
-                        detail=why, hint="another destination's copy is what is left: `backupd replicate` and `backupd "
-                                         "verify` bring it here; so that it can be brought back the next time, switch "
-                                         "versioning on, with object lock where that is possible")
+    return RefusedError(
+        f"destination {destination.name} keeps no versions of what was deleted or overwritten",
+        detail=why,
+        hint="another destination's copy is what is left: `backupd replicate` and `backupd "
+        "verify` bring it here; so that it can be brought back the next time, switch "
+        "versioning on, with object lock where that is possible",
+    )

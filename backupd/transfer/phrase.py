@@ -31,13 +31,17 @@ def matches(phrase: str, digest: str) -> bool:
 def seal_phrase(phrase: str, fingerprint: str, home: Path) -> str:
     """``phrase`` as an armored message for that key alone. Raises KeyUnusableError when gpg cannot encrypt for it."""
     with Status() as status:
-        command = gpg(home, status, "--no-autostart", "--armor", "--recipient", fingerprint, "--encrypt",
-                      "--output", "-")
+        command = gpg(
+            home, status, "--no-autostart", "--armor", "--recipient", fingerprint, "--encrypt", "--output", "-"
+        )
         try:
             return through(command, status, f"{phrase}\n".encode()).decode("ascii")
         except ToolError as error:
-            raise KeyUnusableError(f"nothing can be sealed for the key {fingerprint}", detail=error.detail,
-                                   hint="`backupd check` shows the state of every key") from error
+            raise KeyUnusableError(
+                f"nothing can be sealed for the key {fingerprint}",
+                detail=error.detail,
+                hint="`backupd check` shows the state of every key",
+            ) from error
 
 
 def open_phrase(armored: str, home: Path, passphrase_file: Path | None) -> str:

@@ -21,8 +21,16 @@ class Pin(Holder):
     is enough that one of them is there; ``absent`` then tells why each other one is not.
     """
 
-    def __init__(self, destination: Destination, restore_id: str, backups: Sequence[tuple[str, str]], *,
-                 clock: Clock = utc_now, interval: float = HEARTBEAT, some: bool = False) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        restore_id: str,
+        backups: Sequence[tuple[str, str]],
+        *,
+        clock: Clock = utc_now,
+        interval: float = HEARTBEAT,
+        some: bool = False,
+    ) -> None:
         super().__init__([destination], layout.pin_key(restore_id), backups, clock=clock, interval=interval)
         self._destination = destination
         self._some = some
@@ -46,8 +54,10 @@ class Pin(Holder):
     def _require(self, server: str, backup_id: str) -> None:
         name = self._destination.name
         if is_marked(self._destination, server, backup_id):
-            raise RefusedError(f"backup {backup_id} of {server} at destination {name} is marked deleted",
-                               hint=f"backupd backups undelete {backup_id} takes the mark away, while there is time")
+            raise RefusedError(
+                f"backup {backup_id} of {server} at destination {name} is marked deleted",
+                hint=f"backupd backups undelete {backup_id} takes the mark away, while there is time",
+            )
         if not exists(self._destination, layout.manifest_key(server, backup_id)):
             raise NotFoundError(f"destination {name} has no backup {backup_id} of {server}")
 

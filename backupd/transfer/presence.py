@@ -17,8 +17,14 @@ class Presence:
 
     def __init__(self, destination: Destination) -> None:
         bad = objects.quarantined(destination)
-        found = array("Q", (_mark(name, info.size) for info in destination.list(layout.OBJECTS)
-                            if (name := layout.name_in(info.key)) not in bad))
+        found = array(
+            "Q",
+            (
+                _mark(name, info.size)
+                for info in destination.list(layout.OBJECTS)
+                if (name := layout.name_in(info.key)) not in bad
+            ),
+        )
         self._marks = array("Q", sorted(found))
 
     def holds(self, item: StoredObject) -> bool:

@@ -60,8 +60,11 @@ def load(destination: Destination, server: str, proof_id: str, unsealer: Unseale
         if (kept.server, kept.id) != (server, proof_id):
             raise ValueError(f"it belongs to {kept.id} of {kept.server}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
-                           hint="no backup depends on it; delete it there, and test that backup anew") from error
+        raise DamagedError(
+            f"{where} is damaged",
+            [f"{where}: {error}"],
+            hint="no backup depends on it; delete it there, and test that backup anew",
+        ) from error
     return kept, hashlib.sha256(sealed).hexdigest()
 
 
@@ -76,8 +79,11 @@ def listed(destination: Destination, server: str | None = None) -> Iterator[tupl
 def unsigned(destination: Destination, server: str) -> set[str]:
     """Ids of those of ``server`` beside which no signature lies. Reads none."""
     keys = {info.key for info in destination.list(f"{layout.PROOFS}{server}/")}
-    return {owner[1] for key in keys
-            if (owner := layout.proof_of(key)) is not None and layout.signature_key(key) not in keys}
+    return {
+        owner[1]
+        for key in keys
+        if (owner := layout.proof_of(key)) is not None and layout.signature_key(key) not in keys
+    }
 
 
 def remove(destination: Destination, server: str, proof_id: str) -> None:
@@ -102,11 +108,20 @@ def _decoded(document: dict[str, Any]) -> Kept:
         return KeptWitness(document["id"], Witness.from_json(document["witness"]), document["backup"])
     data = document["proof"]
     return Proof(
-        id=data["id"], server=data["server"], backup_id=data["backup"], target=data["target"],
-        outcome=data["outcome"], started_at=parse_time(data["started_at"]), finished_at=parse_time(data["finished_at"]),
+        id=data["id"],
+        server=data["server"],
+        backup_id=data["backup"],
+        target=data["target"],
+        outcome=data["outcome"],
+        started_at=parse_time(data["started_at"]),
+        finished_at=parse_time(data["finished_at"]),
         phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
         checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in data["checks"]),
-        tables_compared=int(data["tables_compared"]), error=data["error"],
-        warnings=tuple(map(str, data.get("warnings", ()))), older=bool(data.get("older", False)),
-        tables_present=int(data.get("tables_present", 0)), not_looked_at=int(data.get("not_looked_at", 0)),
-        withdrawn=str(data.get("withdrawn", "")))
+        tables_compared=int(data["tables_compared"]),
+        error=data["error"],
+        warnings=tuple(map(str, data.get("warnings", ()))),
+        older=bool(data.get("older", False)),
+        tables_present=int(data.get("tables_present", 0)),
+        not_looked_at=int(data.get("not_looked_at", 0)),
+        withdrawn=str(data.get("withdrawn", "")),
+    )

@@ -19,8 +19,10 @@ from storage import layout
 from storage.destination import Destination
 from storage.forwarding import ForwardingDestination
 
-_NOT_OURS = ("somebody put another one there: find out who writes there, then `backupd verify` puts back what another "
-             "destination has")
+_NOT_OURS = (
+    "somebody put another one there: find out who writes there, then `backupd verify` puts back what another "
+    "destination has"
+)
 
 
 class Records(Protocol):
@@ -53,25 +55,37 @@ class RecordedDestination(ForwardingDestination):
             document = self._whole(key)
             found = hashlib.sha256(document).hexdigest()
             if found != wanted and _reads_well(document):
-                self._differs(key, *backup, f"its SHA-256 is {found}, and that of the manifest that belongs there is "
-                                            f"{wanted}")
-        elif segment is not None and segment[2] == layout.SEGMENT and (
-                wanted := self._records.segment(segment[0], segment[1])):
+                self._differs(
+                    key, *backup, f"its SHA-256 is {found}, and that of the manifest that belongs there is {wanted}"
+                )
+        elif (
+            segment is not None
+            and segment[2] == layout.SEGMENT
+            and (wanted := self._records.segment(segment[0], segment[1]))
+        ):
             document = self._whole(key)
             if (found := _told(document)) not in (wanted, ""):
-                self._differs(key, segment[0], "", f"it tells of a binary log with the SHA-256 {found[:64]}, and that "
-                                                   f"which belongs there has {wanted}")
+                self._differs(
+                    key,
+                    segment[0],
+                    "",
+                    f"it tells of a binary log with the SHA-256 {found[:64]}, and that "
+                    f"which belongs there has {wanted}",
+                )
         else:
             return self._inner.get(key, offset=offset, length=length)
-        return io.BytesIO(document[offset:None if length is None else offset + length])
+        return io.BytesIO(document[offset : None if length is None else offset + length])
 
     def _whole(self, key: str) -> bytes:
         with self._inner.get(key) as stream:
             return stream.read(DOCUMENT_LIMIT + 1)
 
     def _differs(self, key: str, server: str, backup_id: str, problem: str) -> None:
-        error = TamperedError(f"{self.name}: {key} is not what was stored",
-                              [f"{self.name}: {key}: it is not what was stored: {problem}"], hint=_NOT_OURS)
+        error = TamperedError(
+            f"{self.name}: {key} is not what was stored",
+            [f"{self.name}: {key}: it is not what was stored: {problem}"],
+            hint=_NOT_OURS,
+        )
         self._records.differs(self.name, server, backup_id, error)
         raise error
 

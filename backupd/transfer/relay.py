@@ -53,8 +53,15 @@ class Document:
 class Relay:
     """``sources`` in the order to ask them; for any number of threads. ``moved`` hears of bytes as they pass."""
 
-    def __init__(self, sources: Sequence[Destination], target: Destination, *, check: Check,
-                 moved: Callable[[int], None], pauses: Sequence[float] = PAUSES) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Destination],
+        target: Destination,
+        *,
+        check: Check,
+        moved: Callable[[int], None],
+        pauses: Sequence[float] = PAUSES,
+    ) -> None:
         self.target = target
         self._sources = tuple(sources)
         self._check, self._moved, self._pauses = check, moved, pauses
@@ -240,8 +247,15 @@ class _SourceError(Exception):
 class _Passing(io.RawIOBase):
     """What a source gives, compared at its end: before that nobody who reads it to the end believes it."""
 
-    def __init__(self, stream: BinaryIO, source: Destination, key: str, item: StoredObject, check: Check,
-                 moved: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        source: Destination,
+        key: str,
+        item: StoredObject,
+        check: Check,
+        moved: Callable[[int], None],
+    ) -> None:
         self._stream, self._source, self._key, self._item = stream, source, key, item
         self._check, self._moved = check, moved
         self._digest = hashlib.sha256()
@@ -266,7 +280,7 @@ class _Passing(io.RawIOBase):
             self.failure = self._damaged(f"cannot be read: {error.strerror or error}")
             raise self.failure from error
         self._moved(len(data))
-        buffer[:len(data)] = data
+        buffer[: len(data)] = data
         return len(data)
 
     def _judge(self) -> None:
@@ -276,8 +290,9 @@ class _Passing(io.RawIOBase):
             raise self._damaged("holds other bytes than were stored (SHA-256 differs)")
 
     def _damaged(self, problem: str) -> DamagedError:
-        return DamagedError(f"{self._source.name}: {self._key} is damaged",
-                            [f"{self._source.name}: {self._key}: {problem}"])
+        return DamagedError(
+            f"{self._source.name}: {self._key} is damaged", [f"{self._source.name}: {self._key}: {problem}"]
+        )
 
 
 def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) -> BackupdError:
@@ -285,8 +300,11 @@ def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) 
     if failures and not damaged:
         return failures[0]
     lines = [_line(error) for error in failures] or [f"{key}: no destination holds it"]
-    return DamagedError(f"{key} cannot be copied to {target.name}: no destination has its true bytes", lines,
-                        hint="`backupd verify` tells what else is damaged, and mends what another copy can mend")
+    return DamagedError(
+        f"{key} cannot be copied to {target.name}: no destination has its true bytes",
+        lines,
+        hint="`backupd verify` tells what else is damaged, and mends what another copy can mend",
+    )
 
 
 def _line(error: BackupdError) -> str:

@@ -70,7 +70,8 @@ def unmark(destination: Destination, server: str, backup_id: str, *, now: dateti
         raise RefusedError(
             f"backup {backup_id} of {server} at destination {destination.name} can no longer be undeleted",
             detail=f"it was marked deleted at {format_time(found.at)} and its grace period has passed",
-            hint="a sweep may be removing it now; raise the grace period if its manifest is still there")
+            hint="a sweep may be removing it now; raise the grace period if its manifest is still there",
+        )
     withdraw(destination, server, backup_id, now)
     await_sweeps(destination, clock=lambda: now)
     try:
@@ -112,9 +113,18 @@ def _marked_below(destination: Destination, prefix: str) -> dict[Backup, Mark]:
     return dict(found for found in each(look, list(destination.list(prefix))) if found is not None)
 
 
-def sweep(destination: Destination, *, clock: Clock, grace: timedelta, sightings: Sightings,
-          at_once: frozenset[Backup] = frozenset(), kept: Kept | None = None, alive: Alive = is_alive,
-          brake: Brake = BRAKE, expected: Collection[Backup] = ()) -> Collected:
+def sweep(
+    destination: Destination,
+    *,
+    clock: Clock,
+    grace: timedelta,
+    sightings: Sightings,
+    at_once: frozenset[Backup] = frozenset(),
+    kept: Kept | None = None,
+    alive: Alive = is_alive,
+    brake: Brake = BRAKE,
+    expected: Collection[Backup] = (),
+) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
     and whether a person wants it, so that no brake holds it, is said by ``sightings``, not by the marks. Those of
     ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
@@ -127,16 +137,35 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, sightings
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
-            return sweep_held(destination, clock=clock, grace=grace, sightings=sightings, at_once=at_once,
-                              kept=kept or Kept(), alive=alive, brake=brake, fence=lease.assert_held,
-                              expected=expected)
+            return sweep_held(
+                destination,
+                clock=clock,
+                grace=grace,
+                sightings=sightings,
+                at_once=at_once,
+                kept=kept or Kept(),
+                alive=alive,
+                brake=brake,
+                fence=lease.assert_held,
+                expected=expected,
+            )
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
 
-def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sightings: Sightings,
-               at_once: frozenset[Backup], kept: Kept, alive: Alive, brake: Brake, fence: Callable[[], None],
-               expected: Collection[Backup] = ()) -> Collected:
+def sweep_held(
+    destination: Destination,
+    *,
+    clock: Clock,
+    grace: timedelta,
+    sightings: Sightings,
+    at_once: frozenset[Backup],
+    kept: Kept,
+    alive: Alive,
+    brake: Brake,
+    fence: Callable[[], None],
+    expected: Collection[Backup] = (),
+) -> Collected:
     """The same by somebody who is ``sweeping`` already; ``fence`` raises when that has ended."""
     now = clock()
     # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
@@ -144,8 +173,11 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
     notes = marked(destination)
     known = sightings(notes)
     age = {owner: known[owner].since for owner in notes if owner in known}
-    due = {owner for owner, note in notes.items()
-           if owner in at_once or (owner in known and is_due(note, known[owner], now, grace))}
+    due = {
+        owner
+        for owner, note in notes.items()
+        if owner in at_once or (owner in known and is_due(note, known[owner], now, grace))
+    }
     dying = due | explaining(notes, known, now, grace)
     held: list[str] = []
     for keeping in (kept, kept_at(destination)):
@@ -164,8 +196,10 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
             named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
         elif isinstance(one.header, NewerFormatError):
             newer.add(found[-1].backup)
-    held += [f"{name} of {server}: a newer version of backupd wrote it, and only that removes it"
-             for server, name in sorted(removable & newer)]
+    held += [
+        f"{name} of {server}: a newer version of backupd wrote it, and only that removes it"
+        for server, name in sorted(removable & newer)
+    ]
     removable -= newer
     # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
     there = [item.backup for item in found if item.readable] if due else backup_ids(destination)
@@ -190,27 +224,41 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
             else:
                 stuck.add((server, backup_id))
     explained = frozenset().union(*(named.get(owner, frozenset()) for owner in removed))
-    result = collect_held(destination, clock=clock, alive=alive, brake=brake, fence=fence, explained=explained,
-                          locks=locks, expected=set(expected) - set(removed), dying=dying)
+    result = collect_held(
+        destination,
+        clock=clock,
+        alive=alive,
+        brake=brake,
+        fence=fence,
+        explained=explained,
+        locks=locks,
+        expected=set(expected) - set(removed),
+        dying=dying,
+    )
     result.backups = [name for _server, name in removed]
     result.held = held + result.held
     result.braked = braked + result.braked
     return result
 
 
-def _braked(waiting: Mapping[Backup, datetime], strange: Collection[Backup], present: Collection[Backup],
-            brake: Brake) -> list[str]:
+def _braked(
+    waiting: Mapping[Backup, datetime], strange: Collection[Backup], present: Collection[Backup], brake: Brake
+) -> list[str]:
     """Why marks are not followed, when nobody has said that so many of one day are right; it is said before they are
     due. ``strange``: marks that this installation did not put."""
     if not waiting or not brake.holds(waiting, present):
         return []
     theirs = sum(1 for owner in waiting if owner in strange)
-    told = (f"{len(waiting)} of {len(present)} backups are marked to go, {brake.most(waiting, present)} more in one "
-            f"day than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
-            "--really` lets those of a server go")
+    told = (
+        f"{len(waiting)} of {len(present)} backups are marked to go, {brake.most(waiting, present)} more in one "
+        f"day than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
+        "--really` lets those of a server go"
+    )
     if theirs:
-        told += (f". {theirs} of these marks were not put by this installation: who did that? `backupd backups "
-                 "undelete ID` takes a mark away")
+        told += (
+            f". {theirs} of these marks were not put by this installation: who did that? `backupd backups "
+            "undelete ID` takes a mark away"
+        )
     return [told]
 
 
@@ -244,8 +292,9 @@ def _outline(found: Committed) -> _Outline:
     backup = (found.server, found.backup_id)
     if not isinstance(found.header, Header):
         return _Outline(backup, readable=False)
-    return _Outline(backup, readable=True, kind=found.header.kind, parent=found.header.parent,
-                    server_uuid=found.header.server_uuid)
+    return _Outline(
+        backup, readable=True, kind=found.header.kind, parent=found.header.parent, server_uuid=found.header.server_uuid
+    )
 
 
 def _parents(found: list[_Outline]) -> dict[Backup, str | None]:
@@ -269,8 +318,10 @@ def _needed(found: list[_Outline], removable: set[Backup], held: list[str]) -> s
     """Those of ``removable`` on which a backup builds that stays, however many steps away."""
     damaged = {item.backup[0] for item in found if not item.readable and item.backup not in removable}
     needed = {owner for owner in removable if owner[0] in damaged}
-    held.extend(f"{name} of {server}: a backup of this server whose manifest is missing or damaged may build on it"
-                for server, name in sorted(needed))
+    held.extend(
+        f"{name} of {server}: a backup of this server whose manifest is missing or damaged may build on it"
+        for server, name in sorted(needed)
+    )
     parents = _parents(found)
     for child in sorted(set(parents) - removable):
         for above in _chain(child, parents)[1:]:
@@ -322,8 +373,14 @@ def pool_sizes(destination: Destination) -> dict[str, int]:
     return {info.key: info.size for info in destination.list(layout.OBJECTS)}
 
 
-def _last_whole(destination: Destination, found: list[_Outline], removable: set[Backup], dying: set[Backup],
-                held: list[str], confirmed: Collection[Backup] = ()) -> set[Backup]:
+def _last_whole(
+    destination: Destination,
+    found: list[_Outline],
+    removable: set[Backup],
+    dying: set[Backup],
+    held: list[str],
+    confirmed: Collection[Backup] = (),
+) -> set[Backup]:
     """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
     (with what it builds on, as everything that stays). A dump may lack tables, so none stands in for the last physical
     one. Neither does one of a server with another uuid, which may be another installation's server of the same name;
@@ -366,8 +423,13 @@ def restorable_at(destination: Destination, server: str, backup_id: str) -> bool
     seen: set[str] = set()
     while name is not None:
         found = read(destination, server, name)
-        if (found is None or not isinstance(found.header, Header) or name in seen or (server, name) in dying
-                or not is_whole(destination, server, name)):
+        if (
+            found is None
+            or not isinstance(found.header, Header)
+            or name in seen
+            or (server, name) in dying
+            or not is_whole(destination, server, name)
+        ):
             return False
         seen.add(name)
         name = found.header.parent
@@ -389,5 +451,7 @@ def _remove(destination: Destination, server: str, backup_id: str, locks: Locks)
 
 
 def _unknown(destination: Destination, server: str, backup_id: str) -> NotFoundError:
-    return NotFoundError(f"destination {destination.name} has no backup {backup_id} of {server}",
-                         hint="backupd backups lists what there is")
+    return NotFoundError(
+        f"destination {destination.name} has no backup {backup_id} of {server}",
+        hint="backupd backups lists what there is",
+    )

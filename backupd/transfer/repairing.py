@@ -62,9 +62,11 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
             target.delete(key)
         put_bytes(target, key, content)
         if problem := _problem(target, key, item):
-            raise DestinationError(f"destination {target.name} does not keep what it is given",
-                                   detail=f"{target.name}:{key}: {problem}",
-                                   hint="look at the medium and its log: it may be about to fail")
+            raise DestinationError(
+                f"destination {target.name} does not keep what it is given",
+                detail=f"{target.name}:{key}: {problem}",
+                hint="look at the medium and its log: it may be about to fail",
+            )
         _released(target, key, item)
         return source.name
     raise _nowhere(f"no other destination has the true bytes of {key}", key, failures)
@@ -88,8 +90,9 @@ def _released(target: Destination, key: str, item: StoredObject) -> None:
         objects.release(target, item.name)
 
 
-def put_manifest_right(target: Destination, server: str, backup_id: str, sources: Sequence[Destination], *,
-                       clock: Clock) -> str:
+def put_manifest_right(
+    target: Destination, server: str, backup_id: str, sources: Sequence[Destination], *, clock: Clock
+) -> str:
     """Replace a damaged manifest by that of another copy, byte for byte; the name of the source. Raises as
     ``put_right`` does."""
     key = layout.manifest_key(server, backup_id)
@@ -117,14 +120,24 @@ def put_manifest_right(target: Destination, server: str, backup_id: str, sources
                 target.delete(key)
                 put_bytes(target, key, raw)
             if get_bytes(target, key) != raw:
-                raise DestinationError(f"destination {target.name} does not keep what it is given",
-                                       detail=f"{target.name}:{key} is not what was just written")
+                raise DestinationError(
+                    f"destination {target.name} does not keep what it is given",
+                    detail=f"{target.name}:{key} is not what was just written",
+                )
         return source.name
     raise _nowhere(f"no other destination has the manifest of {backup_id}", key, failures)
 
 
-def put_segment_right(target: Destination, server: str, key: SegmentKey, damaged: Iterable[str],
-                      sources: Sequence[Destination], *, clock: Clock, check: Check) -> str:
+def put_segment_right(
+    target: Destination,
+    server: str,
+    key: SegmentKey,
+    damaged: Iterable[str],
+    sources: Sequence[Destination],
+    *,
+    clock: Clock,
+    check: Check,
+) -> str:
     """Put a segment right of which the keys ``damaged`` are wrong, its ``segment.json`` or all of it among them; the
     name of the source. Where the other copy was sealed another time it takes the place of this one. Raises as
     ``put_right`` does, NotFoundError when it lies nowhere else."""
@@ -148,8 +161,10 @@ def put_segment_right(target: Destination, server: str, key: SegmentKey, damaged
             target.delete(place)
     header = copy_segment(relay, server, key, clock=clock)
     if problems := segments.problems(target, header):
-        raise DestinationError(f"destination {target.name} does not keep what it is given",
-                               detail="\n".join(f"{one}: {problem}" for one, problem in problems.items()))
+        raise DestinationError(
+            f"destination {target.name} does not keep what it is given",
+            detail="\n".join(f"{one}: {problem}" for one, problem in problems.items()),
+        )
     return copied_from[0].name
 
 

@@ -83,8 +83,9 @@ class Order:
     tree_paths: TreePaths | None = None
 
 
-def replicate(sources: Sequence[Destination], target: Destination, order: Order, *, clock: Clock, report: Report,
-              check: Check) -> Copied | None:
+def replicate(
+    sources: Sequence[Destination], target: Destination, order: Order, *, clock: Clock, report: Report, check: Check
+) -> Copied | None:
     """Copy the backup from ``sources``, asked in their order, to ``target``. None when it is there already.
 
     Raises NotFoundError or RefusedError (no source holds it unmarked, or it is marked deleted at the target, or
@@ -120,8 +121,13 @@ def _pinned(sources: Sequence[Destination], order: Order, clock: Clock) -> Itera
                 failures.append(error)
                 unpinned.append(source)
         if not usable and not unpinned:
-            raise failures[0] if failures else NotFoundError(
-                f"no destination that can be reached holds backup {order.backup_id} of {order.server}")
+            raise (
+                failures[0]
+                if failures
+                else NotFoundError(
+                    f"no destination that can be reached holds backup {order.backup_id} of {order.server}"
+                )
+            )
         yield usable + unpinned
 
 
@@ -131,8 +137,11 @@ def _intent(target: Destination, order: Order, clock: Clock) -> Iterator[Intent]
     try:
         intent.__enter__()
     except RefusedError as error:
-        raise RefusedError(f"backup {order.backup_id} cannot be copied to {target.name} without what it builds on",
-                           detail=error.detail, hint="what it builds on is copied first; run it again") from error
+        raise RefusedError(
+            f"backup {order.backup_id} cannot be copied to {target.name} without what it builds on",
+            detail=error.detail,
+            hint="what it builds on is copied first; run it again",
+        ) from error
     try:
         yield intent
     finally:
@@ -142,8 +151,15 @@ def _intent(target: Destination, order: Order, clock: Clock) -> Iterator[Intent]
 class _Copy:
     """One backup on its way."""
 
-    def __init__(self, sources: Sequence[Destination], target: Destination, order: Order, intent: Intent,
-                 report: Report, check: Check) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Destination],
+        target: Destination,
+        order: Order,
+        intent: Intent,
+        report: Report,
+        check: Check,
+    ) -> None:
         self._target, self._order, self._intent, self._check = target, order, intent, check
         self._meter = _Meter(report, target.name)
         self._relay = Relay(sources, target, check=self._may_go_on, moved=self._meter.add, pauses=order.pauses)
@@ -165,13 +181,22 @@ class _Copy:
         lengthen_all(self._target, header, self._order.above, since, stored=self._relay.stored)
         self._commit(document, header)
         tally = self._relay.tally
-        return Copied(header, tally.sent, tally.things, tally.present, time.monotonic() - self._begun,
-                      self._relay.remarks, self._relay.stored)
+        return Copied(
+            header,
+            tally.sent,
+            tally.things,
+            tally.present,
+            time.monotonic() - self._begun,
+            self._relay.remarks,
+            self._relay.stored,
+        )
 
     def _busy(self, header: Header, leaving: Sequence[str]) -> BusyError:
-        return BusyError(f"destination {self._target.name} is removing {len(leaving)} objects that backup "
-                         f"{header.backup_id} needs", detail="\n".join(leaving[:20]),
-                         hint="they are copied again once they are gone; it is tried again by itself")
+        return BusyError(
+            f"destination {self._target.name} is removing {len(leaving)} objects that backup {header.backup_id} needs",
+            detail="\n".join(leaving[:20]),
+            hint="they are copied again once they are gone; it is tried again by itself",
+        )
 
     def _confirm(self, header: Header) -> None:
         """Look once more, marks of removals first: who finds none, and then the object, has seen it before any."""
@@ -180,9 +205,12 @@ class _Copy:
             raise self._busy(header, leaving)
         bad = [item.name for item in header.objects if item.name in damaged]
         if gone := [*bad, *missing(self._target, header.objects)]:
-            raise DestinationError(f"{len(gone)} objects vanished from destination {self._target.name} while backup "
-                                   f"{header.backup_id} was copied there", detail="\n".join(gone[:20]),
-                                   hint="it is tried again: what is missing is sent again")
+            raise DestinationError(
+                f"{len(gone)} objects vanished from destination {self._target.name} while backup "
+                f"{header.backup_id} was copied there",
+                detail="\n".join(gone[:20]),
+                hint="it is tried again: what is missing is sent again",
+            )
 
     def _manifest(self) -> tuple[Document, Header]:
         """The first good one."""
@@ -201,11 +229,17 @@ class _Copy:
                 damages += error.damages
                 continue
             if header.parent is not None and header.parent not in order.above:
-                raise RefusedError(f"backup {order.backup_id} builds on {header.parent}, which is not known to be at "
-                                   f"{self._target.name}", hint="`backupd fsck --repair` brings the catalog up to date")
+                raise RefusedError(
+                    f"backup {order.backup_id} builds on {header.parent}, which is not known to be at "
+                    f"{self._target.name}",
+                    hint="`backupd fsck --repair` brings the catalog up to date",
+                )
             return document, header
-        raise DamagedError(f"no good copy of the manifest of backup {order.backup_id} was found", damages or [key],
-                           hint="`backupd verify` tells what else is damaged")
+        raise DamagedError(
+            f"no good copy of the manifest of backup {order.backup_id} was found",
+            damages or [key],
+            hint="`backupd verify` tells what else is damaged",
+        )
 
     def _objects(self, header: Header, damaged: frozenset[str]) -> None:
         absent = {*missing(self._target, header.objects), *damaged}
@@ -322,4 +356,3 @@ class _Meter:
 
     def _told(self) -> Progress:
         return Progress("replicate", self._bytes, self._all[0], self._files, self._all[1], f"to {self._target}")
-

@@ -43,8 +43,11 @@ def copy_branch(relay: Relay, branch: Branch) -> None:
             if not relay.holds(document):
                 relay.put(document)
             return
-    raise DamagedError(f"no destination describes branch {branch.id} of {branch.server} as it was written",
-                       damages or [f"{key} is missing"], hint="`backupd verify` tells what else is damaged")
+    raise DamagedError(
+        f"no destination describes branch {branch.id} of {branch.server} as it was written",
+        damages or [f"{key} is missing"],
+        hint="`backupd verify` tells what else is damaged",
+    )
 
 
 def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) -> SegmentHeader:
@@ -62,9 +65,11 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
             _bring(relay, header.folder + item.name, item, clock())
         relay.put(document)
     if gone := segments.absent(relay.target, header):
-        raise DestinationError(f"destination {relay.target.name} does not keep what it is given",
-                               detail="\n".join(f"{name} {problem}" for name, problem in gone),
-                               hint="look at the medium and its log; it is tried again by itself")
+        raise DestinationError(
+            f"destination {relay.target.name} does not keep what it is given",
+            detail="\n".join(f"{name} {problem}" for name, problem in gone),
+            hint="look at the medium and its log; it is tried again by itself",
+        )
     return header
 
 
@@ -83,10 +88,14 @@ def good_copy(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, Seg
             return document, header
         damages.append(f"{document.where}: it belongs to {header.key}")
     if damages:
-        raise DamagedError(f"no good copy of binary log {key.number} of {server}, bytes {key.start} to {key.end}, was "
-                           "found", damages, hint="`backupd verify` tells what else is damaged")
-    raise NotFoundError(f"no destination that can be reached holds binary log {key.number} of {server}, bytes "
-                        f"{key.start} to {key.end}")
+        raise DamagedError(
+            f"no good copy of binary log {key.number} of {server}, bytes {key.start} to {key.end}, was found",
+            damages,
+            hint="`backupd verify` tells what else is damaged",
+        )
+    raise NotFoundError(
+        f"no destination that can be reached holds binary log {key.number} of {server}, bytes {key.start} to {key.end}"
+    )
 
 
 def _present(target: Destination, header: SegmentHeader) -> SegmentHeader | None:
@@ -96,8 +105,9 @@ def _present(target: Destination, header: SegmentHeader) -> SegmentHeader | None
     except NewerFormatError:
         raise
     except TamperedError as error:
-        raise SegmentConflictError(f"{header.key} at destination {target.name} is none of ours",
-                                   detail=error.detail, hint=error.hint) from error
+        raise SegmentConflictError(
+            f"{header.key} at destination {target.name} is none of ours", detail=error.detail, hint=error.hint
+        ) from error
     except (NotFoundError, DamagedError):
         return None
     if found.segment.sha256 != header.segment.sha256:
@@ -106,7 +116,8 @@ def _present(target: Destination, header: SegmentHeader) -> SegmentHeader | None
             f"{header.segment.start} to {header.segment.end}",
             detail=f"{target.name}:{header.key}: SHA-256 {found.segment.sha256} there, {header.segment.sha256} here",
             hint="two installations, or a copy of one, write logs of the same server to this destination; nothing was "
-                 "overwritten. Give one of them a destination of its own")
+            "overwritten. Give one of them a destination of its own",
+        )
     return found
 
 
@@ -119,4 +130,3 @@ def _bring(relay: Relay, key: str, item: StoredObject, now: datetime) -> None:
         relay.bring(key, item)
     else:
         relay.send(key, item)
-

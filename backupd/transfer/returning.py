@@ -31,8 +31,11 @@ class Returned:
     unmarked: tuple[Backup, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"keys": list(self.keys), "failed": self.failed,
-                "unmarked": [{"server": server, "backup": backup_id} for server, backup_id in self.unmarked]}
+        return {
+            "keys": list(self.keys),
+            "failed": self.failed,
+            "unmarked": [{"server": server, "backup": backup_id} for server, backup_id in self.unmarked],
+        }
 
 
 def bring_back(destination: Destination, found: Found, *, clock: Clock, report: Report) -> Returned:
@@ -48,11 +51,14 @@ def bring_back(destination: Destination, found: Found, *, clock: Clock, report: 
     marker = [one for one in found.returns if one.kind == MARKER]
     work.run(marker)
     if why := work.failed.get(layout.REPOSITORY) or found.lost.get(layout.REPOSITORY):
-        raise RefusedError(f"the marker of destination {destination.name} does not come back", detail=why,
-                           hint="nothing else was touched")
+        raise RefusedError(
+            f"the marker of destination {destination.name} does not come back",
+            detail=why,
+            hint="nothing else was touched",
+        )
     with unswept(destination, clock=clock) as lease:
         work.unmark(destination, found, clock)  # first: whatever is interrupted brings nothing back for a sweep to take
-        for _kind, group in groupby(found.returns[len(marker):], key=lambda one: one.kind):
+        for _kind, group in groupby(found.returns[len(marker) :], key=lambda one: one.kind):
             lease.assert_held()
             work.run(list(group))
     return work.judged(destination, found)
@@ -74,6 +80,7 @@ class _Work:
 
     def unmark(self, destination: Destination, found: Found, clock: Clock) -> None:
         """Withdraw the marks of deletion that do not stand."""
+
         def one(owner: Backup) -> None:
             try:
                 withdraw(destination, *owner, clock())
@@ -98,8 +105,9 @@ class _Work:
             manifest = read(destination, server, backup_id)
             if manifest is not None and isinstance(manifest.header, DamagedError):
                 self.failed[layout.manifest_key(server, backup_id)] = _line(manifest.header)
-        return Returned(tuple(key for key in self._done if key not in self.failed), self.failed,
-                        tuple(sorted(self._unmarked)))
+        return Returned(
+            tuple(key for key in self._done if key not in self.failed), self.failed, tuple(sorted(self._unmarked))
+        )
 
     def _one(self, one: Return) -> None:
         if self._denied:

@@ -48,12 +48,23 @@ class Damage:
         return f"{self.destination}:{self.key}: {self.problem} ({owner})"
 
     def as_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"destination": self.destination, "key": self.key, "problem": self.problem,
-                                    "backups": list(self.backups), "repaired_from": self.repaired_from or None,
-                                    "trouble": self.trouble, **({"aged": True} if self.aged else {})}
+        document: dict[str, Any] = {
+            "destination": self.destination,
+            "key": self.key,
+            "problem": self.problem,
+            "backups": list(self.backups),
+            "repaired_from": self.repaired_from or None,
+            "trouble": self.trouble,
+            **({"aged": True} if self.aged else {}),
+        }
         if self.segment is not None:
-            document["binlog"] = {"server": self.segment.server, "branch": self.segment.branch,
-                                  "file": self.segment.file, "start": self.segment.start, "end": self.segment.end}
+            document["binlog"] = {
+                "server": self.segment.server,
+                "branch": self.segment.branch,
+                "file": self.segment.file,
+                "start": self.segment.start,
+                "end": self.segment.end,
+            }
         return document
 
 
@@ -82,8 +93,9 @@ def always(_name: str) -> bool:
     return True
 
 
-def scrub(destination: Destination, headers: Iterable[Header], *, report: Report, workers: int = 4,
-          due: Due = always) -> Scrubbed:
+def scrub(
+    destination: Destination, headers: Iterable[Header], *, report: Report, workers: int = 4, due: Due = always
+) -> Scrubbed:
     """Read the objects that ``headers`` name and whose turn it is, once each, and compare size and SHA-256.
 
     All others are looked up in a listing; those that are missing, of another size or in quarantine are read whatever
@@ -97,8 +109,11 @@ def scrub(destination: Destination, headers: Iterable[Header], *, report: Report
     for header in found:
         folder = layout.backup_folder(header.server, header.backup_id)
         items = [(folder + stored.name, stored) for stored in header.side_files]
-        items += [(layout.object_key(stored.name), stored) for stored in header.objects
-                  if presence is None or due(stored.name) or not presence.holds(stored)]
+        items += [
+            (layout.object_key(stored.name), stored)
+            for stored in header.objects
+            if presence is None or due(stored.name) or not presence.holds(stored)
+        ]
         for key, stored in items:
             wanted[key] = stored
             owners.setdefault(key, []).append(header.backup_id)
@@ -109,8 +124,9 @@ def scrub(destination: Destination, headers: Iterable[Header], *, report: Report
     return _read(destination, wanted, damage, report=report, workers=workers)
 
 
-def scrub_segments(destination: Destination, headers: Sequence[SegmentHeader], *, report: Report,
-                   workers: int = 4) -> Scrubbed:
+def scrub_segments(
+    destination: Destination, headers: Sequence[SegmentHeader], *, report: Report, workers: int = 4
+) -> Scrubbed:
     """The same for archived binary logs, each of them whole."""
     wanted: dict[str, StoredObject] = {}
     owners: dict[str, Segment] = {}
@@ -125,8 +141,14 @@ def scrub_segments(destination: Destination, headers: Sequence[SegmentHeader], *
     return _read(destination, wanted, damage, report=report, workers=workers)
 
 
-def _read(destination: Destination, wanted: Mapping[str, StoredObject], damage: Callable[[str, str], Damage], *,
-          report: Report, workers: int) -> Scrubbed:
+def _read(
+    destination: Destination,
+    wanted: Mapping[str, StoredObject],
+    damage: Callable[[str, str], Damage],
+    *,
+    report: Report,
+    workers: int,
+) -> Scrubbed:
     counter = _Counter(report, sum(stored.size for stored in wanted.values()), len(wanted))
     cold: list[str] = []
     unseen: list[str] = []

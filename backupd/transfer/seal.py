@@ -22,8 +22,15 @@ from backupd.transfer.zstdframe import padding
 
 _FINGERPRINT = re.compile(r"[0-9A-F]{40}(?:[0-9A-F]{24})?!?")
 _READ = 256 * 1024
-_REASONS = {"1": "is not in this GnuPG home", "2": "is ambiguous", "3": "cannot encrypt", "4": "is revoked",
-            "5": "has expired", "10": "is not trusted", "13": "is disabled"}
+_REASONS = {
+    "1": "is not in this GnuPG home",
+    "2": "is ambiguous",
+    "3": "cannot encrypt",
+    "4": "is revoked",
+    "5": "has expired",
+    "10": "is not trusted",
+    "13": "is disabled",
+}
 _UNUSABLE = "cannot be used: it is revoked or disabled, or has no encryption key"
 
 
@@ -42,12 +49,12 @@ class Sealer:
     def __init__(self, recipients: Sequence[str], gnupg_home: Path, level: int = 1) -> None:
         chosen = tuple(dict.fromkeys(name.replace(" ", "").upper() for name in recipients))
         if not chosen:
-            raise KeyUnusableError("there is nobody to encrypt for",
-                                   hint="name recipients in encryption.recipients")
+            raise KeyUnusableError("there is nobody to encrypt for", hint="name recipients in encryption.recipients")
         for name in chosen:
             if not _FINGERPRINT.fullmatch(name):
-                raise KeyUnusableError(f"{name} is not a full fingerprint",
-                                       hint="gpg --list-keys shows it: 40 hexadecimal digits")
+                raise KeyUnusableError(
+                    f"{name} is not a full fingerprint", hint="gpg --list-keys shows it: 40 hexadecimal digits"
+                )
         self.recipients = chosen
         self._home = gnupg_home
         self._level = level
@@ -86,6 +93,7 @@ class Sealer:
     def seal_file(self, source: Path, target: Path) -> None:
         """The same from file to file (0600, new), for what may be larger than memory. Raises as ``seal`` does, and
         OSError; then nothing is left of ``target``."""
+
         def write(sink: BinaryIO) -> None:
             compressor = zstandard.ZstdCompressor(level=self._level, write_checksum=True)
             with source.open("rb") as plain:
@@ -106,9 +114,20 @@ class Sealer:
             raise
 
     def _command(self, status: Status) -> Command:
-        return gpg(self._home, status, "--no-autostart", "--cipher-algo", "AES256", "--compress-algo", "none",
-                   "--no-armor", *(word for name in self.recipients for word in ("--recipient", name)),
-                   "--encrypt", "--output", "-")
+        return gpg(
+            self._home,
+            status,
+            "--no-autostart",
+            "--cipher-algo",
+            "AES256",
+            "--compress-algo",
+            "none",
+            "--no-armor",
+            *(word for name in self.recipients for word in ("--recipient", name)),
+            "--encrypt",
+            "--output",
+            "-",
+        )
 
     def _compressor(self) -> zstandard.ZstdCompressor:
         """One for each thread: its tables are megabytes, and it must not be shared."""
@@ -124,17 +143,20 @@ class Sealer:
         try:
             found = len(outline(sealed.getbuffer()).key_ids)
         except DamagedError as error:
-            raise ToolError("gpg ended well but what it wrote is not a whole object",
-                            detail=error.detail) from error
+            raise ToolError("gpg ended well but what it wrote is not a whole object", detail=error.detail) from error
         if found != len(self.recipients):
-            raise KeyUnusableError(f"gpg encrypted for {found} keys where {len(self.recipients)} were named",
-                                   hint="name each recipient once, by the fingerprint of its primary key")
+            raise KeyUnusableError(
+                f"gpg encrypted for {found} keys where {len(self.recipients)} were named",
+                hint="name each recipient once, by the fingerprint of its primary key",
+            )
 
 
 def _assert_ended(lines: Sequence[StatusLine]) -> None:
     if not any(line.keyword == "END_ENCRYPTION" for line in lines):
-        raise ToolError("gpg ended well but does not say that it has encrypted everything",
-                        detail="\n".join(f"{line.keyword} {line.text}" for line in lines))
+        raise ToolError(
+            "gpg ended well but does not say that it has encrypted everything",
+            detail="\n".join(f"{line.keyword} {line.text}" for line in lines),
+        )
 
 
 def _explained(error: ToolError, lines: Sequence[StatusLine]) -> BackupdError:
@@ -146,5 +168,8 @@ def _explained(error: ToolError, lines: Sequence[StatusLine]) -> BackupdError:
     for reason, *rest in refused:
         why = _REASONS.get(reason, "has expired" if expired else _UNUSABLE)
         names.append(f"{' '.join(rest)} {why}")
-    return KeyUnusableError(f"cannot encrypt: the key {', the key '.join(names)}", detail=error.detail,
-                            hint="import the key, or its prolonged version: gpg --homedir ... --import FILE")
+    return KeyUnusableError(
+        f"cannot encrypt: the key {', the key '.join(names)}",
+        detail=error.detail,
+        hint="import the key, or its prolonged version: gpg --homedir ... --import FILE",
+    )

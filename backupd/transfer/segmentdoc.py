@@ -94,15 +94,29 @@ def segment_digest(header: SegmentHeader) -> str:
 def _segment_document(header: SegmentHeader) -> dict[str, Any]:
     segment = header.segment
     return {
-        "format": f"{SEGMENT_FORMAT}{header.version}", "server": segment.server, "branch": segment.branch,
-        "file": segment.file, "number": segment.number, "start": segment.start, "end": segment.end,
+        "format": f"{SEGMENT_FORMAT}{header.version}",
+        "server": segment.server,
+        "branch": segment.branch,
+        "file": segment.file,
+        "number": segment.number,
+        "start": segment.start,
+        "end": segment.end,
         "ending": str(segment.ending),
-        "gtids_before": segment.gtids_before, "gtids_after": segment.gtids_after,
-        "transactions": segment.transactions, "first_at": _moment(segment.first_at),
-        "last_at": _moment(segment.last_at), "precise": segment.precise, "server_ids": list(segment.server_ids),
-        "flavour": segment.flavour, "server_version": segment.server_version, "sha256": segment.sha256,
-        "remarks": list(segment.remarks), "codec": header.codec, "recipients": list(header.recipients),
-        "parts": [_part(part) for part in header.parts], "index": [_part(part) for part in header.index],
+        "gtids_before": segment.gtids_before,
+        "gtids_after": segment.gtids_after,
+        "transactions": segment.transactions,
+        "first_at": _moment(segment.first_at),
+        "last_at": _moment(segment.last_at),
+        "precise": segment.precise,
+        "server_ids": list(segment.server_ids),
+        "flavour": segment.flavour,
+        "server_version": segment.server_version,
+        "sha256": segment.sha256,
+        "remarks": list(segment.remarks),
+        "codec": header.codec,
+        "recipients": list(header.recipients),
+        "parts": [_part(part) for part in header.parts],
+        "index": [_part(part) for part in header.index],
     }
 
 
@@ -113,14 +127,25 @@ def decode_segment(raw: bytes, *, where: str) -> SegmentHeader:
 
 
 def encode_branch(branch: Branch) -> bytes:
-    return _sealed_off({
-        "format": f"{BRANCH_FORMAT}{_BRANCH_VERSION}", "server": branch.server, "id": branch.id,
-        "noticed_at": format_time(branch.noticed_at), "reason": str(branch.reason), "server_uuid": branch.server_uuid,
-        "flavour": branch.flavour, "basename": branch.basename, "first_number": branch.first_number,
-        "since": _moment(branch.since), "parent": branch.parent,
-        "fork": branch.fork.as_json() if branch.fork else None, "names_go_on": branch.names_go_on,
-        "note": branch.note, "baseline": branch.baseline,
-    })
+    return _sealed_off(
+        {
+            "format": f"{BRANCH_FORMAT}{_BRANCH_VERSION}",
+            "server": branch.server,
+            "id": branch.id,
+            "noticed_at": format_time(branch.noticed_at),
+            "reason": str(branch.reason),
+            "server_uuid": branch.server_uuid,
+            "flavour": branch.flavour,
+            "basename": branch.basename,
+            "first_number": branch.first_number,
+            "since": _moment(branch.since),
+            "parent": branch.parent,
+            "fork": branch.fork.as_json() if branch.fork else None,
+            "names_go_on": branch.names_go_on,
+            "note": branch.note,
+            "baseline": branch.baseline,
+        }
+    )
 
 
 def decode_branch(raw: bytes, *, where: str) -> Branch:
@@ -131,29 +156,51 @@ def decode_branch(raw: bytes, *, where: str) -> Branch:
 def is_log_name(name: str, number: int) -> bool:
     """May ``name`` be that of binary log ``number``: a plain file name that ends in the number?"""
     ending = name.rpartition(".")[2]
-    return (not set(name) & {"/", "\0"} and 0 < len(name.encode("utf-8", "surrogateescape")) <= _NAME_MAX
-            and not name.startswith(".") and ending.isascii() and ending.isdigit() and int(ending) == number)
+    return (
+        not set(name) & {"/", "\0"}
+        and 0 < len(name.encode("utf-8", "surrogateescape")) <= _NAME_MAX
+        and not name.startswith(".")
+        and ending.isascii()
+        and ending.isdigit()
+        and int(ending) == number
+    )
 
 
 def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
     segment = Segment(
-        server=document["server"], branch=document["branch"], file=document["file"], number=document["number"],
-        start=document["start"], end=document["end"], ending=Ending(document["ending"]),
-        gtids_before=document["gtids_before"], gtids_after=document["gtids_after"],
-        transactions=document["transactions"], first_at=_read_moment(document["first_at"]),
-        last_at=_read_moment(document["last_at"]), precise=document["precise"],
-        server_ids=tuple(document["server_ids"]), flavour=document["flavour"],
-        server_version=document["server_version"], sha256=document["sha256"], remarks=tuple(document["remarks"]))
+        server=document["server"],
+        branch=document["branch"],
+        file=document["file"],
+        number=document["number"],
+        start=document["start"],
+        end=document["end"],
+        ending=Ending(document["ending"]),
+        gtids_before=document["gtids_before"],
+        gtids_after=document["gtids_after"],
+        transactions=document["transactions"],
+        first_at=_read_moment(document["first_at"]),
+        last_at=_read_moment(document["last_at"]),
+        precise=document["precise"],
+        server_ids=tuple(document["server_ids"]),
+        flavour=document["flavour"],
+        server_version=document["server_version"],
+        sha256=document["sha256"],
+        remarks=tuple(document["remarks"]),
+    )
     check_fields(segment)
     if not is_log_name(segment.file, segment.number):
         raise ValueError(f"{segment.file[:120]!r} is not the name of binary log {segment.number}")
     piece = any(layout.of_piece(name) for name, *_told in document["parts"])  # also when its end is known by now
     header = SegmentHeader(
-        segment=segment, recipients=tuple(document["recipients"]), codec=document["codec"],
-        parts=tuple(_read_part(part, layout.part_name(index, piece=piece))
-                    for index, part in enumerate(document["parts"])),
+        segment=segment,
+        recipients=tuple(document["recipients"]),
+        codec=document["codec"],
+        parts=tuple(
+            _read_part(part, layout.part_name(index, piece=piece)) for index, part in enumerate(document["parts"])
+        ),
         index=tuple(_read_part(part, layout.index_name(index)) for index, part in enumerate(document["index"])),
-        version=version_of(document["format"], SEGMENT_FORMAT, SEGMENT_VERSION, "it"))
+        version=version_of(document["format"], SEGMENT_FORMAT, SEGMENT_VERSION, "it"),
+    )
     check_fields(header)
     if sum(part.size for part in header.parts) != segment.size:
         raise ValueError("its parts are not as long as it is")
@@ -163,12 +210,21 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
 
 def _read_branch(document: Mapping[str, Any]) -> Branch:
     branch = Branch(
-        server=document["server"], id=document["id"], noticed_at=parse_time(document["noticed_at"]),
-        reason=BranchReason(document["reason"]), server_uuid=document["server_uuid"], flavour=document["flavour"],
-        basename=document["basename"], first_number=document["first_number"],
-        since=_read_moment(document["since"]), parent=document["parent"],
+        server=document["server"],
+        id=document["id"],
+        noticed_at=parse_time(document["noticed_at"]),
+        reason=BranchReason(document["reason"]),
+        server_uuid=document["server_uuid"],
+        flavour=document["flavour"],
+        basename=document["basename"],
+        first_number=document["first_number"],
+        since=_read_moment(document["since"]),
+        parent=document["parent"],
         fork=Position.from_json(document["fork"]) if document["fork"] else None,
-        names_go_on=document["names_go_on"], note=document["note"], baseline=document["baseline"])
+        names_go_on=document["names_go_on"],
+        note=document["note"],
+        baseline=document["baseline"],
+    )
     check_fields(branch)
     if not is_name(branch.server) or not all(is_id(name) for name in (branch.id, branch.parent or branch.id)):
         raise ValueError("it names no server and branch of ours")
@@ -177,8 +233,13 @@ def _read_branch(document: Mapping[str, Any]) -> Branch:
     return branch
 
 
-def _decoded(raw: bytes, where: str, form: tuple[str, int], read: Callable[[Mapping[str, Any]], _Document],
-             encode: Callable[[_Document], bytes]) -> _Document:
+def _decoded(
+    raw: bytes,
+    where: str,
+    form: tuple[str, int],
+    read: Callable[[Mapping[str, Any]], _Document],
+    encode: Callable[[_Document], bytes],
+) -> _Document:
     try:
         document = parsed(raw.decode("ascii"), limit=DOCUMENT_LIMIT)
         checksum = document.pop("checksum")

@@ -76,6 +76,7 @@ class DamagedSegment:
 
 # Storing
 
+
 def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
     """Store a sealed segment and read it back. Safe to call again after any failure.
 
@@ -113,8 +114,9 @@ def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader |
     except NewerFormatError:
         raise
     except TamperedError as error:
-        raise SegmentConflictError(f"{header.key} at destination {destination.name} is none of ours",
-                                   detail=error.detail, hint=error.hint) from error
+        raise SegmentConflictError(
+            f"{header.key} at destination {destination.name} is none of ours", detail=error.detail, hint=error.hint
+        ) from error
     except (NotFoundError, DamagedError):
         return None
     if found.segment.sha256 != header.segment.sha256:
@@ -122,9 +124,10 @@ def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader |
             f"destination {destination.name} holds another binary log as {header.segment.file}, bytes "
             f"{header.segment.start} to {header.segment.end}",
             detail=f"{destination.name}:{header.key}: SHA-256 {found.segment.sha256} there, "
-                   f"{header.segment.sha256} here",
+            f"{header.segment.sha256} here",
             hint="two installations, or a copy of one, stream the same server to this destination; nothing was "
-                 "overwritten. Give one of them a destination of its own")
+            "overwritten. Give one of them a destination of its own",
+        )
     return found
 
 
@@ -151,15 +154,17 @@ def _commit(destination: Destination, header: SegmentHeader) -> None:
 
 
 def _lost(destination: Destination, key: str, problem: str) -> DestinationError:
-    return DestinationError(f"destination {destination.name} does not keep what it is given",
-                            detail=f"{destination.name}:{key}: {problem}",
-                            hint="look at the medium and its log; what was to be stored stays in the spool, for later")
+    return DestinationError(
+        f"destination {destination.name} does not keep what it is given",
+        detail=f"{destination.name}:{key}: {problem}",
+        hint="look at the medium and its log; what was to be stored stays in the spool, for later",
+    )
 
 
 # Finding
 
-def keys(destination: Destination, server: str | None = None, *,
-         prefix: str = "") -> Iterator[tuple[str, SegmentKey]]:
+
+def keys(destination: Destination, server: str | None = None, *, prefix: str = "") -> Iterator[tuple[str, SegmentKey]]:
     """(server, key) of every committed segment, in log order within a branch. Reads none. ``prefix`` narrows it."""
     below = prefix or (layout.BINLOGS if server is None else layout.binlogs_folder(server))
     for info in destination.list(below):
@@ -191,13 +196,19 @@ def load_header(destination: Destination, server: str, key: SegmentKey) -> Segme
     try:
         raw = get_document(destination, place)
     except ObjectMissingError as error:
-        raise NotFoundError(f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
-                            f"{key.start} to {key.end}, in branch {key.branch}", detail=f"{where} is missing",
-                            hint="`backupd timeline` shows what there is and where") from error
+        raise NotFoundError(
+            f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
+            f"{key.start} to {key.end}, in branch {key.branch}",
+            detail=f"{where} is missing",
+            hint="`backupd timeline` shows what there is and where",
+        ) from error
     header = decode_segment(raw, where=where)
     if (header.segment.server, header.segment.key) != (server, key):
-        raise DamagedError(f"{where} is damaged", [f"{where}: it belongs to {header.key}"],
-                           hint="another destination may hold a good copy of this binary log")
+        raise DamagedError(
+            f"{where} is damaged",
+            [f"{where}: it belongs to {header.key}"],
+            hint="another destination may hold a good copy of this binary log",
+        )
     return header
 
 
@@ -248,8 +259,15 @@ def _nowhere(_number: int, error: BackupdError) -> bytes:
     raise error
 
 
-def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, target: Path, *,
-          append: bool = False, instead: Instead = _nowhere) -> None:
+def fetch(
+    destination: Destination,
+    header: SegmentHeader,
+    unsealer: Unsealer,
+    target: Path,
+    *,
+    append: bool = False,
+    instead: Instead = _nowhere,
+) -> None:
     """Write the plain bytes of a segment to ``target``, a new file (0600), or the end of one whose size is its start.
 
     Every digest is compared; never more than a part is in memory. ``instead`` is asked for a part that is damaged,
@@ -258,8 +276,10 @@ def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, t
     """
     before = target.stat().st_size if append else 0
     if append and before != header.segment.start:
-        raise RefusedError(f"{target} has {before} bytes where the next piece begins at {header.segment.start}",
-                           hint="pieces of a binary log are put together in order and without a hole")
+        raise RefusedError(
+            f"{target} has {before} bytes where the next piece begins at {header.segment.start}",
+            hint="pieces of a binary log are put together in order and without a hole",
+        )
     flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if append else os.O_CREAT | os.O_EXCL)
     with os.fdopen(os.open(target, flags, 0o600), "wb", buffering=0) as file:
         try:
@@ -272,7 +292,7 @@ def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, t
                 digest.update(plain)
                 view = memoryview(plain)
                 while view:
-                    view = view[file.write(view):]
+                    view = view[file.write(view) :]
             if digest.hexdigest() != header.segment.sha256:
                 raise _damaged(destination, header.key, "its parts together are not the binary log that was archived")
         except BaseException:
@@ -311,12 +331,17 @@ def require_bound(destination: Destination, header: SegmentHeader, unsealer: Uns
     last = _unsealed(destination, header, header.index[-1], unsealer) if header.index else index_head()
     told = segment_told(last)
     if told != (segment_digest(header) if header.is_bound else ""):
-        problem = (f"what is sealed is of a later version of the format than {header.version}, which it says"
-                   if told and not header.is_bound else "it is not the one that was sealed with it: somebody changed "
-                   "what it tells of server, place, times or parts")
-        raise TamperedError(f"{header.key} at destination {destination.name} does not belong to what is sealed there",
-                            [f"{destination.name}: {header.key}: {problem}"],
-                            hint="another destination may hold a good copy of this binary log")
+        problem = (
+            f"what is sealed is of a later version of the format than {header.version}, which it says"
+            if told and not header.is_bound
+            else "it is not the one that was sealed with it: somebody changed "
+            "what it tells of server, place, times or parts"
+        )
+        raise TamperedError(
+            f"{header.key} at destination {destination.name} does not belong to what is sealed there",
+            [f"{destination.name}: {header.key}: {problem}"],
+            hint="another destination may hold a good copy of this binary log",
+        )
     return last
 
 
@@ -329,17 +354,21 @@ def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart,
 
 
 def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
-    return DamagedError(f"a binary log at destination {destination.name} is damaged",
-                        [f"{destination.name}: {key}: {what}"],
-                        hint="restore from another destination's copy; then run backupd verify to see what else is hit")
+    return DamagedError(
+        f"a binary log at destination {destination.name} is damaged",
+        [f"{destination.name}: {key}: {what}"],
+        hint="restore from another destination's copy; then run backupd verify to see what else is hit",
+    )
 
 
 # Checking and removing
 
+
 def problems(destination: Destination, header: SegmentHeader) -> dict[str, str]:
     """Re-reads everything of a segment but its header: what is wrong, by key. Needs no private key."""
-    found = {header.folder + item.name: _problem(destination, header.folder + item.name, item)
-             for item in header.sealed}
+    found = {
+        header.folder + item.name: _problem(destination, header.folder + item.name, item) for item in header.sealed
+    }
     return {key: problem for key, problem in found.items() if problem}
 
 
@@ -364,8 +393,11 @@ def absent(destination: Destination, header: SegmentHeader) -> list[tuple[str, s
     present = {info.key: info.size for info in destination.list(header.folder)}
     if header.key not in present:
         return []  # removed in this moment
-    return [(key, "is missing" if key not in present else f"holds {present[key]} bytes where {item.size} were stored")
-            for item in header.sealed if present.get(key := header.folder + item.name) != item.size]
+    return [
+        (key, "is missing" if key not in present else f"holds {present[key]} bytes where {item.size} were stored")
+        for item in header.sealed
+        if present.get(key := header.folder + item.name) != item.size
+    ]
 
 
 def _size(destination: Destination, key: str) -> int:

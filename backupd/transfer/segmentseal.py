@@ -66,7 +66,7 @@ class Sealing:
     def finish(self, segment: Segment, target: Path) -> Sealed:
         """Make the folder complete and durable, and rename it to ``target``. ``segment`` is what was sealed."""
         header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), ())
-        self._lines[:len(index_head())] = index_head(segment_digest(header))
+        self._lines[: len(index_head())] = index_head(segment_digest(header))
         self._close_index()
         header = replace(header, index=tuple(self._index))
         fresh = self._folder / f"{layout.SEGMENT}.new"
@@ -80,8 +80,10 @@ class Sealing:
         """A function of its own, so that no two parts are in memory."""
         data = bytearray(stream.read(min(PART_SIZE, end - start)))
         if not data:
-            raise StreamError(f"a binary log in the spool ends {end - start} bytes too early",
-                              hint="was a file in the spool's folder cut by hand? Move the folder away to begin anew")
+            raise StreamError(
+                f"a binary log in the spool ends {end - start} bytes too early",
+                hint="was a file in the spool's folder cut by hand? Move the folder away to begin anew",
+            )
         if start == 0 and len(data) >= _FLAGGED:
             data[:_FLAGGED] = clear_flag(bytes(data[:_FLAGGED]))
         digest.update(data)
@@ -94,8 +96,11 @@ class Sealing:
     def _seal(self, name: str, data: bytes | bytearray) -> SealedPart:
         sealed = self._sealer.seal(data)
         write_private(self._folder / name, sealed)
-        return SealedPart(StoredObject(name, len(sealed), hashlib.sha256(sealed).hexdigest()), len(data),
-                          hashlib.sha256(data).hexdigest())
+        return SealedPart(
+            StoredObject(name, len(sealed), hashlib.sha256(sealed).hexdigest()),
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+        )
 
 
 class Sealed:

@@ -37,18 +37,33 @@ class Signing:
 def sign(signing: Signing, document: bytes) -> bytes:
     """A detached, armored signature. Raises KeyUnusableError where there is no key that signs, or gpg cannot use it."""
     if signing.key is None:
-        raise KeyUnusableError("nothing can be signed here: no key is named for it",
-                               hint="name one as encryption.signing_key, or take `signed` out of the policy")
+        raise KeyUnusableError(
+            "nothing can be signed here: no key is named for it",
+            hint="name one as encryption.signing_key, or take `signed` out of the policy",
+        )
     with Status() as status:
-        command = gpg(signing.home, status, *passphrase_options(signing.passphrase_file), "--armor",
-                      "--digest-algo", "SHA512", "--local-user", signing.key, "--detach-sign", "--output", "-")
+        command = gpg(
+            signing.home,
+            status,
+            *passphrase_options(signing.passphrase_file),
+            "--armor",
+            "--digest-algo",
+            "SHA512",
+            "--local-user",
+            signing.key,
+            "--detach-sign",
+            "--output",
+            "-",
+        )
         try:
             made = through(command, status, document)
         except ToolError as error:
             raise KeyUnusableError(
-                f"the key {signing.key} cannot sign: {_why_not(status.lines())}", detail=error.detail,
+                f"the key {signing.key} cannot sign: {_why_not(status.lines())}",
+                detail=error.detail,
                 hint=f"its secret half has to be in {signing.home}, and its passphrase, if it has one, in "
-                     "encryption.signing_passphrase_file; where it is lost: `backupd keys rotate-signing`") from error
+                "encryption.signing_passphrase_file; where it is lost: `backupd keys rotate-signing`",
+            ) from error
         if not any(line.keyword == "SIG_CREATED" for line in status.lines()):
             raise ToolError("gpg ended well but does not say that it has signed")
     return made
@@ -58,9 +73,32 @@ def make_key(home: Path, user_id: str) -> str:
     """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
     ToolError."""
     with Status() as status, writable_home(home) as place:
-        through(Command(("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(place), "--status-fd",
-                         str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0", "--yes",
-                         "--quick-generate-key", user_id, "ed25519", "sign", "never")), status, b"\n")
+        through(
+            Command(
+                (
+                    "gpg",
+                    "--batch",
+                    "--no-tty",
+                    "--no-options",
+                    "--homedir",
+                    str(place),
+                    "--status-fd",
+                    str(status.descriptor),
+                    "--pinentry-mode",
+                    "loopback",
+                    "--passphrase-fd",
+                    "0",
+                    "--yes",
+                    "--quick-generate-key",
+                    user_id,
+                    "ed25519",
+                    "sign",
+                    "never",
+                )
+            ),
+            status,
+            b"\n",
+        )
         made = [line.text.split()[-1] for line in status.lines() if line.keyword == "KEY_CREATED"]
     if len(made) != 1:
         raise ToolError("gpg ended well but does not say that it has made a key")

@@ -64,8 +64,9 @@ class SignedDestination(ForwardingDestination):
         document = self.as_it_lies(key)
         problem = self.problem(key, document)
         if problem:
-            raise DamagedError(f"{self.name}: {key} is not believed", [f"{self.name}: {key}: {problem}"],
-                               hint=self._hint(key, problem))
+            raise DamagedError(
+                f"{self.name}: {key} is not believed", [f"{self.name}: {key}: {problem}"], hint=self._hint(key, problem)
+            )
         end = None if length is None else offset + length
         return io.BytesIO(document[offset:end])
 
@@ -132,13 +133,19 @@ class SignedDestination(ForwardingDestination):
 
     def _hint(self, key: str, problem: str) -> str:
         if layout.is_copy(key):
-            return ("it is passed over: somebody else put it there, or it is older than the signing key. "
-                    "What the catalog still knows is put anew, and signed: backupd catalog copy")
+            return (
+                "it is passed over: somebody else put it there, or it is older than the signing key. "
+                "What the catalog still knows is put anew, and signed: backupd catalog copy"
+            )
         if problem == _UNSIGNED:
             # Of binary logs no catalog has a digest.
             known = "" if key.endswith(f"/{layout.MANIFEST}") else " --unproven"
-            return ("somebody else put it there, or it is older than the signing key: if so, sign it: "
-                    f"backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts as one "
-                    "whose policy says so, until the policy is mended")
-        return ("restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "
-                "--from FORMER")
+            return (
+                "somebody else put it there, or it is older than the signing key: if so, sign it: "
+                f"backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts as one "
+                "whose policy says so, until the policy is mended"
+            )
+        return (
+            "restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "
+            "--from FORMER"
+        )

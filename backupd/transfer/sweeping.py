@@ -63,21 +63,27 @@ def _dead(destination: Destination, clock: Clock, alive: Alive, *, ours: str) ->
     for lease in others:
         if alive(lease, clock()):
             who = "somebody" if lease.owner is None else f"process {lease.owner.pid} on {lease.owner.host}"
-            raise BusyError(f"{who} is removing at destination {destination.name} right now",
-                            hint="what is due is removed the next time")
+            raise BusyError(
+                f"{who} is removing at destination {destination.name} right now",
+                hint="what is due is removed the next time",
+            )
     return others
 
 
-def await_sweeps(destination: Destination, *, clock: Clock, alive: Alive = is_alive,
-                 patience: float = PATIENCE) -> None:
+def await_sweeps(
+    destination: Destination, *, clock: Clock, alive: Alive = is_alive, patience: float = PATIENCE
+) -> None:
     """Wait for everybody who began to remove here before now. Raises BusyError after ``patience`` seconds."""
     began = {lease.key for lease in sweeps(destination) if alive(lease, clock())}
     deadline = time.monotonic() + patience
     pause = threading.Event()
     while began:
         if time.monotonic() >= deadline:
-            raise BusyError(f"somebody has been removing at destination {destination.name} for {patience:g} seconds",
-                            detail=", ".join(sorted(began)), hint="run the command again when that has ended")
+            raise BusyError(
+                f"somebody has been removing at destination {destination.name} for {patience:g} seconds",
+                detail=", ".join(sorted(began)),
+                hint="run the command again when that has ended",
+            )
         pause.wait(_LOOK)
         began &= {lease.key for lease in sweeps(destination) if alive(lease, clock())}
 

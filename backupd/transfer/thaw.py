@@ -53,6 +53,7 @@ def wants_of_segment(header: SegmentHeader) -> tuple[Want, ...]:
 
 def look(destination: ArchiveDestination, keys: Sequence[str]) -> dict[str, Coldness]:
     """How these objects stand; those that are not there are left out. Raises DestinationError."""
+
     def ask_one(key: str) -> Coldness | None:
         try:
             return destination.coldness(key)
@@ -76,14 +77,23 @@ class Asked:
     paid: bool = False
 
 
-def ask(destination: ArchiveDestination, keys: Sequence[str], tier: Tier, days: int, *, now: datetime, pace: Throttle,
-        again: bool = False) -> Iterator[tuple[Asked, ...]]:
+def ask(
+    destination: ArchiveDestination,
+    keys: Sequence[str],
+    tier: Tier,
+    days: int,
+    *,
+    now: datetime,
+    pace: Throttle,
+    again: bool = False,
+) -> Iterator[tuple[Asked, ...]]:
     """Ask for these objects, in batches as they are answered.
 
     What can be read for about as long as asked for is left as it is, and so is what is being thawed, but with
     ``again``: then it is asked for at ``tier``, which is a faster one. ``pace`` is taken from by each request. Raises
     DestinationError after the batches that could be had.
     """
+
     def ask_one(key: str) -> Asked:
         try:
             before = destination.coldness(key)

@@ -37,9 +37,13 @@ _OPENED = frozenset({"DECRYPTION_KEY", "DECRYPTION_INFO"})
 """What gpg reports once it has the session key; the second only when it can read the head of the data, too."""
 _NO_AGENT = "can't connect to the agent"
 """What gpg writes where it reports every secret key as missing, because there is nobody whom it could ask for them."""
-_PASSPHRASE_CODES = {11: "the passphrase is wrong", 31: "the passphrase is missing",
-                     85: "the passphrase is missing", 99: "the passphrase was not given",
-                     177: "the passphrase is missing"}
+_PASSPHRASE_CODES = {
+    11: "the passphrase is wrong",
+    31: "the passphrase is missing",
+    85: "the passphrase is missing",
+    99: "the passphrase was not given",
+    177: "the passphrase is missing",
+}
 
 
 class Unsealer:
@@ -75,6 +79,7 @@ class Unsealer:
     def unseal_file(self, source: BinaryIO, target: Path, *, limit: int) -> None:
         """The same from a stream to a new file (0600), for what may be larger than memory. Raises as ``unseal`` does,
         and OSError; then nothing is left of ``target``."""
+
         def write(sink: BinaryIO) -> None:
             while piece := source.read(_SLICE):
                 sink.write(piece)
@@ -88,7 +93,7 @@ class Unsealer:
                     with pipeline:
                         for chunk in pipeline.chunks(_SLICE):
                             for start in range(0, len(chunk), _SIP):
-                                plain.write(decoder.decompress(chunk[start:start + _SIP]))
+                                plain.write(decoder.decompress(chunk[start : start + _SIP]))
                                 if plain.tell() > limit:
                                     raise _damaged(f"it holds more than the {limit} bytes that are expected")
                 except ToolError as error:
@@ -120,8 +125,9 @@ class Unsealer:
                         decoder.feed(chunk)
             except ToolError as error:
                 killed = any(code is not None and code < 0 for code in pipeline.returncodes)
-                raise (error if killed or not pipeline.exited
-                       else self._explained(error, status.lines(), form)) from error
+                raise (
+                    error if killed or not pipeline.exited else self._explained(error, status.lines(), form)
+                ) from error
             confirmed = _is_confirmed(status)
         if not confirmed:
             raise _damaged("gpg does not confirm its integrity")
@@ -139,21 +145,30 @@ class Unsealer:
             return KeyUnusableError(
                 f"no secret key in {self._home} opens this object: it is encrypted for {keys}",
                 detail=error.detail,
-                hint=f"import one of these secret keys: gpg --homedir {self._home} --import FILE")
-        codes = [int(line.text.split()[-1]) & 0xFFFF for line in lines
-                 if line.keyword == "ERROR" and line.text.startswith("pkdecrypt_failed")]
+                hint=f"import one of these secret keys: gpg --homedir {self._home} --import FILE",
+            )
+        codes = [
+            int(line.text.split()[-1]) & 0xFFFF
+            for line in lines
+            if line.keyword == "ERROR" and line.text.startswith("pkdecrypt_failed")
+        ]
         for code in codes:
             if code in _PASSPHRASE_CODES:
                 return KeyUnusableError(
                     f"the secret key for {keys} cannot be used: {_PASSPHRASE_CODES[code]}",
                     detail=error.detail,
-                    hint="write it to a file (0600) and name that in restore.passphrase_file")
+                    hint="write it to a file (0600) and name that in restore.passphrase_file",
+                )
         if codes and _ALTERED_CODES.issuperset(codes):
             return _damaged(f"its session key for {keys} is not what it was: {error.detail}")
         if "DECRYPTION_FAILED" in words:
-            return _AgentBusyError(ToolError(
-                f"gpg could not use the secret key for {keys}", detail=error.detail,
-                hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye"))
+            return _AgentBusyError(
+                ToolError(
+                    f"gpg could not use the secret key for {keys}",
+                    detail=error.detail,
+                    hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye",
+                )
+            )
         return error
 
 
@@ -163,8 +178,9 @@ def _is_confirmed(status: Status) -> bool:
 
 
 def _damaged(reason: str) -> DamagedError:
-    return DamagedError("a sealed object is damaged", [reason],
-                        hint="restore from another destination's copy of this backup")
+    return DamagedError(
+        "a sealed object is damaged", [reason], hint="restore from another destination's copy of this backup"
+    )
 
 
 def passphrase_options(file: Path | None) -> tuple[str, ...]:
@@ -172,8 +188,9 @@ def passphrase_options(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ("--pinentry-mode", "error")
     if not file.is_file():
-        raise KeyUnusableError(f"the passphrase file {file} does not exist",
-                               hint="see restore.passphrase_file in the configuration")
+        raise KeyUnusableError(
+            f"the passphrase file {file} does not exist", hint="see restore.passphrase_file in the configuration"
+        )
     return ("--pinentry-mode", "loopback", "--passphrase-file", str(file.absolute()))
 
 

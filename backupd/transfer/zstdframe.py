@@ -67,7 +67,7 @@ class FrameDecoder:
         """Everything, once the frame has been complete."""
         if self._frame.startswith(_SKIPPABLE):
             # Where the length is cut off or goes too far, what is left is no frame.
-            del self._frame[:_PADDING_HEAD + int.from_bytes(self._frame[4:_PADDING_HEAD], "little")]
+            del self._frame[: _PADDING_HEAD + int.from_bytes(self._frame[4:_PADDING_HEAD], "little")]
         try:
             if bytes(self._frame[:4]) != zstandard.FRAME_HEADER:
                 raise _damaged("the decrypted data is not a zstd frame")
@@ -96,5 +96,6 @@ def _nothing(decompressor: zstandard.ZstdDecompressor, frame: bytes) -> bytes:
 
 
 def _damaged(reason: str) -> DamagedError:
-    return DamagedError("a sealed object is damaged", [reason],
-                        hint="restore from another destination's copy of this backup")
+    return DamagedError(
+        "a sealed object is damaged", [reason], hint="restore from another destination's copy of this backup"
+    )

@@ -1,5 +1,5 @@
-"""Mail against real mail servers: one that works, and ones that are down, slow, refuse, or want more than a greeting.
-"""
+"""Mail against real mail servers: one that works, and ones that are down, slow, refuse, or want more than a
+greeting."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ DBA, NIGHT = "dba@example.com", "night@example.com"
 
 
 def settings(smtp: str, **changes: Any) -> Email:
-    return Email.model_validate({"smtp": smtp, "from": "backupd@example.com", "to": [DBA, NIGHT], "timeout": "4m",
-                                 **changes})
+    return Email.model_validate(
+        {"smtp": smtp, "from": "backupd@example.com", "to": [DBA, NIGHT], "timeout": "4m", **changes}
+    )
 
 
 def post(email: Email) -> Delivered:
@@ -89,8 +90,10 @@ def test_a_refused_mail_is_tried_again_only_when_that_may_help(answer: str, perm
     assert (failure.value.permanent, answer[:3] in failure.value.detail) == (permanent, True)
 
 
-@pytest.mark.parametrize(("answers", "permanent"), [
-    ({DBA: "550 nobody", NIGHT: "550 nobody"}, True), ({DBA: "550 nobody", NIGHT: "450 grey"}, False)])
+@pytest.mark.parametrize(
+    ("answers", "permanent"),
+    [({DBA: "550 nobody", NIGHT: "550 nobody"}, True), ({DBA: "550 nobody", NIGHT: "450 grey"}, False)],
+)
 def test_a_mail_that_is_taken_for_nobody_fails(answers: dict[str, str], permanent: bool) -> None:
     with mail_server(MailBox(answers=answers)) as box, pytest.raises(DeliveryError, match="none of 2") as failure:
         post(settings(box.url))
@@ -102,8 +105,9 @@ def test_those_who_are_refused_for_now_are_tried_again_alone() -> None:
     with mail_server(MailBox(answers={NIGHT: "450 grey"})) as box:
         assert post(settings(box.url)) == Delivered((NIGHT,), f"{NIGHT}: 450 grey")
     with mail_server(MailBox(answers={NIGHT: "550 nobody token=s3cret"})) as box:
-        assert post(settings(box.url)) == Delivered((), f"{NIGHT}: 550 nobody token=[hidden]",
-                                                    ((NIGHT, "550 nobody token=[hidden]"),))
+        assert post(settings(box.url)) == Delivered(
+            (), f"{NIGHT}: 550 nobody token=[hidden]", ((NIGHT, "550 nobody token=[hidden]"),)
+        )
     assert box.recipients == [(DBA,)]
 
 
@@ -131,7 +135,8 @@ def test_starttls_and_login_are_done_where_they_are_wanted(tmp_path: Path, pem: 
 
 
 def test_encryption_is_taken_where_it_is_offered_and_no_password_goes_where_it_is_not(
-        tmp_path: Path, pem: Path) -> None:
+    tmp_path: Path, pem: Path
+) -> None:
     word = tmp_path / "word"
     word.write_text("geheim\n")
     with mail_server(tls=pem) as box:
@@ -154,9 +159,21 @@ def test_an_account_that_cannot_be_said_is_told_and_holds_nothing_up(tmp_path: P
     assert "häim" not in str(told.value)
 
 
-@pytest.mark.parametrize("address", [
-    "dba@example.com", "dba@localhost", "a+b.c@x-y.example", "o'neil@x.y", "dbä@exämple.com", "ops@[192.0.2.1]",
-    "ops@[IPv6:2001:db8::1]", "x" * 64 + "@" + "y" * 63 + ".example.com", "=@x.y", "a!#$%&*/?^_`{|}~@x.y"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "dba@example.com",
+        "dba@localhost",
+        "a+b.c@x-y.example",
+        "o'neil@x.y",
+        "dbä@exämple.com",
+        "ops@[192.0.2.1]",
+        "ops@[IPv6:2001:db8::1]",
+        "x" * 64 + "@" + "y" * 63 + ".example.com",
+        "=@x.y",
+        "a!#$%&*/?^_`{|}~@x.y",
+    ],
+)
 def test_an_address_that_the_configuration_takes_stands_in_the_header_as_it_is(address: str) -> None:
     email = Email.model_validate({"smtp": "smtp://h", "from": address, "to": [address, DBA]})
     came = Parser(policy=default).parsestr(as_mail(LETTER, email, Envelope("m1", NOW), "here"))
@@ -164,12 +181,43 @@ def test_an_address_that_the_configuration_takes_stands_in_the_header_as_it_is(a
     assert came["From"].addresses[0].addr_spec == address
 
 
-@pytest.mark.parametrize("address", [
-    "dba@[bad", "boss@[", "a..b@x.y", ".a@x.y", "a.@x.y", "a@.x", "a@x..y", "a@x.y.", "a;b@x.y", "a:b@x.y", "a(x)@x.y",
-    '"a@x.y', 'a"b"@x.y', "a\\b@x.y", "a@@x.y", "a@b@c", "[x]@x.y", "a@x;y", "a@(x)", "a@x,b@y", "a\x00@x.y",
-    "\ud800@x.y", "a\u202e@x.y", "=?utf-8?q?x?=@x.y", "a b@x.y", "a@x.y\nBcc: b@x.y", "x" * 320 + "@x.y", "@x.y", "a@"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "dba@[bad",
+        "boss@[",
+        "a..b@x.y",
+        ".a@x.y",
+        "a.@x.y",
+        "a@.x",
+        "a@x..y",
+        "a@x.y.",
+        "a;b@x.y",
+        "a:b@x.y",
+        "a(x)@x.y",
+        '"a@x.y',
+        'a"b"@x.y',
+        "a\\b@x.y",
+        "a@@x.y",
+        "a@b@c",
+        "[x]@x.y",
+        "a@x;y",
+        "a@(x)",
+        "a@x,b@y",
+        "a\x00@x.y",
+        "\ud800@x.y",
+        "a\u202e@x.y",
+        "=?utf-8?q?x?=@x.y",
+        "a b@x.y",
+        "a@x.y\nBcc: b@x.y",
+        "x" * 320 + "@x.y",
+        "@x.y",
+        "a@",
+    ],
+)
 def test_an_address_that_no_header_can_hold_is_refused_and_were_it_not_the_mail_is_written_all_the_same(
-        address: str) -> None:
+    address: str,
+) -> None:
     with pytest.raises(ValidationError, match="not a mail address"):
         settings("smtp://h", to=[address])
     email = settings("smtp://h").model_copy(update={"to": (address, DBA), "sender": address})

@@ -27,10 +27,25 @@ def ledger(known: Iterable[Incident] = (), reminders: tuple[timedelta, ...] = RE
     return Ledger(known, reminders, lambda _now: f"incident-{next(numbers)}")
 
 
-def event(kind: str, *, minutes: float = 0, server: str = "db1", subject: str = LEG, job: str = "",
-          severity: Severity = Severity.ERROR) -> Event:
-    return Event(NOW + timedelta(minutes=minutes), kind, severity, f"{kind} at {minutes:g}", server=server,
-                 subject=subject, hint="do this", job_id=job)
+def event(
+    kind: str,
+    *,
+    minutes: float = 0,
+    server: str = "db1",
+    subject: str = LEG,
+    job: str = "",
+    severity: Severity = Severity.ERROR,
+) -> Event:
+    return Event(
+        NOW + timedelta(minutes=minutes),
+        kind,
+        severity,
+        f"{kind} at {minutes:g}",
+        server=server,
+        subject=subject,
+        hint="do this",
+        job_id=job,
+    )
 
 
 def said(turns: Iterable[Turn]) -> list[tuple[str, str]]:
@@ -39,16 +54,29 @@ def said(turns: Iterable[Turn]) -> list[tuple[str, str]]:
 
 def test_a_job_that_hangs_fails_is_repeated_and_fails_again_is_told_once_and_once_when_it_is_well() -> None:
     book = ledger()
-    told = [said(book.take(one)) for one in (
-        event("job-hanging", job="j1"), event("job-failed", minutes=1, job="j1"),
-        event("job-failed", minutes=6, job="j2"), event("job-abandoned", minutes=9, job="j3"))]
+    told = [
+        said(book.take(one))
+        for one in (
+            event("job-hanging", job="j1"),
+            event("job-failed", minutes=1, job="j1"),
+            event("job-failed", minutes=6, job="j2"),
+            event("job-abandoned", minutes=9, job="j3"),
+        )
+    ]
     assert told == [[("alert", "incident-1")], [], [], []]
     (incident,) = book.open
     assert (incident.kind, incident.count, incident.message, incident.job_id) == (
-        "job-hanging", 4, "job-abandoned at 9", "j3")
+        "job-hanging",
+        4,
+        "job-abandoned at 9",
+        "j3",
+    )
     (turn,) = book.take(event("job-recovered", minutes=30, severity=Severity.INFO))
     assert (turn.kind, turn.incident.closed_at, turn.news) == (
-        MessageKind.RECOVERY, NOW + timedelta(minutes=30), "job-recovered at 30")
+        MessageKind.RECOVERY,
+        NOW + timedelta(minutes=30),
+        "job-recovered at 30",
+    )
     assert book.open == ()
     assert book.take(event("job-recovered", minutes=31, severity=Severity.INFO)) == []
     assert said(book.take(event("job-failed", minutes=40))) == [("alert", "incident-2")]
@@ -56,8 +84,12 @@ def test_a_job_that_hangs_fails_is_repeated_and_fails_again_is_told_once_and_onc
 
 def test_another_server_another_leg_and_another_trouble_are_incidents_of_their_own() -> None:
     book = ledger()
-    for one in (event("job-failed"), event("job-failed", server="db2"), event("job-failed", subject="verify"),
-                event("rpo-broken", subject="")):
+    for one in (
+        event("job-failed"),
+        event("job-failed", server="db2"),
+        event("job-failed", subject="verify"),
+        event("rpo-broken", subject=""),
+    ):
         assert len(book.take(one)) == 1
     assert len(book.open) == 4
     assert said(book.take(event("rpo-kept", subject="", severity=Severity.INFO))) == [("recovery", "incident-4")]
@@ -68,16 +100,24 @@ def test_what_gets_worse_is_told_again_and_what_gets_better_is_not() -> None:
     assert said(book.take(event("job-missed", severity=Severity.WARNING))) == [("alert", "incident-1")]
     (turn,) = book.take(event("job-failed", minutes=5))
     assert (turn.kind, turn.incident.kind, turn.incident.severity, turn.begins) == (
-        MessageKind.ALERT, "job-failed", Severity.ERROR, False)
+        MessageKind.ALERT,
+        "job-failed",
+        Severity.ERROR,
+        False,
+    )
     assert book.take(event("job-skipped", minutes=6, severity=Severity.WARNING)) == []
     assert book.open[0].severity is Severity.ERROR
 
 
 def test_routine_and_good_news_open_nothing() -> None:
     book = ledger()
-    for one in (event("job-skipped", severity=Severity.INFO), event("job-cancelled", severity=Severity.INFO),
-                event("branch-begun", severity=Severity.INFO), event("daemon-started", severity=Severity.INFO),
-                event("removal-locked", severity=Severity.INFO)):
+    for one in (
+        event("job-skipped", severity=Severity.INFO),
+        event("job-cancelled", severity=Severity.INFO),
+        event("branch-begun", severity=Severity.INFO),
+        event("daemon-started", severity=Severity.INFO),
+        event("removal-locked", severity=Severity.INFO),
+    ):
         assert book.take(one) == []
     assert book.changed == ()
 
@@ -87,7 +127,8 @@ def test_runs_that_do_not_start_because_of_a_pause_are_told_with_the_pause_only(
     assert len(book.take(event("paused", server="", subject="pause", severity=Severity.WARNING))) == 1
     assert book.take(event("job-skipped", severity=Severity.WARNING)) == []
     assert said(book.take(event("resumed", server="", subject="pause", severity=Severity.WARNING))) == [
-        ("recovery", "incident-1")]
+        ("recovery", "incident-1")
+    ]
     assert len(book.take(event("job-skipped", severity=Severity.WARNING))) == 1
 
 
@@ -141,16 +182,19 @@ def test_what_is_told_again_while_it_lasts_is_over_when_it_is_not() -> None:
 def test_a_channel_that_does_not_work_is_an_incident_as_any_other() -> None:
     book = ledger()
     assert said(book.take(event("alerts-undeliverable", server="", subject="email"))) == [("alert", "incident-1")]
-    assert said(book.take(event("alerts-delivered", server="", subject="email", minutes=9, severity=Severity.INFO))
-                ) == [("recovery", "incident-1")]
+    assert said(
+        book.take(event("alerts-delivered", server="", subject="email", minutes=9, severity=Severity.INFO))
+    ) == [("recovery", "incident-1")]
     assert not book.open
 
 
 def test_a_server_with_much_trouble_and_a_destination_with_much_trouble_get_one_letter_each() -> None:
     book = ledger()
     events = [event("destination-behind", server=f"db{n}", subject="s3") for n in range(5)]
-    events += [event("job-failed", server="web", subject=leg) for leg in (LEG, "verify", "test_restore", "replicate/s3",
-                                                                            "logical.schedule")]
+    events += [
+        event("job-failed", server="web", subject=leg)
+        for leg in (LEG, "verify", "test_restore", "replicate/s3", "logical.schedule")
+    ]
     events += [event("rpo-broken", server="x"), event("job-failed", server="x", subject="verify")]
     groups = grouped([turn for one in events for turn in book.take(one)], {"s3", "local"})
     assert [len(group) for group in groups] == [5, 5, 1, 1]
@@ -176,22 +220,42 @@ def test_a_job_that_failed_is_told_whatever_else_it_told_of_and_ends_by_itself(k
     assert said(book.take(event("job-failed", minutes=1, job="j1"))) == [("alert", "incident-2")]
     assert [one.message for one in book.open] == [f"{kind} at 0", "job-failed at 1"]
     assert book.take(event("hook-recovered", subject="after", minutes=2, severity=Severity.INFO)) == [] or kind == (
-        "hook-failed")
+        "hook-failed"
+    )
     assert book.open[-1].kind == "job-failed"
 
 
 def stream(book: Ledger, at: datetime, *, broken: bool) -> list[Turn]:
-    return book.take(Event(at, "stream-failed" if broken else "stream-recovered",
-                           Severity.ERROR if broken else Severity.INFO, "stream", server="db1", subject="stream"))
+    return book.take(
+        Event(
+            at,
+            "stream-failed" if broken else "stream-recovered",
+            Severity.ERROR if broken else Severity.INFO,
+            "stream",
+            server="db1",
+            subject="stream",
+        )
+    )
 
 
 def test_what_comes_and_goes_is_told_twice_then_it_is_one_incident_until_it_stays_well() -> None:
     book = ledger()
-    told = [(minute, turn) for minute in range(0, 24 * 60, 2) for turn in
-            [*stream(book, NOW + timedelta(minutes=minute), broken=minute % 4 == 0),
-             *book.pass_time(NOW + timedelta(minutes=minute))]]
+    told = [
+        (minute, turn)
+        for minute in range(0, 24 * 60, 2)
+        for turn in [
+            *stream(book, NOW + timedelta(minutes=minute), broken=minute % 4 == 0),
+            *book.pass_time(NOW + timedelta(minutes=minute)),
+        ]
+    ]
     assert [(minute, str(turn.kind)) for minute, turn in told] == [
-        (0, "alert"), (2, "recovery"), (4, "alert"), (6, "recovery"), (8, "alert"), (8 + 240, "reminder")]
+        (0, "alert"),
+        (2, "recovery"),
+        (4, "alert"),
+        (6, "recovery"),
+        (8, "alert"),
+        (8 + 240, "reminder"),
+    ]
     assert [turn.often for _minute, turn in told] == [0, 0, 0, 0, 2, 0]
     assert not book.open
     last = NOW + timedelta(minutes=24 * 60 - 2)
@@ -205,7 +269,8 @@ def test_what_comes_and_goes_is_told_twice_then_it_is_one_incident_until_it_stay
 
 @pytest.mark.parametrize("reminders", [REMINDERS, ()])
 def test_people_know_of_whatever_is_broken_and_hear_of_few_ends_however_it_comes_and_goes(
-        reminders: tuple[timedelta, ...]) -> None:
+    reminders: tuple[timedelta, ...],
+) -> None:
     dice = thrown("comings and goings")
     for _round in range(8):
         now, broken, since, kept = NOW, False, NOW, dict[str, Incident]()

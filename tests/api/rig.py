@@ -51,20 +51,33 @@ class Rig:
         key = (Role(role), None if servers is None else frozenset(servers))
         if key not in self._secrets:
             _token, self._secrets[key] = create_token(
-                self.wiring, command_line(), f"{role}-{next(_names)}", Role(role), servers=servers)
+                self.wiring, command_line(), f"{role}-{next(_names)}", Role(role), servers=servers
+            )
         return self._secrets[key]
 
-    def client(self, role: Role | str | None = None, *, servers: Collection[str] | None = None, url: str = "",
-               timeout: float = 240.0) -> httpx.Client:
+    def client(
+        self,
+        role: Role | str | None = None,
+        *,
+        servers: Collection[str] | None = None,
+        url: str = "",
+        timeout: float = 240.0,
+    ) -> httpx.Client:
         """With a token of that role, or without one; closed with the rig."""
         headers = {} if role is None else {"Authorization": f"Bearer {self.secret(role, servers)}"}
         return self._open.enter_context(httpx.Client(base_url=url or self.url, headers=headers, timeout=timeout))
 
 
 @contextmanager
-def rig(base: Path | Settings, *, extra: str = "", clock: Clock = utc_now, host: str = "127.0.0.1",
-        prepared: Callable[[Wiring], None] = lambda _wiring: None, app: Callable[[FastAPI], None] = lambda _app: None,
-        ) -> Iterator[Rig]:
+def rig(
+    base: Path | Settings,
+    *,
+    extra: str = "",
+    clock: Clock = utc_now,
+    host: str = "127.0.0.1",
+    prepared: Callable[[Wiring], None] = lambda _wiring: None,
+    app: Callable[[FastAPI], None] = lambda _app: None,
+) -> Iterator[Rig]:
     """Serve an installation until the block ends. ``base``: an empty folder, in which one with the server ``db1`` is
     made (``extra``: lines of its configuration), or the settings of one that is there; ``prepared``: fills its catalog
     first; ``app``: changes the application before it is served."""
@@ -79,8 +92,9 @@ def rig(base: Path | Settings, *, extra: str = "", clock: Clock = utc_now, host:
         reloads: list[None] = []
         made = create_app(service, wiring, reload=lambda: reloads.append(None))
         app(made)
-        listener = stack.enter_context(socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512))
+        listener = stack.enter_context(
+            socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512)
+        )
         port = listener.getsockname()[1]
         ready = threading.Event()
         server = server_of(made, settings.api.tls, ready.set)

@@ -72,8 +72,9 @@ def test_what_is_no_bearer_token_is_401(moved: Rig, header: str) -> None:
 
 
 def test_a_token_counts_until_it_expires(moved: Rig, clock: Clock) -> None:
-    _token, secret = create_token(moved.wiring, command_line(), "short", Role.VIEWER,
-                                  expires_at=clock() + timedelta(hours=1))
+    _token, secret = create_token(
+        moved.wiring, command_line(), "short", Role.VIEWER, expires_at=clock() + timedelta(hours=1)
+    )
     assert _asks(moved, secret).status_code == 200
     clock.now += timedelta(hours=1)
     answer = _asks(moved, secret)
@@ -99,10 +100,17 @@ def test_a_token_of_one_server_does_not_know_of_others(moved: Rig) -> None:
     assert "db1" not in there.text
 
 
-@pytest.mark.parametrize(("wrong", "error"), [
-    ({"name": ""}, UsageError), ({"name": "a\nb"}, UsageError), ({"name": "x" * 101}, UsageError),
-    ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, UsageError), ({"servers": ()}, UsageError),
-    ({"servers": ("nowhere",)}, NotFoundError)])
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"name": ""}, UsageError),
+        ({"name": "a\nb"}, UsageError),
+        ({"name": "x" * 101}, UsageError),
+        ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, UsageError),
+        ({"servers": ()}, UsageError),
+        ({"servers": ("nowhere",)}, NotFoundError),
+    ],
+)
 def test_a_token_that_makes_no_sense_is_not_made(moved: Rig, wrong: dict[str, object], error: type[Exception]) -> None:
     before = len(moved.catalog.tokens.list())
     asked: dict[str, object] = {"name": "n", **wrong}
@@ -118,7 +126,7 @@ def test_a_token_that_makes_no_sense_is_not_made(moved: Rig, wrong: dict[str, ob
 def test_who_guesses_has_to_wait_and_who_has_a_right_token_is_let_in_from_there_all_the_while(moved: Rig) -> None:
     right = moved.secret(Role.VIEWER)
     answers = [_asks(moved, f"backupd_wrong{number}").status_code for number in range(FREE + 2)]
-    assert answers[:FREE + 1] == [401] * (FREE + 1)
+    assert answers[: FREE + 1] == [401] * (FREE + 1)
     late = _asks(moved, "backupd_wrong")
     assert (answers[-1], late.status_code) == (429, 429)
     assert 1 <= int(late.headers["retry-after"]) <= 6
@@ -142,7 +150,7 @@ def test_guesses_cost_more_and_more_and_are_forgotten_by_a_right_token() -> None
     throttle = Throttle(clock.passing)
     costs = [throttle.failed("192.0.2.7") for _ in range(FREE + 8)]
     assert costs[:FREE] == [0.0] * FREE
-    assert costs[FREE:FREE + 4] == [5.0, 10.0, 20.0, 40.0]
+    assert costs[FREE : FREE + 4] == [5.0, 10.0, 20.0, 40.0]
     assert max(costs) == 300.0
     assert throttle.wait("192.0.2.7") == 300.0
     assert throttle.wait("192.0.2.8") == 0.0
@@ -195,8 +203,9 @@ def test_a_session_reads_without_and_changes_only_with_the_word_of_its_page(move
 def test_another_sites_page_changes_nothing_with_our_cookie(moved: Rig) -> None:
     headers, csrf = _session(moved)
     for site in ("cross-site", "same-site"):
-        answer = moved.client().post("/v1/policies/reload", headers={
-            **headers, "X-CSRF-Token": csrf, "Sec-Fetch-Site": site})
+        answer = moved.client().post(
+            "/v1/policies/reload", headers={**headers, "X-CSRF-Token": csrf, "Sec-Fetch-Site": site}
+        )
         assert answer.status_code == 403
 
 

@@ -47,9 +47,11 @@ from tests.support.mouths import Mouths, State, mailed, words
 
 SERVER = "db1"
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-POLICY = (GOLD.replace("required: [local]", "required: [local], others: [offsite]")
-          + "binlog: {stream: true}\nobjectives: {rpo: 10m, rto: 30d}\nretry: {attempts: 1}\n"
-            "protection: {copies: 2, off_site: 1}\n")
+POLICY = (
+    GOLD.replace("required: [local]", "required: [local], others: [offsite]")
+    + "binlog: {stream: true}\nobjectives: {rpo: 10m, rto: 30d}\nretry: {attempts: 1}\n"
+    "protection: {copies: 2, off_site: 1}\n"
+)
 MAIL = 'alerts:\n  email: {smtp: "smtp://localhost:1", from: backupd@example.com, to: [dba@example.com]}\n'
 FILE = "binlog.000001"
 
@@ -96,8 +98,10 @@ class Installation:
         assert state.status in line, letter
         if state.reasons:  # of which a letter gives the beginning
             assert words(state.reasons[0])[:60] in words(letter)
-        mailed([message.subject for message in self.catalog.messages.list(limit=500)], self.catalog.incidents.list(
-            limit=500))
+        mailed(
+            [message.subject for message in self.catalog.messages.list(limit=500)],
+            self.catalog.incidents.list(limit=500),
+        )
         return state
 
     def clean(self) -> None:
@@ -111,21 +115,51 @@ class Installation:
         at = self.now() - ago
         copies = tuple(Copy(name, "complete", at, at) for name in ("local", "offsite"))
         record = replace(
-            samples.backup(server=SERVER, copies=copies), id=new_id(at), started_at=at - timedelta(milliseconds=1),
-            finished_at=at, server_uuid=uuid, stats=Stats(10**9, 10**8, 10**8, 10, 0), warnings=(), manifest="a" * 64,
-            position=Position(FILE, 100, "0-1-100"), **others)  # type: ignore[arg-type]  # of its fields
+            samples.backup(server=SERVER, copies=copies),
+            id=new_id(at),
+            started_at=at - timedelta(milliseconds=1),
+            finished_at=at,
+            server_uuid=uuid,
+            stats=Stats(10**9, 10**8, 10**8, 10, 0),
+            warnings=(),
+            manifest="a" * 64,
+            position=Position(FILE, 100, "0-1-100"),
+            **others,  # type: ignore[arg-type]  # of its fields
+        )
         self.catalog.backups.add(record)
         return record
 
     def logs(self, until: datetime) -> None:
         """Binary logs up to ``until``, at both places."""
         begun = self.now() - 30 * DAY
-        self.catalog.binlogs.add_branch(Branch(SERVER, self.branch, begun, BranchReason.FIRST, "uuid", "mariadb",
-                                               "binlog", 1))
+        self.catalog.binlogs.add_branch(
+            Branch(SERVER, self.branch, begun, BranchReason.FIRST, "uuid", "mariadb", "binlog", 1)
+        )
         for place in ("local", "offsite"):
-            self.catalog.binlogs.add_segment(Segment(
-                SERVER, self.branch, FILE, 1, 0, self.pos, Ending.OPEN, "", "0-1-500", 500, begun, until - MINUTE,
-                False, (1,), "mariadb", "10.11.19", "0" * 64), place, 500, self.now())
+            self.catalog.binlogs.add_segment(
+                Segment(
+                    SERVER,
+                    self.branch,
+                    FILE,
+                    1,
+                    0,
+                    self.pos,
+                    Ending.OPEN,
+                    "",
+                    "0-1-500",
+                    500,
+                    begun,
+                    until - MINUTE,
+                    False,
+                    (1,),
+                    "mariadb",
+                    "10.11.19",
+                    "0" * 64,
+                ),
+                place,
+                500,
+                self.now(),
+            )
         self.confirm(until)
 
     def confirm(self, until: datetime) -> None:
@@ -133,9 +167,20 @@ class Installation:
             self.catalog.binlogs.confirm(SERVER, place, self.branch, (1, self.pos), until)
 
     def stream(self, state: str = "streaming", error: str = "", **places: dict[str, str]) -> None:
-        self.catalog.binlogs.set_stream_state(SERVER, {
-            "state": state, "since": "2026-11-21T10:00:00Z", "error": error, "trouble": "", "destinations": places,
-            "owner": owner(), "spool_bytes": 7, "max_spool_bytes": 9}, self.now())
+        self.catalog.binlogs.set_stream_state(
+            SERVER,
+            {
+                "state": state,
+                "since": "2026-11-21T10:00:00Z",
+                "error": error,
+                "trouble": "",
+                "destinations": places,
+                "owner": owner(),
+                "spool_bytes": 7,
+                "max_spool_bytes": 9,
+            },
+            self.now(),
+        )
 
     def job(self, kind: JobKind, work: Callable[[JobRun], Result] = lambda _run: Result()) -> None:
         with suppress(BackupdError):
@@ -143,8 +188,16 @@ class Installation:
 
     def proof(self, outcome: str) -> None:
         at = self.now()
-        self.catalog.proofs.add(replace(samples.proof(outcome=outcome), id=new_id(at), server=SERVER, target="latest",
-                                        started_at=at - MINUTE, finished_at=at))
+        self.catalog.proofs.add(
+            replace(
+                samples.proof(outcome=outcome),
+                id=new_id(at),
+                server=SERVER,
+                target="latest",
+                started_at=at - MINUTE,
+                finished_at=at,
+            )
+        )
 
 
 @pytest.fixture
@@ -160,8 +213,9 @@ def office(short_tmp: Path) -> Office:
 
 
 @pytest.fixture
-def young(office: Office, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-          ) -> Iterator[Installation]:
+def young(
+    office: Office, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Installation]:
     """Where nothing has been done yet."""
     monkeypatch.setenv("BACKUPD_CONFIG", str(office.file))
     monkeypatch.setenv("BACKUPD_RUNTIME", str(office.base / "run"))
@@ -262,13 +316,26 @@ def test_an_exceeded_rpo(young: Installation) -> None:
 
 def test_a_stream_that_failed(home: Installation) -> None:
     home.stream("failed", "access denied")
-    home.incidents.broken(STREAM, Event(home.now(), STREAM.broken, Severity.ERROR, server=SERVER, subject="stream",
-                                        message=f"the binary log of {SERVER} is not streamed: access denied"))
+    home.incidents.broken(
+        STREAM,
+        Event(
+            home.now(),
+            STREAM.broken,
+            Severity.ERROR,
+            server=SERVER,
+            subject="stream",
+            message=f"the binary log of {SERVER} is not streamed: access denied",
+        ),
+    )
     state = home.say()
     assert (state.status, state.kinds) == ("bad", {"stream-failed"})
     home.stream()
-    home.incidents.mended(STREAM, Event(home.now(), STREAM.mended, Severity.INFO, server=SERVER, subject="stream",
-                                        message="it is streamed again"))
+    home.incidents.mended(
+        STREAM,
+        Event(
+            home.now(), STREAM.mended, Severity.INFO, server=SERVER, subject="stream", message="it is streamed again"
+        ),
+    )
     home.clean()
 
 
@@ -285,8 +352,9 @@ def test_a_stream_that_takes_no_logs_to_a_place(home: Installation) -> None:
 def test_a_stream_whose_archive_is_in_trouble(home: Installation) -> None:
     row = home.catalog.binlogs.stream_state(SERVER)
     assert row is not None
-    home.catalog.binlogs.set_stream_state(SERVER, {**row[0], "trouble": "binlog.000001 is damaged in the spool"},
-                                          home.now())
+    home.catalog.binlogs.set_stream_state(
+        SERVER, {**row[0], "trouble": "binlog.000001 is damaged in the spool"}, home.now()
+    )
     state = home.say()
     assert state.status == "warning"
     assert any("binlog.000001 is damaged in the spool" in reason for reason in state.reasons)

@@ -43,11 +43,14 @@ def test_it_is_ready_while_a_service_is_on_watch(house: Rig) -> None:
     answer = house.client().get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["reasons"] == [
-        "no service follows the policies: nothing starts by itself (is `backupd serve` running?)"]
+        "no service follows the policies: nothing starts by itself (is `backupd serve` running?)"
+    ]
     assert house.catalog.watch.take("a test")
     try:
         assert (house.client().get("/readyz").status_code, house.client().get("/readyz").json()) == (
-            200, {"ready": True, "reasons": []})
+            200,
+            {"ready": True, "reasons": []},
+        )
     finally:
         house.catalog.watch.leave()
     assert house.client().get("/readyz").status_code == 503
@@ -94,7 +97,8 @@ def test_a_server_that_a_backup_took_out_of_rotation_is_told_to_the_load_balance
 
 
 def test_an_outage_of_the_catalog_takes_no_server_out_of_rotation_and_brings_none_back(
-        house: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(_self: object, _server: str) -> None:
         raise CatalogError("cannot reach postgresql://backupd@catalog/backupd")
 

@@ -13,16 +13,33 @@ from backupd.model.access import Role
 from tests.api.rig import Rig
 
 OPERATOR = {
-    ("POST", "/v1/backups"), ("POST", "/v1/restores"), ("POST", "/v1/test-restores"), ("POST", "/v1/verifications"),
-    ("POST", "/v1/replications"), ("POST", "/v1/thaws"), ("POST", "/v1/jobs/{id}/cancel"),
-    ("POST", "/v1/alerts/{id}/acknowledge")}
+    ("POST", "/v1/backups"),
+    ("POST", "/v1/restores"),
+    ("POST", "/v1/test-restores"),
+    ("POST", "/v1/verifications"),
+    ("POST", "/v1/replications"),
+    ("POST", "/v1/thaws"),
+    ("POST", "/v1/jobs/{id}/cancel"),
+    ("POST", "/v1/alerts/{id}/acknowledge"),
+}
 ADMIN = {
-    ("POST", "/v1/servers/{server}/retention"), ("POST", "/v1/servers/{server}/accept"),
-    ("DELETE", "/v1/backups/{id}"), ("POST", "/v1/backups/{id}/keep"),
-    ("POST", "/v1/backups/{id}/unkeep"), ("POST", "/v1/backups/{id}/undelete"), ("POST", "/v1/holds"),
-    ("DELETE", "/v1/holds"), ("POST", "/v1/pauses"), ("DELETE", "/v1/pauses"), ("GET", "/v1/tokens"),
-    ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/{id}"), ("GET", "/v1/audit"), ("POST", "/v1/policies/reload"),
-    ("POST", "/v1/alerts/test")}
+    ("POST", "/v1/servers/{server}/retention"),
+    ("POST", "/v1/servers/{server}/accept"),
+    ("DELETE", "/v1/backups/{id}"),
+    ("POST", "/v1/backups/{id}/keep"),
+    ("POST", "/v1/backups/{id}/unkeep"),
+    ("POST", "/v1/backups/{id}/undelete"),
+    ("POST", "/v1/holds"),
+    ("DELETE", "/v1/holds"),
+    ("POST", "/v1/pauses"),
+    ("DELETE", "/v1/pauses"),
+    ("GET", "/v1/tokens"),
+    ("POST", "/v1/tokens"),
+    ("DELETE", "/v1/tokens/{id}"),
+    ("GET", "/v1/audit"),
+    ("POST", "/v1/policies/reload"),
+    ("POST", "/v1/alerts/test"),
+}
 VIEWER_MAY_POST = {("POST", "/v1/restores/plan"), ("POST", "/v1/policies/validate")}
 _LASTS = "/v1/events"
 _NOBODYS = "20261121T042512Z-0badcafe"
@@ -41,8 +58,11 @@ def test_each_operation_asks_for_the_role_that_it_should(house: Rig) -> None:
     found = {(method, path): role for method, path, role in _v1(house)}
     assert {key for key, role in found.items() if role is None} == set()
     assert {key for key, role in found.items() if role is Role.OPERATOR} == OPERATOR
-    wanted = {(method, re.sub(r"/{[^}]*}$", "", path) if path.startswith(("/v1/holds", "/v1/pauses")) else path)
-              for (method, path), role in found.items() if role is Role.ADMIN}
+    wanted = {
+        (method, re.sub(r"/{[^}]*}$", "", path) if path.startswith(("/v1/holds", "/v1/pauses")) else path)
+        for (method, path), role in found.items()
+        if role is Role.ADMIN
+    }
     assert wanted == ADMIN
     rest = {key for key, role in found.items() if role is Role.VIEWER}
     assert {key for key in rest if key[0] != "GET"} == VIEWER_MAY_POST
@@ -87,8 +107,16 @@ def test_pages_let_nobody_in_who_is_not_known(house: Rig) -> None:
 
 def test_only_these_are_for_anybody(house: Rig) -> None:
     found = {path for _method, path, role in operations_of(house.app) if role is None}
-    assert found == {"/docs", "/openapi.json", "/static/{name}", "/login", "/healthz", "/readyz",
-                     "/healthz/servers/{server}", "/metrics"}
+    assert found == {
+        "/docs",
+        "/openapi.json",
+        "/static/{name}",
+        "/login",
+        "/healthz",
+        "/readyz",
+        "/healthz/servers/{server}",
+        "/metrics",
+    }
 
 
 def test_a_route_that_says_nothing_of_who_may_use_it_keeps_the_program_from_starting() -> None:

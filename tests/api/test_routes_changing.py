@@ -47,20 +47,32 @@ def told(answer: httpx.Response, status: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("path", "body", "kind", "arguments"), [
-    ("/v1/backups", {"server": "db1", "kind": "full"}, "physical-full", {}),
-    ("/v1/backups", {"server": "db1", "kind": "incremental"}, "physical-incremental", {}),
-    ("/v1/verifications", {"server": "db2", "subset": 0.25}, "verify", {"subset": 0.25}),
-    ("/v1/verifications", {"subset": 1}, "verify", {"subset": 1.0}),
-])
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "arguments"),
+    [
+        ("/v1/backups", {"server": "db1", "kind": "full"}, "physical-full", {}),
+        ("/v1/backups", {"server": "db1", "kind": "incremental"}, "physical-incremental", {}),
+        ("/v1/verifications", {"server": "db2", "subset": 0.25}, "verify", {"subset": 0.25}),
+        ("/v1/verifications", {"subset": 1}, "verify", {"subset": 1.0}),
+    ],
+)
 def test_long_work_becomes_a_job_that_is_told_where_to_follow(
-        filled: Rig, operator: httpx.Client, path: str, body: dict[str, Any], kind: str, arguments: dict[str, Any],
-        ) -> None:
+    filled: Rig,
+    operator: httpx.Client,
+    path: str,
+    body: dict[str, Any],
+    kind: str,
+    arguments: dict[str, Any],
+) -> None:
     answer = operator.post(path, json=body)
     assert answer.status_code == 202, answer.text
     job = answer.json()["job"]
     assert (job["kind"], job["state"], job["server"], job["arguments"]) == (
-        kind, "queued", body.get("server", ""), arguments)
+        kind,
+        "queued",
+        body.get("server", ""),
+        arguments,
+    )
     assert operator.get(answer.headers["location"]).json() == job
     (entry, *_) = filled.catalog.audit.list(limit=1)
     assert (entry.actor, entry.role, entry.subject) == (job["requested_by"], "operator", job["id"])
@@ -79,29 +91,45 @@ def test_retention_is_applied_by_a_job(admin: httpx.Client) -> None:
     assert answer.json()["job"]["arguments"] == {"really": True}
 
 
-@pytest.mark.parametrize(("path", "body", "status"), [
-    ("/v1/backups", {"server": "nobody", "kind": "full"}, 404),
-    ("/v1/backups", {"server": "db1", "kind": "full", "tables": ["shop.*"]}, 422),
-    ("/v1/backups", {"server": "db1", "kind": "logical", "set": "nothing"}, 404),
-    ("/v1/replications", {"server": "db1", "destination": "moon"}, 404),
-    ("/v1/thaws", {"server": "db1", "target": "yesterday"}, 422),
-    ("/v1/restores", {"plan": "20261121T094300Z-5e6f7a8b"}, 404),
-    ("/v1/restores/plan", {"server": "db1", "target": "tomorrow"}, 422),
-    ("/v1/restores/plan", {"server": "db1", "target": "latest", "tables": ["a.b"]}, 422),
-    ("/v1/restores", {"server": "db1", "target": "latest"}, 422),
-    ("/v1/holds", {"server": "nobody", "reason": "x"}, 404),
-    ("/v1/tokens", {"name": "x", "role": "viewer", "servers": ["nobody"]}, 404),
-    ("/v1/tokens", {"name": "x", "role": "viewer", "expires_at": "2020-01-01T00:00:00Z"}, 422),
-])
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/backups", {"server": "nobody", "kind": "full"}, 404),
+        ("/v1/backups", {"server": "db1", "kind": "full", "tables": ["shop.*"]}, 422),
+        ("/v1/backups", {"server": "db1", "kind": "logical", "set": "nothing"}, 404),
+        ("/v1/replications", {"server": "db1", "destination": "moon"}, 404),
+        ("/v1/thaws", {"server": "db1", "target": "yesterday"}, 422),
+        ("/v1/restores", {"plan": "20261121T094300Z-5e6f7a8b"}, 404),
+        ("/v1/restores/plan", {"server": "db1", "target": "tomorrow"}, 422),
+        ("/v1/restores/plan", {"server": "db1", "target": "latest", "tables": ["a.b"]}, 422),
+        ("/v1/restores", {"server": "db1", "target": "latest"}, 422),
+        ("/v1/holds", {"server": "nobody", "reason": "x"}, 404),
+        ("/v1/tokens", {"name": "x", "role": "viewer", "servers": ["nobody"]}, 404),
+        ("/v1/tokens", {"name": "x", "role": "viewer", "expires_at": "2020-01-01T00:00:00Z"}, 422),
+    ],
+)
 def test_what_cannot_be_done_is_told_at_once(admin: httpx.Client, path: str, body: dict[str, Any], status: int) -> None:
     before = admin.get("/v1/jobs").json()
     told(admin.post(path, json=body), status)
     assert admin.get("/v1/jobs").json() == before
 
 
-@pytest.mark.parametrize("body", [
-    "[]", "7", "null", '"plan"', "{", "", '{"server": "db1", "kind": "full", "kinds": 1}', '{"server": 1, "kind": 1}',
-    '{"server": "db1\\u0000", "kind": "full"}', '{"server": "\\ud800", "kind": "full"}', '{"kind": NaN}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[]",
+        "7",
+        "null",
+        '"plan"',
+        "{",
+        "",
+        '{"server": "db1", "kind": "full", "kinds": 1}',
+        '{"server": 1, "kind": 1}',
+        '{"server": "db1\\u0000", "kind": "full"}',
+        '{"server": "\\ud800", "kind": "full"}',
+        '{"kind": NaN}',
+    ],
+)
 def test_a_body_of_another_shape_is_a_problem_of_the_request(admin: httpx.Client, body: str) -> None:
     for path in ("/v1/backups", "/v1/restores", "/v1/restores/plan", "/v1/tokens", "/v1/holds"):
         told(admin.post(path, content=body, headers={"Content-Type": "application/json"}), 422)
@@ -110,8 +138,13 @@ def test_a_body_of_another_shape_is_a_problem_of_the_request(admin: httpx.Client
 def test_everything_that_is_wrong_with_a_request_is_told_at_once(admin: httpx.Client) -> None:
     found = told(admin.post("/v1/backups", json={"kind": "fullest", "tables": "shop.*", "sets": 1}), 422)
     assert {error["field"] for error in found["errors"]} == {"server", "kind", "tables", "sets"}
-    found = told(admin.post("/v1/restores/plan", json={
-        "server": "db1", "target": "tomorrow", "mode": "tables", "datadir": "/srv/x", "start": True}), 422)
+    found = told(
+        admin.post(
+            "/v1/restores/plan",
+            json={"server": "db1", "target": "tomorrow", "mode": "tables", "datadir": "/srv/x", "start": True},
+        ),
+        422,
+    )
     assert all(word in found["detail"] for word in ("tomorrow", "datadir", "start", "no table"))
 
 
@@ -136,8 +169,10 @@ def test_holds_and_pauses_are_set_listed_and_released(admin: httpx.Client, what:
 
 
 def test_a_token_that_was_made_lets_in_until_it_is_revoked(filled: Rig, admin: httpx.Client) -> None:
-    answer = admin.post("/v1/tokens", json={"name": "grafana", "role": "viewer", "servers": ["db1"],
-                                            "expires_at": "2099-01-01T00:00:00+01:00"})
+    answer = admin.post(
+        "/v1/tokens",
+        json={"name": "grafana", "role": "viewer", "servers": ["db1"], "expires_at": "2099-01-01T00:00:00+01:00"},
+    )
     assert answer.status_code == 201
     assert answer.headers["cache-control"] == "no-store"
     shapes()["make_token"].validate_python(answer.json())
@@ -147,7 +182,11 @@ def test_a_token_that_was_made_lets_in_until_it_is_revoked(filled: Rig, admin: h
     with httpx.Client(base_url=filled.url, headers=theirs) as client:
         found = client.get("/v1/whoami").json()
         assert (found["name"], found["role"], found["servers"], found["token"]) == (
-            "grafana", "viewer", ["db1"], token["id"])
+            "grafana",
+            "viewer",
+            ["db1"],
+            token["id"],
+        )
         assert admin.delete(f"/v1/tokens/{token['id']}").json()["revoked_at"]
         told(client.get("/v1/whoami"), 401)
     assert secret not in admin.get("/v1/audit").text + admin.get("/v1/tokens").text
@@ -163,8 +202,9 @@ def test_the_text_of_a_policy_is_validated_by_line_and_nothing_is_kept(filled: R
 
     assert validated(json={"text": GOLD, "name": "gold"})["valid"]
     assert validated(content=GOLD, headers={"Content-Type": "text/yaml; charset=utf-8"})["valid"]
-    found = validated(content="physical: {ful: 1}\ndestinations: {required: [moon]}\n",
-                      headers={"Content-Type": "text/yaml"})
+    found = validated(
+        content="physical: {ful: 1}\ndestinations: {required: [moon]}\n", headers={"Content-Type": "text/yaml"}
+    )
     assert not found["valid"]
     assert {problem["line"] for problem in found["problems"]} == {1, 2}
     told(viewer.post("/v1/policies/validate", content=b"\xff", headers={"Content-Type": "text/yaml"}), 422)
@@ -188,9 +228,16 @@ def test_an_alert_is_acknowledged_by_who_is_at_it(filled: Rig, operator: httpx.C
 
 
 def test_no_request_waits_for_a_mail_server(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, rig(tmp_path, extra=(
-            f"alerts: {{email: {{smtp: 'smtp://127.0.0.1:{silent.getsockname()[1]}', from: a@example.com, "
-            "to: [b@example.com]}}\n")) as running:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        rig(
+            tmp_path,
+            extra=(
+                f"alerts: {{email: {{smtp: 'smtp://127.0.0.1:{silent.getsockname()[1]}', from: a@example.com, "
+                "to: [b@example.com]}}\n"
+            ),
+        ) as running,
+    ):
         answer = running.client("admin").post("/v1/alerts/test")
         assert answer.status_code == 202
         assert [(one["state"], one["attempts"]) for one in answer.json()] == [("queued", 0)]
@@ -208,6 +255,12 @@ def test_a_search_is_refused_while_others_take_all_the_turns(filled: Rig) -> Non
 
 
 def test_who_keeps_deletes_or_reads_a_backup_that_is_nowhere_is_told(admin: httpx.Client) -> None:
-    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/keep"), ("POST", "/unkeep"), ("POST", "/undelete"),
-                         ("GET", "/runbook")):
+    for method, path in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/keep"),
+        ("POST", "/unkeep"),
+        ("POST", "/undelete"),
+        ("GET", "/runbook"),
+    ):
         told(admin.request(method, f"/v1/backups/20991104T020000Z-00000000{path}"), 404)

@@ -75,7 +75,8 @@ def test_all_who_listen_are_told_by_one_thread_and_a_stream_goes_on_where_it_lef
         for one in heard:
             found = one.pieces(3)
             assert [(int(piece[0]), piece[1], piece[2]["kind"]) for piece in found] == [
-                (number, "event", f"kind-{count}") for count, number in enumerate(numbers)]
+                (number, "event", f"kind-{count}") for count, number in enumerate(numbers)
+            ]
             assert found[0][2]["message"] == "line\nbreak"
         assert filled.app.state.broadcaster.listeners == 20
     with listening(filled.client("viewer"), last=numbers[0]) as again:
@@ -91,11 +92,17 @@ def test_a_job_is_told_as_it_is_and_whenever_it_moves_on(filled: Rig) -> None:
         assert (name, now["id"], now["state"]) == ("job", JOB, "running")
         filled.catalog.jobs.heartbeat(JOB, 1, BEGUN, {"phase": "prepare"})
         assert heard.piece()[2]["progress"] == {"phase": "prepare"}
-        filled.catalog.jobs.finish(JOB, JobState.SUCCEEDED, BEGUN, token=1, events=[
-            Event(BEGUN, "done", Severity.INFO, "done", server="db1", job_id=JOB)])
+        filled.catalog.jobs.finish(
+            JOB,
+            JobState.SUCCEEDED,
+            BEGUN,
+            token=1,
+            events=[Event(BEGUN, "done", Severity.INFO, "done", server="db1", job_id=JOB)],
+        )
         found = heard.pieces(2)
-        assert {(name, document.get("kind") if name == "event" else document["state"]) for _, name, document in found
-                } == {("event", "done"), ("job", "succeeded")}
+        assert {
+            (name, document.get("kind") if name == "event" else document["state"]) for _, name, document in found
+        } == {("event", "done"), ("job", "succeeded")}
 
 
 def test_nobody_hears_of_servers_that_are_not_theirs(filled: Rig) -> None:
@@ -133,14 +140,16 @@ def test_streams_end_when_the_service_stops_and_its_thread_when_nobody_listens(f
 
 
 def test_who_is_let_in_no_more_is_told_nothing_more_however_much_happens(
-        filled: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert events.stream.__kwdefaults__ is not None
     monkeypatch.setitem(events.stream.__kwdefaults__, "again", 0.0)
     token, secret = create_token(filled.wiring, command_line(), "gone", Role.VIEWER)
     session, cookie, actor = log_in(filled.wiring, filled.secret(Role.VIEWER), "127.0.0.1")
-    for headers, leave in (({"Authorization": f"Bearer {secret}"},
-                            lambda: revoke_token(filled.wiring, command_line(), token.id)),
-                           ({"Cookie": f"backupd={cookie}"}, lambda: log_out(filled.wiring, session, actor))):
+    for headers, leave in (
+        ({"Authorization": f"Bearer {secret}"}, lambda: revoke_token(filled.wiring, command_line(), token.id)),
+        ({"Cookie": f"backupd={cookie}"}, lambda: log_out(filled.wiring, session, actor)),
+    ):
         client = filled.client()
         client.headers.update(headers)
         with listening(client, server="db1") as heard:

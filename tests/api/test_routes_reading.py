@@ -41,11 +41,28 @@ def pages(client: httpx.Client, path: str, **query: Any) -> list[Any]:
     return found
 
 
-LISTS = {"/v1/jobs": 11, "/v1/backups": 6, "/v1/proofs": 3, "/v1/restores": 3, "/v1/events": 6, "/v1/alerts": 2,
-         "/v1/messages": 3, "/v1/servers": 2, "/v1/destinations": 1, "/v1/thaws": 1}
-DATED = {"/v1/jobs": "queued_at", "/v1/backups": "finished_at", "/v1/proofs": "finished_at",
-         "/v1/restores": "started_at", "/v1/events": "at", "/v1/alerts": "opened_at", "/v1/messages": "created_at",
-         "/v1/audit": "at"}
+LISTS = {
+    "/v1/jobs": 11,
+    "/v1/backups": 6,
+    "/v1/proofs": 3,
+    "/v1/restores": 3,
+    "/v1/events": 6,
+    "/v1/alerts": 2,
+    "/v1/messages": 3,
+    "/v1/servers": 2,
+    "/v1/destinations": 1,
+    "/v1/thaws": 1,
+}
+DATED = {
+    "/v1/jobs": "queued_at",
+    "/v1/backups": "finished_at",
+    "/v1/proofs": "finished_at",
+    "/v1/restores": "started_at",
+    "/v1/events": "at",
+    "/v1/alerts": "opened_at",
+    "/v1/messages": "created_at",
+    "/v1/audit": "at",
+}
 
 
 def lasting(found: list[Any]) -> list[Any]:
@@ -79,11 +96,21 @@ def test_what_filters_a_list_stands_in_the_address_of_the_next_page(viewer: http
 
 def test_everything_that_can_be_read_looks_as_the_reference_says(filled: Rig) -> None:
     admin, known = filled.client("admin"), shapes()
-    ids = {"/v1/jobs/{id}": JOB, "/v1/proofs/{id}": number("20261103T020000Z", 1),
-           "/v1/restores/{id}": number("20261102T020000Z", 1)}
+    ids = {
+        "/v1/jobs/{id}": JOB,
+        "/v1/proofs/{id}": number("20261103T020000Z", 1),
+        "/v1/restores/{id}": number("20261102T020000Z", 1),
+    }
     # These need what lies at a destination:
-    elsewhere = ("/v1/backups/{id}", "/v1/backups/{id}/runbook", "/v1/restores/{id}/runbook", "/v1/keys",
-                 "/v1/restores/plan/{id}", "/v1/jobs/{id}/log", "/v1/servers/{server}/binlog/search")
+    elsewhere = (
+        "/v1/backups/{id}",
+        "/v1/backups/{id}/runbook",
+        "/v1/restores/{id}/runbook",
+        "/v1/keys",
+        "/v1/restores/plan/{id}",
+        "/v1/jobs/{id}/log",
+        "/v1/servers/{server}/binlog/search",
+    )
     for path, method, operation in documented(filled.app.openapi()):
         if method == "get" and path not in elsewhere:
             address = path.format(server="db1", name="gold", id=ids.get(path, ""))
@@ -95,18 +122,32 @@ def test_everything_that_can_be_read_looks_as_the_reference_says(filled: Rig) ->
 def test_who_sees_one_server_finds_nothing_of_another(filled: Rig) -> None:
     some = filled.client("viewer", servers=["db2"])
     assert some.get("/v1/messages").status_code == 403
-    for path in (*(LISTS.keys() - {"/v1/messages"}), "/v1/servers", "/v1/holds", "/v1/destinations", "/v1/keys",
-                 "/v1/thaws"):
+    for path in (
+        *(LISTS.keys() - {"/v1/messages"}),
+        "/v1/servers",
+        "/v1/holds",
+        "/v1/destinations",
+        "/v1/keys",
+        "/v1/thaws",
+    ):
         answer = some.get(path, headers={"Accept": "application/json"})
         assert answer.status_code == 200, f"{path}: {answer.text}"
         for one in answer.json():
             assert one.get("server", "db2") in ("db2", "*"), (path, one)
             assert one.get("name", "db2") == "db2", (path, one)
     assert [one["id"] for one in some.get("/v1/backups").json()] == [number("20261121T120000Z", 5)]
-    for path in ("/v1/servers/db1", "/v1/servers/db1/timeline", "/v1/jobs?server=db1", "/v1/events?server=db1",
-                 f"/v1/jobs/{JOB}", f"/v1/jobs/{JOB}/log", f"/v1/backups/{number('20261121T120000Z', 0)}",
-                 f"/v1/events?job={JOB}", f"/v1/proofs/{number('20261103T020000Z', 1)}",
-                 f"/v1/restores/{number('20261102T020000Z', 1)}"):
+    for path in (
+        "/v1/servers/db1",
+        "/v1/servers/db1/timeline",
+        "/v1/jobs?server=db1",
+        "/v1/events?server=db1",
+        f"/v1/jobs/{JOB}",
+        f"/v1/jobs/{JOB}/log",
+        f"/v1/backups/{number('20261121T120000Z', 0)}",
+        f"/v1/events?job={JOB}",
+        f"/v1/proofs/{number('20261103T020000Z', 1)}",
+        f"/v1/restores/{number('20261102T020000Z', 1)}",
+    ):
         answer = some.get(path)
         assert answer.status_code == 404, path
         assert answer.headers["content-type"] == "application/problem+json"
@@ -140,10 +181,18 @@ def test_a_list_is_cut_to_a_span_of_time(filled: Rig, path: str, moment: str) ->
     assert admin.get(path, params={"since": "yesterday"}).status_code == 422
 
 
-@pytest.mark.parametrize(("path", "name", "value"), [
-    ("/v1/proofs", "outcome", "failed"), ("/v1/audit", "outcome", "refused"), ("/v1/audit", "outcome", "done"),
-    ("/v1/events", "severity", "error"), ("/v1/events", "severity", "info"), ("/v1/alerts", "severity", "error"),
-    ("/v1/servers", "status", "bad")])
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("/v1/proofs", "outcome", "failed"),
+        ("/v1/audit", "outcome", "refused"),
+        ("/v1/audit", "outcome", "done"),
+        ("/v1/events", "severity", "error"),
+        ("/v1/events", "severity", "info"),
+        ("/v1/alerts", "severity", "error"),
+        ("/v1/servers", "status", "bad"),
+    ],
+)
 def test_a_list_is_cut_to_what_ended_or_stands_so(filled: Rig, path: str, name: str, value: str) -> None:
     admin = filled.client("admin")
     assert filled.client("viewer").post("/v1/holds", json={}).status_code == 403  # something that was refused
@@ -172,8 +221,9 @@ def test_no_address_passes_over_what_it_has_no_name_for(filled: Rig) -> None:
     assert filled.reloads == []
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=ten", "after=%00", "after=nothing", "servr=db1",
-                                   "state=odd", "kind=odd"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=ten", "after=%00", "after=nothing", "servr=db1", "state=odd", "kind=odd"]
+)
 def test_a_filter_that_means_nothing_is_told_and_not_ignored(viewer: httpx.Client, query: str) -> None:
     answer = viewer.get(f"/v1/jobs?{query}")
     assert answer.status_code == 422
@@ -196,7 +246,10 @@ def test_the_end_of_a_job_s_log_can_be_had_alone(filled: Rig, viewer: httpx.Clie
 
 
 def test_what_is_done_at_an_address_is_told_whole(viewer: httpx.Client) -> None:
-    for path, methods in (("/v1/pauses", "DELETE, GET, POST"), ("/v1/policies/reload", "POST"),
-                          (f"/v1/backups/{number('20261121T120000Z', 0)}", "DELETE, GET")):
+    for path, methods in (
+        ("/v1/pauses", "DELETE, GET, POST"),
+        ("/v1/policies/reload", "POST"),
+        (f"/v1/backups/{number('20261121T120000Z', 0)}", "DELETE, GET"),
+    ):
         answer = viewer.put(path)
         assert (answer.status_code, answer.headers["allow"]) == (405, methods)

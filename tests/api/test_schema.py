@@ -27,8 +27,12 @@ from tests.support.places import short_directory
 
 SECONDS = size(7, 300)
 """Of each of the two runs."""
-_KNOWN = {"restores": number("20261102T020000Z", 1), "jobs": number("20261101T020000Z", 3),
-          "proofs": number("20261103T020000Z", 1), "alerts": number("20261104T020000Z", 0)}
+_KNOWN = {
+    "restores": number("20261102T020000Z", 1),
+    "jobs": number("20261101T020000Z", 3),
+    "proofs": number("20261103T020000Z", 1),
+    "alerts": number("20261104T020000Z", 0),
+}
 
 
 class Patient(Throttle):
@@ -57,16 +61,26 @@ def lived_in(keys: Keys, shared_server: PrivateServer) -> Iterator[tuple[Rig, st
 
 def configured(running: Rig, seconds: int, **more: Any) -> SchemathesisConfig:
     seed = thrown("test_schema").randrange(2**31)
-    return SchemathesisConfig.from_dict({
-        "suppress-health-check": ["all"], "request-timeout": 240,  # a slow machine is no trouble of what is asked
-        "base-url": running.url, "seed": seed, "max-time": seconds, "continue-on-failure": True,
-        "headers": {"Authorization": f"Bearer {running.secret('admin')}", "Accept": "application/json"},
-        "generation": {"max-examples": size(3, 100), "database": "none"},
-        "phases": {"stateful": {"enabled": False}},
-        # What a schema cannot say (a day that there is not, options that exclude each other) is 422, too.
-        "checks": {"positive_data_acceptance": {
-            "expected-statuses": ["2xx", "304", "401", "403", "404", "409", "422", "429"]}},
-        **more})
+    return SchemathesisConfig.from_dict(
+        {
+            "suppress-health-check": ["all"],
+            "request-timeout": 240,  # a slow machine is no trouble of what is asked
+            "base-url": running.url,
+            "seed": seed,
+            "max-time": seconds,
+            "continue-on-failure": True,
+            "headers": {"Authorization": f"Bearer {running.secret('admin')}", "Accept": "application/json"},
+            "generation": {"max-examples": size(3, 100), "database": "none"},
+            "phases": {"stateful": {"enabled": False}},
+            # What a schema cannot say (a day that there is not, options that exclude each other) is 422, too.
+            "checks": {
+                "positive_data_acceptance": {
+                    "expected-statuses": ["2xx", "304", "401", "403", "404", "409", "422", "429"]
+                }
+            },
+            **more,
+        }
+    )
 
 
 def problems(running: Rig, config: SchemathesisConfig) -> tuple[list[str], int, set[str]]:
@@ -74,7 +88,8 @@ def problems(running: Rig, config: SchemathesisConfig) -> tuple[list[str], int, 
     document = running.client("viewer").get("/openapi.json").json()
     schema = schemathesis.openapi.from_dict(
         {**document, "paths": {path: item for path, item in document["paths"].items() if path.startswith("/v1/")}},
-        config=config)
+        config=config,
+    )
     found: dict[str, None] = {}
     cases, seen = 0, set()
     for event in from_schema(schema).execute():
@@ -98,12 +113,14 @@ def told(event: events.ScenarioFinished, case_id: str, failure: Failure) -> str:
 
 @pytest.mark.parametrize("known", [True, False], ids=["of what is there", "of anything"])
 def test_every_operation_keeps_to_the_reference_whatever_is_sent(
-        lived_in: tuple[Rig, str], known: bool, caplog: pytest.LogCaptureFixture) -> None:
+    lived_in: tuple[Rig, str], known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     running, backup = lived_in
     caplog.set_level(logging.ERROR)
     ids = {**_KNOWN, "backups": backup}
-    operations = [{"include-path-regex": f"^/v1/{kind}/{{id}}", "parameters": {"path.id": value}}
-                  for kind, value in ids.items()]
+    operations = [
+        {"include-path-regex": f"^/v1/{kind}/{{id}}", "parameters": {"path.id": value}} for kind, value in ids.items()
+    ]
     more = {"parameters": {"path.server": SERVER, "path.name": "gold"}, "operations": operations} if known else {}
     found, cases, seen = problems(running, configured(running, SECONDS, **more))
     print(f"{cases} requests of {len(seen)} operations")

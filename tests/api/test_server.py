@@ -38,11 +38,18 @@ from tests.app.gate import until
 from tests.app.house import Office
 
 ERRORS: dict[str, tuple[BackupdError, int]] = {
-    "usage": (UsageError("m", hint="h"), 422), "refused": (RefusedError("m", detail="d", hint="h"), 409),
-    "busy": (BusyError("m"), 409), "missing": (NotFoundError("m"), 404), "catalog": (CatalogError("m"), 503),
-    "place": (DestinationError("m"), 502), "damaged": (DamagedError("m", ["a", "b"]), 502),
-    "many": (ConfigurationError([Problem("f.yaml", 3, "physical.full", "wrong"), Problem("f.yaml", 9, "", "odd")]),
-             422)}
+    "usage": (UsageError("m", hint="h"), 422),
+    "refused": (RefusedError("m", detail="d", hint="h"), 409),
+    "busy": (BusyError("m"), 409),
+    "missing": (NotFoundError("m"), 404),
+    "catalog": (CatalogError("m"), 503),
+    "place": (DestinationError("m"), 502),
+    "damaged": (DamagedError("m", ["a", "b"]), 502),
+    "many": (
+        ConfigurationError([Problem("f.yaml", 3, "physical.full", "wrong"), Problem("f.yaml", 9, "", "odd")]),
+        422,
+    ),
+}
 
 
 def _trouble(app: FastAPI) -> None:
@@ -87,8 +94,9 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("api.server.Http", Impatient)
-            patch.setattr(limits.Limits.__init__, "__kwdefaults__", {"largest": limits.LARGEST, "sending": 1.0,
-                                                                      "taking": 1.0})
+            patch.setattr(
+                limits.Limits.__init__, "__kwdefaults__", {"largest": limits.LARGEST, "sending": 1.0, "taking": 1.0}
+            )
             running = stack.enter_context(rig(tmp_path_factory.mktemp("impatient"), app=_trouble))
         yield running
 
@@ -120,7 +128,9 @@ def test_each_error_says_what_the_command_line_says(troubled: Rig, word: str) ->
 def test_all_problems_of_a_configuration_are_told_at_once_with_their_lines(troubled: Rig) -> None:
     errors = troubled.client().get("/trouble/many").json()["errors"]
     assert [(one["file"], one["line"], one["field"]) for one in errors] == [
-        ("f.yaml", 3, "physical.full"), ("f.yaml", 9, "")]
+        ("f.yaml", 3, "physical.full"),
+        ("f.yaml", 9, ""),
+    ]
 
 
 def test_what_nobody_foresaw_is_told_by_a_number_and_without_a_traceback(troubled: Rig) -> None:
@@ -199,10 +209,16 @@ def test_a_head_that_is_too_long_is_refused(troubled: Rig) -> None:
         assert _until_closed(one).startswith(b"HTTP/1.1 431")
 
 
-@pytest.mark.parametrize("nonsense", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"\x00" * 40,
-                                      b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-                                      (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
-                                       b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"\x00" * 40,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ],
+)
 def test_nonsense_is_400_or_408_and_nothing_else_happens(impatient: Rig, nonsense: bytes) -> None:
     with _connected(impatient) as one:
         one.sendall(nonsense)
@@ -246,8 +262,9 @@ def test_who_sends_its_body_too_slowly_is_cut_off(impatient: Rig) -> None:
 # -- the end
 
 
-def test_who_connected_before_the_end_and_asks_after_it_began_is_answered(tmp_path: Path,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_connected_before_the_end_and_asks_after_it_began_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("api.server.LATE_SECONDS", 240.0)
     with rig(tmp_path) as running, _connected(running) as late:
         until(lambda: running.server.server_state.connections)
@@ -274,9 +291,20 @@ def test_it_answers_over_ipv6(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["address"]) == (200, "::1")
 
 
-@pytest.mark.parametrize(("host", "status"), [
-    ("localhost", 200), ("127.0.0.1:8642", 200), ("[::1]:8642", 200), ("LOCALHOST.", 200), ("evil.example", 421),
-    ("localhost.evil.example", 421), ("localhost@evil.example", 421), ("", 421), ("[bad", 421)])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:8642", 200),
+        ("[::1]:8642", 200),
+        ("LOCALHOST.", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("localhost@evil.example", 421),
+        ("", 421),
+        ("[bad", 421),
+    ],
+)
 def test_it_answers_to_its_own_names_only(troubled: Rig, host: str, status: int) -> None:
     assert troubled.client().get("/healthz", headers={"Host": host}).status_code == status
 
@@ -301,9 +329,29 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path, monkeypatch: py
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True, capture_output=True)
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            folder / "key.pem",
+            "-out",
+            folder / "cert.pem",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return Tls(certificate=folder / "cert.pem", key=folder / "key.pem")
 
 

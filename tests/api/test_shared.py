@@ -51,8 +51,11 @@ async def ask(layer: SharedAnswers, path: str = "/v1/backups", token: str = "t1"
         return {"type": "http.request"}
 
     actor = Actor("anna", Role.VIEWER, Via.API, token_id=token)
-    await layer({"type": "http", "method": method, "path": path, "query_string": b"", "headers": [],
-                 "state": {"actor": actor}}, receive, send)
+    await layer(
+        {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], "state": {"actor": actor}},
+        receive,
+        send,
+    )
     return b"".join(message.get("body", b"") for message in found[1:]).decode()
 
 
@@ -100,10 +103,18 @@ def test_an_answer_that_was_begun_before_a_change_is_not_given_to_who_asks_after
     asyncio.run(play())
 
 
-@pytest.mark.parametrize(("application", "other"), [
-    (Application(404), {}), (Application(503), {}), (Application(cache_control="no-store"), {}),
-    (Application(), {"method": "POST"}), (Application(), {"path": "/v1/events"}), (Application(), {"path": "/jobs"}),
-    (Application(), {"token": ""})])
+@pytest.mark.parametrize(
+    ("application", "other"),
+    [
+        (Application(404), {}),
+        (Application(503), {}),
+        (Application(cache_control="no-store"), {}),
+        (Application(), {"method": "POST"}),
+        (Application(), {"path": "/v1/events"}),
+        (Application(), {"path": "/jobs"}),
+        (Application(), {"token": ""}),
+    ],
+)
 def test_what_is_not_shared(application: Application, other: dict[str, Any]) -> None:
     async def play() -> None:
         layer = SharedAnswers(application, lambda: 1)

@@ -52,8 +52,16 @@ SERVER = "shop"
 LOCAL, OFFSITE = "local", "offsite"
 BUCKET = "faults"
 RULES = f"{{{LOCAL}: {{keep_fulls: 2}}, {OFFSITE}: {{keep_fulls: 3}}}}"
-BRANCH = Branch(SERVER, "20261121T040000Z-0000000a", datetime(2026, 11, 21, 4, tzinfo=UTC), BranchReason.FIRST, "u",
-                "mariadb", "binlog", 1)
+BRANCH = Branch(
+    SERVER,
+    "20261121T040000Z-0000000a",
+    datetime(2026, 11, 21, 4, tzinfo=UTC),
+    BranchReason.FIRST,
+    "u",
+    "mariadb",
+    "binlog",
+    1,
+)
 _TOOL = Tool("mariadb-backup", "/usr/bin/mariadb-backup", Version(10, 11, 6), "10.11.6")
 _INFO = facts("", Stock(MemoryDestination("nowhere")).header(1, ())).server
 
@@ -81,8 +89,9 @@ class MadeUp:
 
     def receipts(self) -> Receipts:
         kind = "incremental" if self.from_lsn else "full-backuped"
-        return Receipts(kind, self.from_lsn, self.to_lsn, self.to_lsn, Position("binlog.000001", 4), "10.11.6",
-                        "10.11.6")
+        return Receipts(
+            kind, self.from_lsn, self.to_lsn, self.to_lsn, Position("binlog.000001", 4), "10.11.6", "10.11.6"
+        )
 
     def stock(self) -> TableStock:
         return TableStock(inventory=())
@@ -90,8 +99,14 @@ class MadeUp:
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
         raise NotImplementedError("nothing that is made up is started")
 
-    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing,
-                        ) -> None:
+    def verify_prepared(
+        self,
+        base: Path,
+        receipts: Receipts,
+        logs: Sequence[str],
+        *,
+        left_out: LeftOut = nothing,
+    ) -> None:
         raise NotImplementedError("nothing that is made up is started")
 
     def redo_bytes(self, base: Path) -> int:
@@ -100,21 +115,42 @@ class MadeUp:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """There is no process."""
 
 
 def log_of(folder: Path, keys: Keys, number: int, start: int, end: int, *, final: bool) -> Sealed:
     """Bytes ``[start, end)`` of binary log ``number``, sealed: nobody replays it, so any bytes will do."""
     content = random.Random(number).randbytes(end)[start:]
-    sealing = Sealing(folder / f"{number}-{start}-{end}.new", Sealer([keys.fingerprint], keys.public_home),
-                      piece=not final)
+    sealing = Sealing(
+        folder / f"{number}-{start}-{end}.new", Sealer([keys.fingerprint], keys.public_home), piece=not final
+    )
     digest = sealing.plain(io.BytesIO(content), start, end)
     begun = BRANCH.noticed_at + timedelta(hours=number)
-    return sealing.finish(Segment(
-        SERVER, BRANCH.id, BRANCH.file(number), number, start, end, Ending.ROTATED if final else Ending.OPEN, "", "", 1,
-        begun, begun, True, (1,), "mariadb", "10.11.6", digest), folder / f"{number}-{start}-{end}")
+    return sealing.finish(
+        Segment(
+            SERVER,
+            BRANCH.id,
+            BRANCH.file(number),
+            number,
+            start,
+            end,
+            Ending.ROTATED if final else Ending.OPEN,
+            "",
+            "",
+            1,
+            begun,
+            begun,
+            True,
+            (1,),
+            "mariadb",
+            "10.11.6",
+            digest,
+        ),
+        folder / f"{number}-{start}-{end}",
+    )
 
 
 @dataclass
@@ -148,9 +184,13 @@ class Depot:
         folder.mkdir(exist_ok=True)
         (folder / "gold.yaml").write_text(
             f'physical: {{full: "0 2 * * *"}}\nbinlog: {{stream: true}}\nwitness: {{enabled: false}}\n'
-            f"destinations: {{required: [{', '.join(required)}], others: [{', '.join(others)}]}}\nretention: {RULES}\n")
-        place = {**self.server.bucket(BUCKET), "prefix": self.prefix,
-                 "endpoint_url": self.server.endpoint if patient else self.proxy.endpoint}
+            f"destinations: {{required: [{', '.join(required)}], others: [{', '.join(others)}]}}\nretention: {RULES}\n"
+        )
+        place = {
+            **self.server.bucket(BUCKET),
+            "prefix": self.prefix,
+            "endpoint_url": self.server.endpoint if patient else self.proxy.endpoint,
+        }
         written = ", ".join(f"{name}: {value}" for name, value in place.items())
         file = self.base / "backupd.yaml"
         file.write_text(
@@ -159,7 +199,8 @@ class Depot:
             f"destinations:\n  {LOCAL}: {{type: filesystem, path: {self.base}/{LOCAL}}}\n"
             f"  {OFFSITE}: {{{written}, off_site: true}}\n"
             f"encryption: {{gnupg_home: {self.keys.public_home}, recipients: [{self.keys.user_id}]}}\n"
-            f"restore: {{gnupg_home: {self.keys.secret_home}, scratch: {{path: {self.base}/scratch}}}}\n")
+            f"restore: {{gnupg_home: {self.keys.secret_home}, scratch: {{path: {self.base}/scratch}}}}\n"
+        )
         self.close()
         self.wiring = self.wired(self.catalog, patient=patient)
 
@@ -190,9 +231,17 @@ class Depot:
         self.said[made.record.id] = files
         return made.record.id
 
-    def resolve(self, wiring: Wiring, server: ServerSettings, _kind: BackupKind, run: JobRun,
-                destinations: tuple[Destination, ...], workdir: Path, *, because: str = "",
-                ) -> tuple[PhysicalSpec, None]:
+    def resolve(
+        self,
+        wiring: Wiring,
+        server: ServerSettings,
+        _kind: BackupKind,
+        run: JobRun,
+        destinations: tuple[Destination, ...],
+        workdir: Path,
+        *,
+        because: str = "",
+    ) -> tuple[PhysicalSpec, None]:
         """What the database server, its tools and the chain would have decided, of a server that is the usual one."""
         assert not because, "nothing here makes a backup be taken again"
         files, parents = self._next
@@ -200,12 +249,21 @@ class Depot:
         late = behind(wiring, server.name)
         begin = next(record.to_lsn for record in self.records() if record.id == parents[-1]) if parents else 0
         return PhysicalSpec(
-            backup_id=run.job.id, server=server.name, connection=Connection(socket="/none.sock"),
-            info=_INFO, tool=MadeUp(files, begin, begin + 10), destinations=destinations,
-            recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
-            identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + late, behind=late,
+            backup_id=run.job.id,
+            server=server.name,
+            connection=Connection(socket="/none.sock"),
+            info=_INFO,
+            tool=MadeUp(files, begin, begin + 10),
+            destinations=destinations,
+            recipients=fingerprints,
+            gnupg_home=wiring.settings.encryption.gnupg_home,
+            identity_key=wiring.identity_key(),
+            workdir=workdir,
+            started_at=wiring.clock() + late,
+            behind=late,
             documents=lambda _body, _header: Documents(b"runbook", b"unpack"),
-            parent=Parent(parents, begin) if parents else None), None
+            parent=Parent(parents, begin) if parents else None,
+        ), None
 
     def archive(self, sealed: Sealed, place: str) -> None:
         """As the stream does it at one place."""
@@ -262,22 +320,32 @@ class Depot:
             for copy in record.copies:
                 if copy.state != "complete":
                     continue
-                wrong = {key: problem for key, problem in self.faults(copy.destination, record.id).items()
-                         if not (forgive and (copy.destination, key) in self.spoiled)}
+                wrong = {
+                    key: problem
+                    for key, problem in self.faults(copy.destination, record.id).items()
+                    if not (forgive and (copy.destination, key) in self.spoiled)
+                }
                 verified = "verified" if copy.verified_at is not None else "complete"
-                told += [f"{record.id} is {verified} at {copy.destination}, but {key} {problem}"
-                         for key, problem in wrong.items()]
+                told += [
+                    f"{record.id} is {verified} at {copy.destination}, but {key} {problem}"
+                    for key, problem in wrong.items()
+                ]
         for place in (LOCAL, OFFSITE):
-            rows = [one for one in catalog.binlogs.each_segment(SERVER, BRANCH.id)
-                    if (state := one.destinations.get(place)) is not None and state.is_complete]
+            rows = [
+                one
+                for one in catalog.binlogs.each_segment(SERVER, BRANCH.id)
+                if (state := one.destinations.get(place)) is not None and state.is_complete
+            ]
             faults = {one.key: self.log_faults(place, one.key) for one in rows}
             whole = {one.key.number for one in rows if one.segment.is_final and not faults[one.key]}
             for one in rows:
                 if one.key.number in whole and not one.segment.is_final:
                     continue  # a piece that is about to go: its bytes are there
-                told += [f"binary log {one.key} is complete at {place}, but {key} {problem}"
-                         for key, problem in faults[one.key].items()
-                         if not (forgive and (place, key) in self.spoiled)]
+                told += [
+                    f"binary log {one.key} is complete at {place}, but {key} {problem}"
+                    for key, problem in faults[one.key].items()
+                    if not (forgive and (place, key) in self.spoiled)
+                ]
         return told
 
     def log_faults(self, place: str, key: SegmentKey) -> dict[str, str]:
@@ -288,16 +356,23 @@ class Depot:
             header = segments.load_header(self.behind(place), SERVER, key)
         except DamagedError:
             return {where: "cannot be read"}
-        return {header.folder + item.name: problem for item in header.sealed
-                if (problem := self._problem(place, header.folder + item.name, item))}
+        return {
+            header.folder + item.name: problem
+            for item in header.sealed
+            if (problem := self._problem(place, header.folder + item.name, item))
+        }
 
     # -- damage
 
     def stored_keys(self, place: str) -> list[str]:
         """Everything of backups and binary logs there."""
         root = self.root(place)
-        return sorted(str(path.relative_to(root)) for top in ("objects", "servers", "binlogs")
-                      for path in (root / top).rglob("*") if path.is_file() and "/files/" not in str(path))
+        return sorted(
+            str(path.relative_to(root))
+            for top in ("objects", "servers", "binlogs")
+            for path in (root / top).rglob("*")
+            if path.is_file() and "/files/" not in str(path)
+        )
 
     def rot(self, place: str, key: str, dice: random.Random) -> None:
         path = self.root(place) / key
@@ -313,8 +388,14 @@ class Depot:
 
 
 @contextmanager
-def depot(base: Path, catalog: Catalog, keys: Keys, server: S3Server, proxy: FaultProxy, prefix: str,
-          ) -> Iterator[Depot]:
+def depot(
+    base: Path,
+    catalog: Catalog,
+    keys: Keys,
+    server: S3Server,
+    proxy: FaultProxy,
+    prefix: str,
+) -> Iterator[Depot]:
     one = Depot(base, catalog, keys, server, proxy, prefix)
     try:
         yield one
@@ -329,4 +410,3 @@ def chain_above(records: Sequence[BackupRecord], backup_id: str) -> tuple[str, .
     while (parent := by_id[chain[-1]].parent) is not None and parent in by_id:
         chain.append(parent)
     return tuple(reversed(chain))
-

@@ -50,8 +50,11 @@ class Gate:
         real, python = shutil.which(self.program), shutil.which("python3", path="/usr/bin") or shutil.which("python3")
         assert real is not None
         path = self.base / self.program
-        path.write_text(_SCRIPT.format(program=self.program, only=self.only, limit=self.limit, real=real,
-                                       python=python, base=self.base))
+        path.write_text(
+            _SCRIPT.format(
+                program=self.program, only=self.only, limit=self.limit, real=real, python=python, base=self.base
+            )
+        )
         path.chmod(0o755)
 
     @property

@@ -58,14 +58,18 @@ class Office:
         (self.base / "policies").mkdir(exist_ok=True)
         for name, text in self.policies.items():
             (self.base / "policies" / f"{name}.yaml").write_text(text)
-        known = "".join(f"  {name}: {{socket: {self.base}/no.sock, user: nobody, policy: {policy}}}\n"
-                        for name, policy in self.servers.items())
+        known = "".join(
+            f"  {name}: {{socket: {self.base}/no.sock, user: nobody, policy: {policy}}}\n"
+            for name, policy in self.servers.items()
+        )
         catalog = self.catalog or f"sqlite:///{self.base}/catalog.db"
         self.file.write_text(
             f"catalog: {catalog}\nspool: {self.base}/spool\nservers:\n{known}"
             f"destinations:\n  local: {{type: filesystem, path: {self.base}/repository}}\n"
             f"encryption: {{gnupg_home: {self.base}/gnupg, recipients: [ops@example.com]}}\n"
-            + ("" if "api:" in extra else "api: {enabled: false}\n") + extra)
+            + ("" if "api:" in extra else "api: {enabled: false}\n")
+            + extra
+        )
         return load_settings(self.file)
 
 

@@ -17,8 +17,16 @@ from tests.support.keys import Keys
 from tests.support.reallogs import RealLog
 
 SERVER = "shop"
-BRANCH = Branch(SERVER, "20261121T040000Z-0000000a", datetime(2026, 11, 21, 4, tzinfo=UTC), BranchReason.FIRST, "u",
-                "mariadb", "binlog", 1)
+BRANCH = Branch(
+    SERVER,
+    "20261121T040000Z-0000000a",
+    datetime(2026, 11, 21, 4, tzinfo=UTC),
+    BranchReason.FIRST,
+    "u",
+    "mariadb",
+    "binlog",
+    1,
+)
 PLACES = ("local", "offsite")
 _CONFIG = """
 catalog: sqlite:///{base}/catalog.db
@@ -39,11 +47,18 @@ def wired(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
     folder = tmp_path / "policies"
     folder.mkdir()
     (folder / "gold.yaml").write_text(
-        'physical: {full: "0 2 * * *"}\nbinlog: {stream: true}\ndestinations: {required: [local, offsite]}\n')
+        'physical: {full: "0 2 * * *"}\nbinlog: {stream: true}\ndestinations: {required: [local, offsite]}\n'
+    )
     file = tmp_path / "backupd.yaml"
-    file.write_text(_CONFIG.format(
-        base=tmp_path, server=SERVER, public=keys.public_home, user=keys.user_id,
-        restore=f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {tmp_path}/scratch}}}}"))
+    file.write_text(
+        _CONFIG.format(
+            base=tmp_path,
+            server=SERVER,
+            public=keys.public_home,
+            user=keys.user_id,
+            restore=f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {tmp_path}/scratch}}}}",
+        )
+    )
     with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
         found = Wiring(load_settings(file), catalog)
         for name in PLACES:
@@ -51,15 +66,25 @@ def wired(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
         yield found
 
 
-def store(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...], *, places: tuple[str, ...] = PLACES,
-          known: bool = True, branch: Branch = BRANCH, start: int = 0, end: int | None = None) -> None:
+def store(
+    wiring: Wiring,
+    keys: Keys,
+    logs: tuple[RealLog, ...],
+    *,
+    places: tuple[str, ...] = PLACES,
+    known: bool = True,
+    branch: Branch = BRANCH,
+    start: int = 0,
+    end: int | None = None,
+) -> None:
     sealer = Sealer([keys.fingerprint], keys.public_home)
     if known:
         wiring.catalog.binlogs.add_branch(branch)
     for log in logs:
         for place in places:
-            header = archive_log(wiring.destination(place), sealer, branch, log.number, log.data, start=start, end=end,
-                                 ending=log.ending)
+            header = archive_log(
+                wiring.destination(place), sealer, branch, log.number, log.data, start=start, end=end, ending=log.ending
+            )
             if known:
                 wiring.catalog.binlogs.add_segment(header.segment, place, header.stored_bytes, wiring.clock())
 

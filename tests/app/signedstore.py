@@ -22,7 +22,8 @@ def signing(wiring: Wiring, *, opens: bool = False) -> Iterator[Wiring]:
             key = make_key(home, "signer@example.com")
             settings = wiring.settings
             (settings.configuration.policies / "gold.yaml").write_text(
-                'physical: {full: "0 2 * * *"}\nsigned: true\ndestinations: {required: [local, offsite]}\n')
+                'physical: {full: "0 2 * * *"}\nsigned: true\ndestinations: {required: [local, offsite]}\n'
+            )
             text = settings.file.read_text()
             if opens:
                 text = text.replace(str(restore_home(wiring)), str(home))
@@ -30,7 +31,8 @@ def signing(wiring: Wiring, *, opens: bool = False) -> Iterator[Wiring]:
             end = text.index("\n", begin)
             settings.file.write_text(
                 f"{text[:begin]}encryption: {{gnupg_home: {home}, recipients: [signer@example.com], "
-                f"signing_key: {key}}}{text[end:]}")
+                f"signing_key: {key}}}{text[end:]}"
+            )
             yield Wiring(load_settings(settings.file), wiring.catalog, wiring.clock)
         finally:
             stop_agent(home)

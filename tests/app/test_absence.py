@@ -44,8 +44,10 @@ def script(path: Path, text: str) -> Path:
 
 def hooks(base: Path, *, before: str = "", after: str = "", timeout: str = "20s") -> str:
     """A policy with real scripts: each tells its environment, then does what it is given."""
-    files = {name: script(base / f"{name} it.sh", TELLING.format(base=base) + text)
-             for name, text in (("before", before), ("after", after))}
+    files = {
+        name: script(base / f"{name} it.sh", TELLING.format(base=base) + text)
+        for name, text in (("before", before), ("after", after))
+    }
     return f'hooks: {{before: "{files["before"]}", after: "{files["after"]}", timeout: {timeout}}}\n'
 
 
@@ -83,14 +85,23 @@ def post(tmp_path: Path) -> Iterator[Post]:
     with open_catalog(settings.catalog) as catalog:
         wiring = Wiring(settings, catalog)
         now = wiring.clock()
-        job = JobRecord(id=new_id(now), kind=JobKind.FULL, server="db1", state=JobState.RUNNING, queued_at=now,
-                        started_at=now, owner=owner(), token=1)
+        job = JobRecord(
+            id=new_id(now),
+            kind=JobKind.FULL,
+            server="db1",
+            state=JobState.RUNNING,
+            queued_at=now,
+            started_at=now,
+            owner=owner(),
+            token=1,
+        )
         catalog.jobs.add(job)
         yield Post(tmp_path, wiring, job)
 
 
 def test_both_programs_are_run_and_in_between_the_server_is_not_in_rotation(
-        post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BACKUPD_SECRET", "sesame")
     assert post.present() == (True, "")
     with away(post.wiring, post.wiring.settings.server("db1"), post.run):
@@ -127,8 +138,10 @@ def test_without_programs_load_balancers_are_answered_that_it_is_away_also_after
 @pytest.mark.parametrize(("before", "timeout"), [("echo no room >&2; exit 3", "20s"), ("exec sleep 60", "4s")])
 def test_without_before_there_is_no_backup_and_after_is_run_nevertheless(post: Post, before: str, timeout: str) -> None:
     post.rewrite(hooks(post.base, before=before, timeout=timeout))
-    with pytest.raises(ToolError, match="`before` of db1 failed") as failed, \
-            away(post.wiring, post.wiring.settings.server("db1"), post.run):
+    with (
+        pytest.raises(ToolError, match="`before` of db1 failed") as failed,
+        away(post.wiring, post.wiring.settings.server("db1"), post.run),
+    ):
         pytest.fail("a backup was taken")
     assert ("no room" in failed.value.detail) == ("room" in before)
     assert [line.split()[0] for line in told(post.base)] == ["before", "after"]
@@ -137,8 +150,10 @@ def test_without_before_there_is_no_backup_and_after_is_run_nevertheless(post: P
 
 def test_a_program_that_is_not_there_is_told(post: Post) -> None:
     post.rewrite("hooks: {before: /nowhere/drain}\n")
-    with pytest.raises((ToolMissingError, ToolError), match="drain"), \
-            away(post.wiring, post.wiring.settings.server("db1"), post.run):
+    with (
+        pytest.raises((ToolMissingError, ToolError), match="drain"),
+        away(post.wiring, post.wiring.settings.server("db1"), post.run),
+    ):
         pytest.fail("a backup was taken")
     assert post.present() == (True, "")
 
@@ -164,7 +179,8 @@ def test_the_server_comes_back_when_the_backup_fails_or_is_cancelled(post: Post)
 
 
 def test_a_server_that_does_not_come_back_is_told_once_and_tried_again_until_it_does(
-        post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(absence, "FIRST_PAUSE", timedelta(0))
     fails = f"test -e {post.base}/mended || {{ echo the balancer is away >&2; exit 1; }}"
     post.rewrite(hooks(post.base, after=fails))
@@ -211,7 +227,8 @@ def test_pauses_between_tries_grow(post: Post) -> None:
 
 
 def test_kill_9_of_a_real_backup_brings_its_server_back(
-        short_tmp: Path, shared_server: PrivateServer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_tmp: Path, shared_server: PrivateServer, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house = House(short_tmp, shared_server, keys, policy_extra=hooks(short_tmp))
     monkeypatch.setenv("BACKUPD_RUNTIME", str(short_tmp / "run"))
     gate = Gate(short_tmp / "gate", "mariadb-backup", "--backup", 1_000_000)

@@ -70,10 +70,17 @@ def desk(wiring: Wiring, clock: Clock) -> NewsDesk:
     return found
 
 
-def happen(wiring: Wiring, kind: str = "job-failed", *, server: str = "db1", subject: str = "physical.full",
-           severity: Severity = Severity.ERROR) -> None:
-    wiring.catalog.events.add(Event(wiring.clock(), kind, severity, f"{kind} happened", server=server, subject=subject,
-                                    hint="do this"))
+def happen(
+    wiring: Wiring,
+    kind: str = "job-failed",
+    *,
+    server: str = "db1",
+    subject: str = "physical.full",
+    severity: Severity = Severity.ERROR,
+) -> None:
+    wiring.catalog.events.add(
+        Event(wiring.clock(), kind, severity, f"{kind} happened", server=server, subject=subject, hint="do this")
+    )
 
 
 def well(wiring: Wiring, server: str = "db1") -> None:
@@ -109,7 +116,8 @@ def test_one_mail_when_it_fails_and_one_when_it_is_well(wiring: Wiring, desk: Ne
 
 
 def test_whatever_is_told_later_of_one_of_several_answers_a_mail_that_there_is(
-        wiring: Wiring, desk: NewsDesk, clock: Clock) -> None:
+    wiring: Wiring, desk: NewsDesk, clock: Clock
+) -> None:
     servers = tuple(f"db{number}" for number in range(1, MANY + 1))
     for server in servers:
         happen(wiring, server=server)
@@ -130,7 +138,8 @@ def test_whatever_is_told_later_of_one_of_several_answers_a_mail_that_there_is(
 
 
 def test_whoever_is_killed_between_neither_loses_nor_repeats_a_mail(
-        wiring: Wiring, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fresh() -> NewsDesk:
         return NewsDesk(wiring, Pace(), clock.passing)
 
@@ -191,7 +200,8 @@ def test_a_storm_is_few_mails(wiring: Wiring, desk: NewsDesk, clock: Clock) -> N
 
 
 def test_too_many_mails_within_an_hour_end_with_one_that_says_so_and_one_afterwards(
-        wiring: Wiring, desk: NewsDesk, clock: Clock) -> None:
+    wiring: Wiring, desk: NewsDesk, clock: Clock
+) -> None:
     for number in range(200):  # one after the other breaks and is mended
         server = f"db{number // 2 % 20 + 1}"
         if number % 2:
@@ -204,9 +214,9 @@ def test_too_many_mails_within_an_hour_end_with_one_that_says_so_and_one_afterwa
     found = subjects(wiring)
     (place,) = (number for number, subject in enumerate(found) if "TOO MANY ALERTS" in subject)
     assert place == 29
-    assert found[place + 1:] == []
+    assert found[place + 1 :] == []
     go(desk, clock, 3600, 60)
-    (after,) = subjects(wiring)[place + 1:]
+    (after,) = subjects(wiring)[place + 1 :]
     assert "what happened since" in after
     go(desk, clock, 3600, 300)
     assert len(subjects(wiring)) == place + 2
@@ -255,14 +265,16 @@ def test_trouble_of_a_server_that_is_configured_no_more_is_over(wiring: Wiring, 
 
 
 def test_an_event_whose_transaction_ends_late_is_not_lost(
-        wiring: Wiring, desk: NewsDesk, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, desk: NewsDesk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     happen(wiring, "daemon-started", severity=Severity.INFO)
     happen(wiring)
     happen(wiring, server="db2")
     first, second, third = wiring.catalog.events.since(0)
     shown = [first, third]
-    monkeypatch.setattr(wiring.catalog.events, "since", lambda number, limit: [
-        one for one in shown if one.number > number])
+    monkeypatch.setattr(
+        wiring.catalog.events, "since", lambda number, limit: [one for one in shown if one.number > number]
+    )
     go(desk, clock, 10)
     assert subjects(wiring) == []
     shown.insert(1, second)
@@ -281,7 +293,8 @@ def one_message(wiring: Wiring, clock: Clock, desk: NewsDesk) -> Message:
 
 
 def test_mail_that_cannot_be_delivered_waits_with_growing_pauses_is_visible_and_goes_when_it_can(
-        tmp_path: Path, clock: Clock) -> None:
+    tmp_path: Path, clock: Clock
+) -> None:
     with held_port() as port, opened(tmp_path, clock, MAIL.format(url=f"smtp://localhost:{port}")) as wiring:
         desk = NewsDesk(wiring, Pace(), clock.passing)
         desk.begin()
@@ -311,7 +324,8 @@ def test_mail_that_cannot_be_delivered_waits_with_growing_pauses_is_visible_and_
 
 
 def test_mail_is_given_up_after_three_days_of_tries_or_when_it_is_refused_for_good(
-        wiring: Wiring, desk: NewsDesk, clock: Clock, tmp_path: Path) -> None:
+    wiring: Wiring, desk: NewsDesk, clock: Clock, tmp_path: Path
+) -> None:
     message = replace(one_message(wiring, clock, desk), attempts=TRIES)
     clock.sleep(timedelta(days=3, minutes=1))
     assert not send_one(wiring, message)
@@ -324,8 +338,7 @@ def test_mail_is_given_up_after_three_days_of_tries_or_when_it_is_refused_for_go
         assert other.catalog.messages.get("m2").state is MessageState.FAILED
 
 
-def test_recipients_who_are_refused_for_now_get_it_later_and_nobody_gets_it_twice(
-        tmp_path: Path, clock: Clock) -> None:
+def test_recipients_who_are_refused_for_now_get_it_later_and_nobody_gets_it_twice(tmp_path: Path, clock: Clock) -> None:
     box = MailBox(answers={"night@example.com": "450 grey"})
     with mail_server(box), opened(tmp_path, clock, MAIL.format(url=box.url)) as wiring:
         desk = NewsDesk(wiring, Pace(), clock.passing)
@@ -358,8 +371,14 @@ def test_the_watch_sends_what_happens_and_follows_new_settings(tmp_path: Path) -
         with AlertWatch(wiring, pace=Pace(settle=0.0)) as watch:
             happen(wiring)
             until(lambda: bool(wiring.catalog.incidents.open()))
-            watch.reload(replace(wiring, settings=Office(tmp_path).write(
-                extra=MAIL.format(url=box.url), servers={"db1": "gold", "db2": "gold"})))
+            watch.reload(
+                replace(
+                    wiring,
+                    settings=Office(tmp_path).write(
+                        extra=MAIL.format(url=box.url), servers={"db1": "gold", "db2": "gold"}
+                    ),
+                )
+            )
             well(wiring)
             box.wait(lambda: len(box.mails) == 1)
         assert box.subjects() == ["[backupd] RECOVERED db1: physical.full failed"]
@@ -483,7 +502,8 @@ def test_other_channels_get_the_same_words_and_their_urls_are_nowhere(tmp_path: 
 
 
 def test_the_heartbeat_goes_only_while_the_rounds_go_on_and_its_failure_is_told_once(
-        tmp_path: Path, clock: Clock) -> None:
+    tmp_path: Path, clock: Clock
+) -> None:
     file = tmp_path / "url"
     last = [time.monotonic()]
     with watcher() as server, opened(tmp_path, clock, f"alerts: {{heartbeat: {{url_file: {file}}}}}\n") as wiring:

@@ -63,7 +63,8 @@ def test_a_clock_that_is_ahead_for_a_minute_gives_no_mail_up(tmp_path: Path, clo
 
 
 def test_a_file_of_channels_that_cannot_be_read_is_mailed_and_holds_back_neither_report_nor_test(
-        tmp_path: Path, clock: Clock, chats: Path) -> None:
+    tmp_path: Path, clock: Clock, chats: Path
+) -> None:
     with mail_server() as box:
         extra = MAIL.format(url=box.url) + f'  channels_file: {chats}\n  report: {{schedule: "0 7 * * *"}}\n'
         with opened(tmp_path, clock, extra) as wiring:
@@ -91,7 +92,8 @@ def test_a_file_of_channels_that_cannot_be_read_is_mailed_and_holds_back_neither
 
 
 def test_a_recipient_who_is_refused_for_good_is_told_to_the_others_once_and_is_over_when_taken_again(
-        tmp_path: Path, clock: Clock) -> None:
+    tmp_path: Path, clock: Clock
+) -> None:
     box = MailBox(answers={NIGHT: "550 no such user"})
     with mail_server(box), opened(tmp_path, clock, MAIL.format(url=box.url)) as wiring:
         desk = begun(wiring, clock)
@@ -125,7 +127,8 @@ def test_trouble_of_a_recipient_who_is_asked_for_no_more_is_over(tmp_path: Path,
 
 
 def test_a_channel_that_fails_is_told_by_the_others_and_not_by_itself(
-        tmp_path: Path, clock: Clock, chats: Path) -> None:
+    tmp_path: Path, clock: Clock, chats: Path
+) -> None:
     chats.chmod(0o600)
     extra = MAIL.format(url=NO_SERVER) + f"  channels_file: {chats}\n"
     with opened(tmp_path, clock, extra) as wiring:
@@ -142,7 +145,8 @@ def test_a_channel_that_fails_is_told_by_the_others_and_not_by_itself(
 
 
 def test_a_test_is_not_sent_by_the_service_while_the_command_sends_it_and_is_if_the_command_dies(
-        tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meanwhile: list[tuple[Message, ...]] = []
 
     def slow(wiring: Wiring, _message: Message) -> None:
@@ -157,8 +161,7 @@ def test_a_test_is_not_sent_by_the_service_while_the_command_sends_it_and_is_if_
         assert [one.id for one in due(wiring, "email")] == [message.id]
 
 
-def test_a_message_that_is_refused_for_now_is_given_up_after_days_of_tries(
-        tmp_path: Path, clock: Clock) -> None:
+def test_a_message_that_is_refused_for_now_is_given_up_after_days_of_tries(tmp_path: Path, clock: Clock) -> None:
     box = MailBox(answers={NIGHT: "450 grey"})
     with mail_server(box), opened(tmp_path, clock, MAIL.format(url=box.url)) as wiring:
         message = replace(one_message(wiring, clock, begun(wiring, clock)), attempts=TRIES)
@@ -178,17 +181,21 @@ def test_the_alerts_of_a_server_that_nobody_knows_are_an_error_and_not_none(tmp_
 
 
 def test_a_check_says_that_nobody_is_told_and_what_cannot_be_read_of_what_is_needed_to_tell(
-        tmp_path: Path, clock: Clock) -> None:
+    tmp_path: Path, clock: Clock
+) -> None:
     with opened(tmp_path, clock, "") as wiring:
         (found,) = findings(wiring)
         assert (found.severity, "nobody is told" in found.message) == (Grade.WARNING, True)
     with opened(tmp_path, clock, MAIL.format(url=NO_SERVER)) as wiring:
         (found,) = findings(wiring)
         assert (found.severity, found.message) == (
-            Grade.OK, "people are told by email (not probed: `backupd alerts test` sends something to each)")
+            Grade.OK,
+            "people are told by email (not probed: `backupd alerts test` sends something to each)",
+        )
     word, chats, url = tmp_path / "word", tmp_path / "chats", tmp_path / "url"
     extra = MAIL.format(url=NO_SERVER).replace("timeout: 4m", f"user: ops, password_file: {word}") + (
-        f"  channels_file: {chats}\n  heartbeat: {{url_file: {url}}}\n")
+        f"  channels_file: {chats}\n  heartbeat: {{url_file: {url}}}\n"
+    )
     with opened(tmp_path, clock, extra) as wiring:
         assert [str(found.severity) for found in findings(wiring)] == ["error"] * 3
         word.write_text("geheim\n")
@@ -198,6 +205,8 @@ def test_a_check_says_that_nobody_is_told_and_what_cannot_be_read_of_what_is_nee
         chats.write_text("# none yet\n")
         chats.chmod(0o600)
         told = [(str(found.severity), found.message.removeprefix(f"{tmp_path}/")) for found in findings(wiring)]
-        assert told == [("warning", "word holds a secret and is open to others (mode 0644)"),
-                        ("error", "chats names no channel"),
-                        ("warning", "url holds a secret and is open to others (mode 0644)")]
+        assert told == [
+            ("warning", "word holds a secret and is open to others (mode 0644)"),
+            ("error", "chats names no channel"),
+            ("warning", "url holds a secret and is open to others (mode 0644)"),
+        ]

@@ -62,7 +62,8 @@ def _get(url: str) -> int:
 
 
 def test_it_is_offered_outlives_its_process_and_changes_hands_without_losing_a_request(
-        office: Office, catalog: Catalog, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, catalog: Catalog, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(apiwatch, "LONGEST_PAUSE", 0.1)
     monkeypatch.setattr(apiwatch, "REPEATED", 1)
     monkeypatch.setattr(apiwatch, "HEALTHY", 0.5)
@@ -128,7 +129,8 @@ def test_a_probe_hears_who_speaks_http_and_nobody_else() -> None:
 
 
 def test_a_port_that_another_program_has_is_told_once_and_tried_until_it_is_free(
-        office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(apiwatch, "LONGEST_PAUSE", 0.2)
     monkeypatch.setattr(apiwatch, "HEALTHY", 0.1)
     other = socket.create_server(("127.0.0.1", 0))
@@ -153,8 +155,10 @@ def test_it_is_not_offered_where_that_is_not_wanted(office: Office, catalog: Cat
         httpx.get(f"http://127.0.0.1:{port}/healthz")
 
 
-@pytest.mark.parametrize(("place", "reach"), [
-    ("127.0.0.1", ["127.0.0.1"]), ("[::1]", ["::1"]), ("[::]", ["127.0.0.1", "::1"]), ("localhost", ["localhost"])])
+@pytest.mark.parametrize(
+    ("place", "reach"),
+    [("127.0.0.1", ["127.0.0.1"]), ("[::1]", ["::1"]), ("[::]", ["127.0.0.1", "::1"]), ("localhost", ["localhost"])],
+)
 def test_it_listens_where_the_configuration_says(place: str, reach: list[str]) -> None:
     with listen(f"{place}:0") as listener:
         for host in reach:

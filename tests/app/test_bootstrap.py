@@ -60,8 +60,9 @@ def test_every_destination_gets_the_catalog_the_configuration_and_what_to_do(wir
     wiring.catalog.backups.add(backup(server=SERVER))
     Stock(wiring.destination("local"), server=SERVER).add(1, {"a": b"a"})
     told = write_copies(wiring)
-    assert [(one.destination, bool(one.catalog), bool(one.configuration), one.recover, one.problem)
-            for one in told] == [(place, True, True, True, "") for place in PLACES]
+    assert [
+        (one.destination, bool(one.catalog), bool(one.configuration), one.recover, one.problem) for one in told
+    ] == [(place, True, True, True, "") for place in PLACES]
     for one in told:
         file = tmp_path / f"{one.destination}.db"
         file.write_bytes(opened(wiring, one.destination, one.catalog))
@@ -96,7 +97,8 @@ def test_the_catalog_is_copied_at_most_once_an_hour_and_what_has_not_changed_nev
 
 
 def test_each_installation_keeps_its_newest_copies_and_touches_no_others(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bootstrap, "KEPT", 3)
     there = wiring.destination("local")
     strangers = [layout.catalog_key(NOON - timedelta(days=days), "0123456789ab") for days in (400, 300, 200, 100)]
@@ -112,7 +114,8 @@ def test_each_installation_keeps_its_newest_copies_and_touches_no_others(
 
 
 def test_a_catalog_made_after_a_loss_leaves_the_copies_of_the_lost_one_alone_until_it_has_enough_of_its_own(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bootstrap, "KEPT", 5)
     there = wiring.destination("local")
 
@@ -150,7 +153,8 @@ def test_what_a_rule_of_the_place_keeps_is_left_there(wiring: Wiring, monkeypatc
 
 
 def test_a_destination_that_fails_keeps_nobody_from_the_others_and_is_told_once(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_key: str, _stream: object) -> None:
         raise DestinationError("the disk is on fire")
 
@@ -163,7 +167,9 @@ def test_a_destination_that_fails_keeps_nobody_from_the_others_and_is_told_once(
     after_job(wiring)
     assert len(names(wiring.destination("local"), layout.CATALOGS)) == 1
     assert [(event.kind, event.subject) for event in wiring.catalog.events.list()][::-1] == [
-        ("copies-failed", "local"), ("copies-stored", "local")]
+        ("copies-failed", "local"),
+        ("copies-stored", "local"),
+    ]
 
 
 def test_a_job_does_not_fail_because_nothing_can_be_sealed(wiring: Wiring, tmp_path: Path) -> None:
@@ -206,7 +212,8 @@ def test_a_catalog_that_does_not_know_a_proof_is_no_reason_to_take_it_away(wirin
 
 
 def test_the_text_follows_each_backup_and_a_look_finds_it_stale_altered_or_missing(
-        wiring: Wiring, tmp_path: Path) -> None:
+    wiring: Wiring, tmp_path: Path
+) -> None:
     text = tmp_path / "offsite" / "RECOVER.md"
     after_job(wiring)
     Stock(wiring.destination("offsite"), server=SERVER).add(1, {"a": b"a"})
@@ -243,7 +250,7 @@ def test_the_marker_of_a_place_is_known_again_and_put_back(wiring: Wiring, tmp_p
     marker, there = tmp_path / "local" / "repository.json", wiring.destination("local")
     right = marker.read_bytes()
     altered = right.replace(json.loads(right)["id"].encode(), b"0" * 32)
-    flipped = [bytes([*right[:place], right[place] ^ 4, *right[place + 1:]]) for place in range(len(right))]
+    flipped = [bytes([*right[:place], right[place] ^ 4, *right[place + 1 :]]) for place in range(len(right))]
     after_job(wiring)
     assert texts_problems(wiring, there) == {}
     for wrong in (b"", bytes(len(right)), right + b" ", right + b"\n", altered, *flipped[::7]):
@@ -285,7 +292,10 @@ def test_copies_and_proofs_that_rot_are_replaced_before_they_go_and_that_is_told
     assert len(found) == 4
     assert all("SHA-256 differs" in one.problem for one in found.values())
     assert {key[1].partition("/")[0]: one.repaired_from for key, one in found.items() if key[0] == "local"} == {
-        "configuration": "offsite", "proofs": HERE, "catalog": HERE}
+        "configuration": "offsite",
+        "proofs": HERE,
+        "catalog": HERE,
+    }
     with wiring.destination("local").get(local.configuration) as stream:
         assert stream.read() == whole
     assert proofdoc.load(wiring.destination("local"), *owner, wiring.unsealer()) is not None
@@ -315,7 +325,8 @@ def test_housekeeping_looks_at_the_newest_copies_each_day_and_at_all_of_them_in_
 
 
 def test_the_only_copy_of_a_lost_catalog_is_not_taken_away_because_it_is_damaged(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (old, _offsite) = write_copies(wiring)
     with open_catalog(f"sqlite:///{wiring.settings.spool}/fresh.db") as fresh:
         anew = replace(wiring, catalog=fresh)
@@ -349,7 +360,8 @@ def test_what_somebody_puts_under_our_name_pushes_no_copy_out(wiring: Wiring, mo
 
 
 def test_the_steps_of_the_text_go_on_after_copies_that_nobody_can_open_and_a_rebuild_with_problems(
-        wiring: Wiring, tmp_path: Path, keys: Keys) -> None:
+    wiring: Wiring, tmp_path: Path, keys: Keys
+) -> None:
     Stock(wiring.destination("local"), server=SERVER).add(1, {"a": b"a"})
     write_copies(wiring)
     there = wiring.destination("local")
@@ -360,15 +372,24 @@ def test_the_steps_of_the_text_go_on_after_copies_that_nobody_can_open_and_a_reb
         there.put(key, io.BytesIO(b"garbage"))
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "backupd").write_text("#!/bin/sh\necho \"$@\"\nexit 1\n")
+    (programs / "backupd").write_text('#!/bin/sh\necho "$@"\nexit 1\n')
     (programs / "backupd").chmod(0o755)
     text = (tmp_path / "local" / "RECOVER.md").read_text()
     blocks = [part.partition("```")[0] for part in text.split("```sh\n")[1:]]
     base = tmp_path / "recovery"
     done = subprocess.run(
-        ["sh", "-c", "\n".join(blocks[:4])], capture_output=True, text=True, check=False,
-        env={"PATH": f"{programs}:/usr/bin:/bin", "BASE": str(base), "GNUPGHOME": str(keys.secret_home),
-             "DATADIR": "/d", "REPOSITORY": str(tmp_path / "local")})
+        ["sh", "-c", "\n".join(blocks[:4])],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "BASE": str(base),
+            "GNUPGHOME": str(keys.secret_home),
+            "DATADIR": "/d",
+            "REPOSITORY": str(tmp_path / "local"),
+        },
+    )
     assert done.returncode == 0, done.stderr
     for key in garbage:
         assert f"PROBLEM: {key} cannot be opened" in done.stderr
@@ -379,17 +400,38 @@ def test_the_steps_of_the_text_go_on_after_copies_that_nobody_can_open_and_a_reb
     assert f"timeline {SERVER}\n" in done.stdout
 
 
-@pytest.mark.parametrize("config", [
-    S3Config.model_validate({
-        "type": "s3", "bucket": "acme-backups", "prefix": "it's $HOME", "region": "eu-central-1", "lock_days": 3,
-        "object_lock": "governance", "endpoint_url": "http://127.0.0.1:9/", "credentials_file": "/etc/secret",
-        "profile": "backupd", "addressing": "path"}),
-    SftpConfig.model_validate({
-        "type": "sftp", "host": "vault", "user": "backupd", "path": "/srv/`date`", "key_file": "/etc/secret",
-        "known_hosts": "/etc/secret"}),
-])
+@pytest.mark.parametrize(
+    "config",
+    [
+        S3Config.model_validate(
+            {
+                "type": "s3",
+                "bucket": "acme-backups",
+                "prefix": "it's $HOME",
+                "region": "eu-central-1",
+                "lock_days": 3,
+                "object_lock": "governance",
+                "endpoint_url": "http://127.0.0.1:9/",
+                "credentials_file": "/etc/secret",
+                "profile": "backupd",
+                "addressing": "path",
+            }
+        ),
+        SftpConfig.model_validate(
+            {
+                "type": "sftp",
+                "host": "vault",
+                "user": "backupd",
+                "path": "/srv/`date`",
+                "key_file": "/etc/secret",
+                "known_hosts": "/etc/secret",
+            }
+        ),
+    ],
+)
 def test_the_text_names_the_place_without_secrets_and_every_shell_and_yaml_part_is_well_formed(
-        config: S3Config | SftpConfig, tmp_path: Path) -> None:
+    config: S3Config | SftpConfig, tmp_path: Path
+) -> None:
     text = recover_text("vault", config, {"db1": backup_id(1), "db2": backup_id(2)}, recipients=["A" * 40, "B" * 40])
     assert "/etc/secret" not in text
     assert "A" * 40 in text

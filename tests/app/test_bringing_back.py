@@ -43,19 +43,22 @@ def stocked(server: S3Server) -> Iterator[S3Destination]:
 def configured(tmp_path: Path, where: S3Config, keys: Keys) -> Path:
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "gold.yaml").write_text(
-        'physical: {full: "0 2 * * *"}\ndestinations: {required: [vault]}\n')
+        'physical: {full: "0 2 * * *"}\ndestinations: {required: [vault]}\n'
+    )
     place = {name: str(value) for name, value in where.model_dump(exclude_unset=True).items() if value is not None}
     file = tmp_path / "backupd.yaml"
     file.write_text(
         f"catalog: sqlite:///{tmp_path}/catalog.db\nspool: {tmp_path}/spool\npolicies: {tmp_path}/policies\n"
         "servers: {shop: {socket: /nowhere.sock, policy: gold}}\n"
         f"destinations: {{vault: {json.dumps(place)}, nas: {{type: filesystem, path: {tmp_path}/nas}}}}\n"
-        f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n")
+        f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n"
+    )
     return file
 
 
 def test_the_command_shows_first_and_brings_back_with_yes(
-        s3_server: S3Server, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    s3_server: S3Server, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with stocked(s3_server) as place:
         before = everything(place)
         file = str(configured(tmp_path, place._config, keys))
@@ -66,8 +69,18 @@ def test_the_command_shows_first_and_brings_back_with_yes(
             catalog.marks.take("vault", ("shop", backup_id(1)), START, stored=None, confirmed=False)
         assert main(["--config", file, "bring-back", "vault", "--since", since]) == 0
         told = capsys.readouterr().out
-        for word in ("marker", "manifest", "object", "HIDDEN", "OVERWRITTEN", backup_id(1), "nothing was changed",
-                     "--yes", "marked deleted only since", "1 marks are withdrawn"):
+        for word in (
+            "marker",
+            "manifest",
+            "object",
+            "HIDDEN",
+            "OVERWRITTEN",
+            backup_id(1),
+            "nothing was changed",
+            "--yes",
+            "marked deleted only since",
+            "1 marks are withdrawn",
+        ):
             assert word in told
         assert not S3Destination("vault", place._config).is_initialised()
         assert main(["--config", file, "catalog", "rebuild", "--from", "vault"]) == 1
@@ -105,8 +118,18 @@ def run_block(where: S3Config, since: str, base: Path, path: str) -> subprocess.
     text = bring_back_text(where, "vault")
     block = text.split("```sh\n")[1].partition("```")[0]
     script = f'set -eu\nBASE={base}\nproblem() {{ echo "PROBLEM: $*" >&2; }}\n{block}'
-    return subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False, env={
-        "PATH": path, "HOME": str(base), "SINCE": since, "AWS_SHARED_CREDENTIALS_FILE": str(where.credentials_file)})
+    return subprocess.run(
+        ["/bin/sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": path,
+            "HOME": str(base),
+            "SINCE": since,
+            "AWS_SHARED_CREDENTIALS_FILE": str(where.credentials_file),
+        },
+    )
 
 
 @SOAK
@@ -132,28 +155,41 @@ esac
 
 def test_the_lines_of_aws_choose_what_comes_back(tmp_path: Path) -> None:
     where = S3Config.model_validate({"type": "s3", "bucket": "acme", "prefix": 'it\'s "x"', "endpoint_url": "http://x"})
+
     def row(key: str, newest: bool, minute: int, version: str, kind: str) -> str:
         return f'it\'s "x"/{key}\t{newest}\t2026-11-21T10:{minute:02d}:00+00:00\t{version}\t{kind}\n'
 
     (tmp_path / "Versions").write_text(
-        row("objects/ab/hidden", False, 1, "v1", "Versions") + row("objects/ab/before", False, 1, "v2", "Versions")
-        + row("objects/ab/over", True, 31, "v3", "Versions") + row("objects/ab/over", False, 1, "v4", "Versions")
-        + row("objects/ab/fine", True, 1, "v5", "Versions") + row("intents/x.json", False, 1, "v6", "Versions")
-        + row("catalog/c", True, 31, "v7", "Versions") + row("catalog/c", False, 1, "v8", "Versions"))
+        row("objects/ab/hidden", False, 1, "v1", "Versions")
+        + row("objects/ab/before", False, 1, "v2", "Versions")
+        + row("objects/ab/over", True, 31, "v3", "Versions")
+        + row("objects/ab/over", False, 1, "v4", "Versions")
+        + row("objects/ab/fine", True, 1, "v5", "Versions")
+        + row("intents/x.json", False, 1, "v6", "Versions")
+        + row("catalog/c", True, 31, "v7", "Versions")
+        + row("catalog/c", False, 1, "v8", "Versions")
+    )
     (tmp_path / "DeleteMarkers").write_text(
         row("objects/ab/hidden", True, 32, "d1", "DeleteMarkers")
         + row("objects/ab/hidden", False, 31, "d2", "DeleteMarkers")
         + row("objects/ab/before", True, 5, "d3", "DeleteMarkers")
-        + row("intents/x.json", True, 31, "d4", "DeleteMarkers"))
+        + row("intents/x.json", True, 31, "d4", "DeleteMarkers")
+    )
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/aws").write_text(_AWS)
     (tmp_path / "bin/aws").chmod(0o755)
     done = run_block(where, "2026-11-21T10:30:00Z", tmp_path, f"{tmp_path}/bin:/usr/bin:/bin")
     assert (done.returncode, done.stderr) == (0, "")
     assert [(one["Key"], one["VersionId"]) for one in json.loads((tmp_path / "deleted").read_text())["Objects"]] == [
-        ('it\'s "x"/objects/ab/hidden', "d1"), ('it\'s "x"/objects/ab/hidden', "d2")]
+        ('it\'s "x"/objects/ab/hidden', "d1"),
+        ('it\'s "x"/objects/ab/hidden', "d2"),
+    ]
     copied = [line for line in (tmp_path / "calls").read_text().splitlines() if "copy-object" in line]
-    assert copied == [('--endpoint-url http://x s3api copy-object --bucket acme --key it\'s "x"/objects/ab/over '
-                       "--copy-source acme/it%27s%20%22x%22/objects/ab/over?versionId=v4")]
+    assert copied == [
+        (
+            '--endpoint-url http://x s3api copy-object --bucket acme --key it\'s "x"/objects/ab/over '
+            "--copy-source acme/it%27s%20%22x%22/objects/ab/over?versionId=v4"
+        )
+    ]
     quiet = run_block(where, "", tmp_path, "/nowhere")
     assert (quiet.returncode, quiet.stderr) == (0, "")

@@ -28,7 +28,7 @@ BROKEN = GOLD + "oops: 1\n"
 def test_a_broken_policy_that_no_server_follows_is_told_and_stops_nothing(tmp_path: Path) -> None:
     settings = Office(tmp_path).write(gold=GOLD, unused=BROKEN)
     assert list(settings.policies) == ["gold"]
-    problem, = settings.unused()
+    (problem,) = settings.unused()
     assert (Path(problem.file).name, problem.field) == ("unused.yaml", "oops")
     with Service.open(settings.file) as service:
         told = [finding for finding in service.check(None) if "unused.yaml" in finding.message]
@@ -37,7 +37,8 @@ def test_a_broken_policy_that_no_server_follows_is_told_and_stops_nothing(tmp_pa
 
 @pytest.mark.parametrize("policies", [{"bad": BROKEN}, {"bad": "physical: ["}, {}])
 def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
-        tmp_path: Path, policies: dict[str, str]) -> None:
+    tmp_path: Path, policies: dict[str, str]
+) -> None:
     office = Office(tmp_path, policies={"gold": GOLD, **policies})
     with pytest.raises(ConfigurationError):
         office.write(servers={"db1": "gold", "db2": "bad"})
@@ -53,9 +54,11 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
             service.foreground.verify("db2", None, silent)
         assert service.jobs(None) == ()
         service.foreground.verify("db1", None, silent)
-        assert [(finding.subject, finding.hint.partition("; ")[2]) for finding in service.check(None)
-                if finding.severity == "error" and "policy" in finding.subject] == [
-                    ("db2: policy", "the service looks after the others")]
+        assert [
+            (finding.subject, finding.hint.partition("; ")[2])
+            for finding in service.check(None)
+            if finding.severity == "error" and "policy" in finding.subject
+        ] == [("db2: policy", "the service looks after the others")]
 
 
 def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_other_waits(tmp_path: Path) -> None:
@@ -63,9 +66,14 @@ def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_oth
     whole = office.write()
     (tmp_path / "policies" / "bad.yaml").write_text(BROKEN)
     settings = load_settings(office.file, strict=False)
-    running, killed, other = (replace(samples.job(number, server=server), state=state, leg="physical.full")
-                              for number, server, state in ((1, "db2", JobState.RUNNING), (2, "db2", JobState.RUNNING),
-                                                            (3, "db1", JobState.QUEUED)))
+    running, killed, other = (
+        replace(samples.job(number, server=server), state=state, leg="physical.full")
+        for number, server, state in (
+            (1, "db2", JobState.RUNNING),
+            (2, "db2", JobState.RUNNING),
+            (3, "db1", JobState.QUEUED),
+        )
+    )
     allowed = may_start(settings, ())
     assert allowed(other, [running])
     assert not allowed(killed, [])

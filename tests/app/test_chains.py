@@ -64,9 +64,16 @@ class Desk:
         job = JobRecord(id=new_id(now), kind=str(kind), server=SERVER, state=JobState.RUNNING, queued_at=now)
         return take_backup(self.wiring, SERVER, kind, JobRun(job, report)).record
 
-    def decide(self, *, kind: BackupKind = INCREMENT, increments: bool = True,
-               info: Callable[[ServerInfo], ServerInfo] = lambda info: info,
-               policy: str = "", tool: str = "", recipients: Collection[str] | None = None) -> Decision:
+    def decide(
+        self,
+        *,
+        kind: BackupKind = INCREMENT,
+        increments: bool = True,
+        info: Callable[[ServerInfo], ServerInfo] = lambda info: info,
+        policy: str = "",
+        tool: str = "",
+        recipients: Collection[str] | None = None,
+    ) -> Decision:
         self.house.policy_extra = policy
         self.house.write()
         wiring = Wiring(load_settings(self.house.config), self.wiring.catalog)
@@ -74,8 +81,16 @@ class Desk:
         with server.connection().connect() as session:
             found = examine(session).info
             asked: Any = _Other(physical_tool(found), tool, takes_increments=increments)
-            return decide(wiring, server, kind, info(found), tool=asked, session=session,
-                          destinations=(self.destination,), recipients=recipients or wiring.recipients()[1])
+            return decide(
+                wiring,
+                server,
+                kind,
+                info(found),
+                tool=asked,
+                session=session,
+                destinations=(self.destination,),
+                recipients=recipients or wiring.recipients()[1],
+            )
 
     @contextmanager
     def recorded(self, record: BackupRecord, **changes: Any) -> Iterator[None]:
@@ -177,8 +192,16 @@ def test_a_chain_of_the_policys_length_ends(desk: Desk) -> None:
         server = load_settings(desk.house.config).server(SERVER)
         with server.connection().connect() as session:
             info = examine(session).info
-            found = decide(desk.wiring, server, INCREMENT, info, tool=physical_tool(info), session=session,
-                           destinations=(desk.destination,), recipients=desk.wiring.recipients()[1])
+            found = decide(
+                desk.wiring,
+                server,
+                INCREMENT,
+                info,
+                tool=physical_tool(info),
+                session=session,
+                destinations=(desk.destination,),
+                recipients=desk.wiring.recipients()[1],
+            )
         assert found.kind is kind, most
         if kind is not INCREMENT:
             refused(found, f"max_chain is {most}")
@@ -240,10 +263,14 @@ def test_without_evidence_in_the_binary_log_a_full_backup_is_taken(desk: Desk) -
     last = desk.records[2]
     refused(desk.decide(info=lambda info: replace(info, log_bin=False)), "without a binary log", last.id)
     mute = {"log_slave_updates": "OFF"}
-    refused(desk.decide(info=lambda info: replace(info, role=Role.REPLICA, variables={**info.variables, **mute})),
-            "without log_slave_updates")
-    refused(desk.decide(info=lambda info: replace(info, variables={**info.variables, "log_bin_basename": "/no/log"})),
-            "cannot be read")
+    refused(
+        desk.decide(info=lambda info: replace(info, role=Role.REPLICA, variables={**info.variables, **mute})),
+        "without log_slave_updates",
+    )
+    refused(
+        desk.decide(info=lambda info: replace(info, variables={**info.variables, "log_bin_basename": "/no/log"})),
+        "cannot be read",
+    )
     with recorded_landmarks(desk, log="0" * 64):
         refused(desk.decide(), f"before {last.position.file}:{last.position.pos} the binary log holds other events")
     with recorded_landmarks(desk, log=""):
@@ -266,6 +293,7 @@ def test_a_server_that_stands_before_its_backup_is_noticed(desk: Desk) -> None:
 
 def test_another_layout_of_the_files_is_noticed(desk: Desk) -> None:
     for name in ("innodb_data_file_path", "innodb_undo_tablespaces", "innodb_page_size"):
+
         def elsewhere(info: ServerInfo, name: str = name) -> ServerInfo:
             return replace(info, variables={**info.variables, name: "other"})
 
@@ -300,8 +328,9 @@ def test_a_chain_whose_test_restore_failed_ends_until_a_later_one_succeeds(desk:
 
 def test_an_imported_tablespace_is_in_no_increment(desk: Desk) -> None:
     server = desk.house.server
-    server.execute("CREATE TABLE d.made (id INT PRIMARY KEY)", "INSERT INTO d.made VALUES (1)",
-                   "CREATE TABLE d.came LIKE d.made")
+    server.execute(
+        "CREATE TABLE d.made (id INT PRIMARY KEY)", "INSERT INTO d.made VALUES (1)", "CREATE TABLE d.came LIKE d.made"
+    )
     assert desk.decide().kind is INCREMENT, "not a page of these is written"
     server.settle()
     assert desk.decide().kind is INCREMENT, "made here"

@@ -21,8 +21,9 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """The findings by subject: severity, sentence, hint. ``user`` whom programs run as, ``found`` ways, why not the
     user's own; what stands in ``kernel``."""
 
-    def checked(user: str | None, *found: Way, why: str = "", key_files: str = "", **kernel: str) -> dict[
-            str, tuple[str, str, str]]:
+    def checked(
+        user: str | None, *found: Way, why: str = "", key_files: str = "", **kernel: str
+    ) -> dict[str, tuple[str, str, str]]:
         monkeypatch.setattr(confinement, "worker", lambda: user)
         monkeypatch.setattr(confinement, "ways", lambda _user: found)
         monkeypatch.setattr(confinement, "obstacle", lambda _way, _user: why)
@@ -32,8 +33,10 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
             path.write_text(f"{value}\n")
         restore = f"restore: {{gnupg_home: /etc/backupd/gnupg-restore, key_files: [{key_files}]}}\n"
         settings = load_settings(write(tmp_path, CONFIGURATION + restore))
-        return {one.subject: (str(one.severity), one.message, one.hint)
-                for one in findings(settings, kernel=tmp_path / "sys")}
+        return {
+            one.subject: (str(one.severity), one.message, one.hint)
+            for one in findings(settings, kernel=tmp_path / "sys")
+        }
 
     return checked
 
@@ -67,13 +70,16 @@ def test_a_sandbox_made_by_root_is_well_and_says_what_keeps_the_user_from_it(che
     assert (severity, FORBIDDEN in message, "confined by root" in message) == ("ok", True, True)
 
 
-@pytest.mark.parametrize(("kernel", "why", "hint"), [
-    ({"user__max_user_namespaces": "0"}, FORBIDDEN, "sysctl -w user.max_user_namespaces=15000"),
-    ({"kernel__unprivileged_userns_clone": "0"}, FORBIDDEN, "sysctl -w kernel.unprivileged_userns_clone=1"),
-    ({"kernel__apparmor_restrict_unprivileged_userns": "1"}, FORBIDDEN, "an AppArmor profile"),
-    ({"user__max_user_namespaces": "96365"}, FORBIDDEN, "let this container or service make user namespaces"),
-    ({"user__max_user_namespaces": "0"}, "the program bwrap is missing", "apt-get install bubblewrap"),
-])
+@pytest.mark.parametrize(
+    ("kernel", "why", "hint"),
+    [
+        ({"user__max_user_namespaces": "0"}, FORBIDDEN, "sysctl -w user.max_user_namespaces=15000"),
+        ({"kernel__unprivileged_userns_clone": "0"}, FORBIDDEN, "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ({"kernel__apparmor_restrict_unprivileged_userns": "1"}, FORBIDDEN, "an AppArmor profile"),
+        ({"user__max_user_namespaces": "96365"}, FORBIDDEN, "let this container or service make user namespaces"),
+        ({"user__max_user_namespaces": "0"}, "the program bwrap is missing", "apt-get install bubblewrap"),
+    ],
+)
 def test_where_nothing_confines_them_it_says_why_and_what_to_do(
     check: Check, kernel: dict[str, str], why: str, hint: str
 ) -> None:

@@ -72,8 +72,9 @@ def test_our_own_limit_is_named_as_what_holds_copies_back(short_tmp: Path) -> No
     office = Office(short_tmp)
     office.write()
     text = office.file.read_text()
-    office.file.write_text(text.replace(
-        "destinations:\n", "destinations:\n  far: {type: filesystem, path: /far, max_upload: 12KB}\n"))
+    office.file.write_text(
+        text.replace("destinations:\n", "destinations:\n  far: {type: filesystem, path: /far, max_upload: 12KB}\n")
+    )
     with open_catalog(load_settings(office.file).catalog) as catalog:
         wiring = Wiring(load_settings(office.file), catalog)
         for record in taken(GIB, GIB, GIB):

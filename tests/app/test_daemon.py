@@ -56,11 +56,16 @@ class Service:
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ear.bind(str(office.base / f"n{time.monotonic_ns() % 10**9}"))
         self._ear.setblocking(False)
-        environ = {**os.environ, "BACKUPD_CONFIG": str(config or office.file), "NOTIFY_SOCKET": self._ear.getsockname(),
-                   "BACKUPD_RUNTIME": str(office.base / "run")}
+        environ = {
+            **os.environ,
+            "BACKUPD_CONFIG": str(config or office.file),
+            "NOTIFY_SOCKET": self._ear.getsockname(),
+            "BACKUPD_RUNTIME": str(office.base / "run"),
+        }
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([BACKUPD, "serve", *args], env=environ, stderr=log,
-                                            stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                [BACKUPD, "serve", *args], env=environ, stderr=log, stdin=subprocess.DEVNULL
+            )
         self.notes: list[str] = []
 
     def heard(self, word: str, times: int = 1) -> bool:
@@ -125,7 +130,10 @@ def test_it_says_when_it_is_ready_what_comes_next_and_ends_well(office: Office) 
     with looking(office) as catalog:
         assert [event.kind for event in catalog.events.list()] == ["daemon-stopped", "daemon-started"]
         assert set(catalog.schedules.all()) == {
-            ("", "challenge"), ("db1", "physical.full"), ("db1", "physical.incremental")}
+            ("", "challenge"),
+            ("db1", "physical.full"),
+            ("db1", "physical.incremental"),
+        }
 
 
 def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Office) -> None:
@@ -147,8 +155,9 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
             (bad,) = catalog.events.list(kind="config-refused")
             assert "new: db2" in good.message
             assert "stays in force" in bad.message
-            assert [(entry.actor, entry.via, entry.outcome) for entry in catalog.audit.list(
-                action="config-reloaded")] == [("backupd", "service", "done"), ("backupd", "service", "refused")]
+            assert [
+                (entry.actor, entry.via, entry.outcome) for entry in catalog.audit.list(action="config-reloaded")
+            ] == [("backupd", "service", "done"), ("backupd", "service", "refused")]
             assert ("db2", "physical.full") in catalog.schedules.all()
         office.file.write_text(office.file.read_text().replace("catalog.db", "other.db"))
         service.process.send_signal(signal.SIGHUP)
@@ -260,7 +269,8 @@ def test_a_clock_that_is_set_while_the_service_starts_is_noticed_and_nothing_exp
                 file.execute("drop trigger full")
             service._round(worker, (), alarm, watch)
         assert [event.message for event in catalog.events.list(kind="clock-jump")] == [
-            "this machine's clock was set forward by 400d"]
+            "this machine's clock was set forward by 400d"
+        ]
         now = wiring.clock()
         assert careful(catalog, now) < now - far + timedelta(minutes=1), "a step is noted though the catalog was full"
         assert not catalog.jobs.list(), "nothing is concluded from it yet"
@@ -307,8 +317,9 @@ def test_one_that_stands_by_takes_over_when_the_first_is_killed_with_the_files_a
         with serving(office, "--standby") as second:
             second.ready()
             assert second.heard("STATUS=standing by")
-            office.write(servers={"db1": "gold", "db2": "gold"},
-                         gold=FAR.replace(f"0 {_HOUR} * * sun", f"30 {_HOUR} * * sun"))
+            office.write(
+                servers={"db1": "gold", "db2": "gold"}, gold=FAR.replace(f"0 {_HOUR} * * sun", f"30 {_HOUR} * * sun")
+            )
             first.process.kill()
             until(lambda: any(line["event"] == "daemon-started" for line in second.said()), "it has taken over")
             second.ready(3)
@@ -335,8 +346,11 @@ def test_a_reload_that_is_asked_for_while_it_starts_does_not_end_it(office: Offi
         status = Path(f"/proc/{service.process.pid}/status")
         asked = 0
         while not service.heard("READY=1"):
-            ignored, caught = (int(line.split()[1], 16) for line in status.read_text().splitlines()
-                               if line.startswith(("SigIgn", "SigCgt")))
+            ignored, caught = (
+                int(line.split()[1], 16)
+                for line in status.read_text().splitlines()
+                if line.startswith(("SigIgn", "SigCgt"))
+            )
             if (ignored | caught) & 1 << signal.SIGHUP - 1:  # the interpreter itself has started
                 service.process.send_signal(signal.SIGHUP)
                 asked += 1
@@ -346,7 +360,8 @@ def test_a_reload_that_is_asked_for_while_it_starts_does_not_end_it(office: Offi
 
 
 def test_a_file_that_brings_about_what_nobody_foresaw_is_refused_and_the_service_goes_on(
-        office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = 0
 
     def load(path: Path, *, strict: bool) -> Settings:

@@ -38,15 +38,23 @@ def keep(**rules: object) -> Keep:
     return Keep.model_validate(rules)
 
 
-def two_weeks(policy: dict[str, object], rules: Keep | None, *backups: Stored, zone: str = "UTC",
-              typical: Typical | None = None) -> list[tuple[str, str | None]]:
+def two_weeks(
+    policy: dict[str, object], rules: Keep | None, *backups: Stored, zone: str = "UTC", typical: Typical | None = None
+) -> list[tuple[str, str | None]]:
     """What is kept after them, oldest first: (id, parent)."""
     value = Policy.model_validate(policy)
     until = NOW + timedelta(days=14)
     runs = planned_runs(legs_of(value, "db1", zone), NOW, until)
     assert value.physical is not None
-    decisions = ahead(View("db1", "local", backups), rules, runs, until=until, zone=ZoneInfo(zone),
-                      max_chain=value.physical.max_chain, typical=typical)
+    decisions = ahead(
+        View("db1", "local", backups),
+        rules,
+        runs,
+        until=until,
+        zone=ZoneInfo(zone),
+        max_chain=value.physical.max_chain,
+        typical=typical,
+    )
     return [(one.backup.id, one.backup.parent) for one in reversed(decisions.kept)]
 
 
@@ -60,10 +68,12 @@ def step(day: str, month: str = "11") -> str:
 
 # -- runs and what they leave
 
+
 def test_a_full_on_sundays_and_increments_on_the_other_days_make_two_chains() -> None:
     days = ["23", "24", "25", "26", "27", "28"]
-    first = [(full("22"), None)] + [(step(day), step(before) if before else full("22"))
-                                    for before, day in zip(["", *days], days, strict=False)]
+    first = [(full("22"), None)] + [
+        (step(day), step(before) if before else full("22")) for before, day in zip(["", *days], days, strict=False)
+    ]
     later = [("30", "11"), ("01", "12"), ("02", "12"), ("03", "12"), ("04", "12"), ("05", "12")]
     second: list[tuple[str, str | None]] = [(full("29"), None)]
     for day, month in later:
@@ -73,14 +83,20 @@ def test_a_full_on_sundays_and_increments_on_the_other_days_make_two_chains() ->
 
 @pytest.mark.parametrize("rules", [{"keep_fulls": 1}, {"recovery_window": "2d"}, {"daily": 3}])
 def test_retention_on_the_way_takes_whole_chains_and_leaves_the_newest(rules: dict[str, object]) -> None:
-    assert [name for name, _parent in two_weeks(WEEK, keep(**rules))] == [full("29"), *(
-        step(day, month) for day, month in (("30", "11"), ("01", "12"), ("02", "12"), ("03", "12"), ("04", "12"),
-                                            ("05", "12")))]
+    assert [name for name, _parent in two_weeks(WEEK, keep(**rules))] == [
+        full("29"),
+        *(
+            step(day, month)
+            for day, month in (("30", "11"), ("01", "12"), ("02", "12"), ("03", "12"), ("04", "12"), ("05", "12"))
+        ),
+    ]
 
 
 def test_an_increment_that_has_nothing_to_build_on_is_planned_as_a_full_one() -> None:
     assert two_weeks({**WEEK, "physical": {"full": "0 2 1 1 *", "incremental": "0 2 * * mon"}}, None) == [
-        (full("23"), None), (step("30"), full("23"))]
+        (full("23"), None),
+        (step("30"), full("23")),
+    ]
 
 
 def test_a_chain_that_is_there_is_gone_on_with_until_it_is_long_enough() -> None:
@@ -95,22 +111,42 @@ def test_planned_backups_are_as_large_and_as_long_as_lately() -> None:
     policy = Policy.model_validate(WEEK)
     until = NOW + timedelta(days=3)
     runs = planned_runs(legs_of(policy, "db1", "UTC"), NOW, until)
-    decisions = ahead(View("db1", "local", ()), None, runs, until=until, zone=ZoneInfo("UTC"), max_chain=7,
-                      typical=Typical(1000, 10, timedelta(hours=1)))
+    decisions = ahead(
+        View("db1", "local", ()),
+        None,
+        runs,
+        until=until,
+        zone=ZoneInfo("UTC"),
+        max_chain=7,
+        typical=Typical(1000, 10, timedelta(hours=1)),
+    )
     assert [one.backup.bytes for one in decisions.backups] == [10, 10, 1000]
     assert {one.backup.finished_at.hour for one in decisions.backups} == {3}
 
 
 def test_each_set_of_tables_is_planned_by_itself() -> None:
-    sets = {name: {"schedule": cadence, "tables": {"include": [f"shop.{name}"]}}
-            for name, cadence in (("small", "every 12h"), ("large", "0 2 * * sun"))}
+    sets = {
+        name: {"schedule": cadence, "tables": {"include": [f"shop.{name}"]}}
+        for name, cadence in (("small", "every 12h"), ("large", "0 2 * * sun"))
+    }
     policy = Policy.model_validate({"logical": {"sets": sets}, "destinations": {"required": ["local"]}})
     until = NOW + timedelta(days=14)
     runs = planned_runs(legs_of(policy, "db1", "UTC"), NOW, until)
-    decisions = ahead(View("db1", "local", ()), keep(keep_fulls=2), runs, until=until, zone=ZoneInfo("UTC"),
-                      max_chain=0, typical=Typical(dump_bytes={"small": 5, "large": 70}))
+    decisions = ahead(
+        View("db1", "local", ()),
+        keep(keep_fulls=2),
+        runs,
+        until=until,
+        zone=ZoneInfo("UTC"),
+        max_chain=0,
+        typical=Typical(dump_bytes={"small": 5, "large": 70}),
+    )
     assert sorted((one.backup.table_set, one.backup.bytes) for one in decisions.kept) == [
-        ("large", 70), ("large", 70), ("small", 5), ("small", 5)]
+        ("large", 70),
+        ("large", 70),
+        ("small", 5),
+        ("small", 5),
+    ]
 
 
 def test_runs_of_every_minute_are_not_solved_for_ever() -> None:
@@ -121,6 +157,7 @@ def test_runs_of_every_minute_are_not_solved_for_ever() -> None:
 
 # -- the file alone
 
+
 def test_a_file_alone_is_explained_with_its_runs_and_what_they_leave(tmp_path: Path) -> None:
     (tmp_path / "gold.yaml").write_text(example("gold"))
     found = explain_file(tmp_path / "gold.yaml", "", now=NOW)
@@ -129,12 +166,19 @@ def test_a_file_alone_is_explained_with_its_runs_and_what_they_leave(tmp_path: P
     assert [decisions.destination for decisions in found.ahead] == ["local", "offsite", "vault"]
     # Physical ones at local: all of 14 days. offsite: the last of 7 days, and that of the week before (Sunday's full
     # one). vault: the last of November and the newest, with what they build on. Dumps build on nothing.
-    physical = [[one for one in decisions.kept if one.backup.kind is not BackupKind.LOGICAL]
-                for decisions in found.ahead]
+    physical = [
+        [one for one in decisions.kept if one.backup.kind is not BackupKind.LOGICAL] for decisions in found.ahead
+    ]
     assert [len(kept) for kept in physical] == [14, 8, 7]
     assert [len(decisions.kept) - len(kept) for decisions, kept in zip(found.ahead, physical, strict=True)] == [8, 8, 2]
     assert {run.kind for run in found.runs} == {
-        JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL, JobKind.TEST_RESTORE, JobKind.VERIFY, JobKind.RETENTION}
+        JobKind.FULL,
+        JobKind.INCREMENTAL,
+        JobKind.LOGICAL,
+        JobKind.TEST_RESTORE,
+        JobKind.VERIFY,
+        JobKind.RETENTION,
+    }
     assert all(run.at > NOW for run in found.runs)
     assert all(timedelta(0) <= run.at - run.due <= timedelta(minutes=20) for run in found.runs)
     assert list(found.runs) == sorted(found.runs, key=lambda run: run.at)
@@ -152,6 +196,7 @@ def test_everything_wrong_in_the_file_is_said_at_once(tmp_path: Path) -> None:
 
 
 # -- an installation
+
 
 @dataclass
 class Shelf(MemoryDestination):
@@ -171,21 +216,31 @@ class Shelf(MemoryDestination):
 def wiring(tmp_path: Path) -> Iterator[Wiring]:
     settings = Office(tmp_path, {"shop-db1": "gold", "db2": "other"}).write(
         gold='physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nretention: {local: {keep_fulls: 20}}\n',
-        other='physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
+        other='physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n',
+    )
     upgrade(settings.catalog)
     with open_catalog(settings.catalog) as catalog:
         yield Wiring(settings, catalog, Clock(NOW))
 
 
-def taken(wiring: Wiring, number: int, size: float, *, new: float | None = None, server: str = "shop-db1",
-          ) -> BackupRecord:
+def taken(
+    wiring: Wiring,
+    number: int,
+    size: float,
+    *,
+    new: float | None = None,
+    server: str = "shop-db1",
+) -> BackupRecord:
     """A full backup of ``number`` days ago."""
     start = NOW - timedelta(days=number)
     record = replace(
-        backup(number, server=server), started_at=start, finished_at=start + timedelta(minutes=30),
+        backup(number, server=server),
+        started_at=start,
+        finished_at=start + timedelta(minutes=30),
         id=f"20261121T120000Z-{number:07x}{len(server) % 10}",
         stats=Stats(round(size), round(size / 2), round(size / 2 if new is None else new), 10, 0),
-        copies=(Copy("local", "complete", start),))
+        copies=(Copy("local", "complete", start),),
+    )
     wiring.catalog.backups.add(record)
     return record
 
@@ -198,8 +253,10 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_change_shows_which_backups_that_are_there_it_would_expire(tmp_path: Path, wiring: Wiring) -> None:
     records = {number: taken(wiring, number, GB) for number in (1, 2, 3, 4, 5)}
-    new = written(tmp_path, 'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n'
-                            "retention: {local: {keep_fulls: 2}}\n")
+    new = written(
+        tmp_path,
+        'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nretention: {local: {keep_fulls: 2}}\n',
+    )
     found = explain_here(wiring, new, "shop-db1")
     assert [decisions.destination for decisions in found.today] == ["local"]
     assert {one.backup.id for one in found.today[0].expired} == {records[number].id for number in (3, 4, 5)}
@@ -228,25 +285,30 @@ def test_a_restore_time_that_was_never_kept_is_said(tmp_path: Path, wiring: Wiri
     wiring.catalog.proofs.add(proof())
     found = explain_here(wiring, written(tmp_path, text), "shop-db1")
     assert [one for one in found.warnings if "rto" in one] == [
-        "objectives.rto: 30.0s cannot be kept: the last test restore took 1m"]
+        "objectives.rto: 30.0s cannot be kept: the last test restore took 1m"
+    ]
 
 
 # -- growth
+
 
 def shelved(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(Wiring, "destination", lambda _self, _name: Shelf(free))
 
 
 def test_a_repository_that_grows_by_a_quarter_each_day_is_full_on_a_day_that_check_names(
-        tmp_path: Path, wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(14):
-        taken(wiring, number + 1, 8 * GB * 1.25 ** -number, new=0.5 * GB)
+        taken(wiring, number + 1, 8 * GB * 1.25**-number, new=0.5 * GB)
     shelved(monkeypatch, 49 * GB)  # 7 GB are stored: 56 / 7 = 8 = 1.25^9.3
     found = forecast(wiring, "local")
     assert found is not None
     assert (found.filling.day, found.filling.earliest) == (10, 10)
-    assert found.text == ("the repository is full on day 10 (2026-12-01): 45.6 GiB are free (shop-db1 x1.25 a day, "
-                          "seen in 14 full backups over 13 days)")
+    assert found.text == (
+        "the repository is full on day 10 (2026-12-01): 45.6 GiB are free (shop-db1 x1.25 a day, "
+        "seen in 14 full backups over 13 days)"
+    )
     growth = found.as_json()["servers"][0]["bytes_source_after"]
     assert [round(growth[day] / GB) for day in ("7", "14")] == [38, 182]
     assert growth["30"] / GB == pytest.approx(6462, rel=0.001)
@@ -267,11 +329,13 @@ def test_one_that_keeps_everything_fills_up_without_growing(wiring: Wiring, monk
     assert room(wiring, "local") == []
 
 
-def test_an_empty_place_has_no_forecast_and_a_boundless_one_only_grows(wiring: Wiring, monkeypatch: pytest.MonkeyPatch,
-                                                                       ) -> None:
+def test_an_empty_place_has_no_forecast_and_a_boundless_one_only_grows(
+    wiring: Wiring,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert forecast(wiring, "local") is None
     for number in range(5):
-        taken(wiring, number + 1, 8 * GB * 1.25 ** -number, new=GB)
+        taken(wiring, number + 1, 8 * GB * 1.25**-number, new=GB)
     monkeypatch.setattr(Wiring, "destination", lambda _self, name: MemoryDestination(name))
     found = forecast(wiring, "local")
     assert found is not None

@@ -44,11 +44,16 @@ class House:
         self.watch = FillingWatch()
         for number in range(14):
             start = NOW - (number + 1) * DAY
-            wiring.catalog.backups.add(replace(
-                backup(number, server="shop-db1"), id=f"20261121T120000Z-{number:08x}", started_at=start,
-                finished_at=start + timedelta(minutes=30),
-                stats=Stats(round(8 * GB * 1.25 ** -number), 4 * GB, GB // 2, 10, 0),
-                copies=(Copy("local", "complete", start),)))
+            wiring.catalog.backups.add(
+                replace(
+                    backup(number, server="shop-db1"),
+                    id=f"20261121T120000Z-{number:08x}",
+                    started_at=start,
+                    finished_at=start + timedelta(minutes=30),
+                    stats=Stats(round(8 * GB * 1.25**-number), 4 * GB, GB // 2, 10, 0),
+                    copies=(Copy("local", "complete", start),),
+                )
+            )
 
     def look(self, day: float, free: int | None) -> list[Event]:
         """The events that a look after ``day`` days adds, with so many bytes free."""
@@ -61,7 +66,8 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     settings = Office(tmp_path, {"shop-db1": "gold"}).write(
-        gold='physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nretention: {local: {keep_fulls: 20}}\n')
+        gold='physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nretention: {local: {keep_fulls: 20}}\n'
+    )
     upgrade(settings.catalog)
     shelf = Shelf("local")
     monkeypatch.setattr(Wiring, "destination", lambda _self, _name: shelf)
@@ -72,8 +78,10 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def test_a_place_that_will_be_full_is_told_once_with_the_day_and_then_with_growing_pauses(house: House) -> None:
     (event,) = house.look(0, 49 * GB)
     assert (event.kind, event.subject, event.severity) == (FILLING.broken, "local", Severity.WARNING)
-    assert event.message == ("destination local fills up: the repository is full on day 10 (2026-12-01): 45.6 GiB are "
-                             "free (shop-db1 x1.25 a day, seen in 14 full backups over 13 days)")
+    assert event.message == (
+        "destination local fills up: the repository is full on day 10 (2026-12-01): 45.6 GiB are "
+        "free (shop-db1 x1.25 a day, seen in 14 full backups over 13 days)"
+    )
     assert "policy explain" in event.hint
     told = [hour / 2 for hour in range(1, 80) if house.look(hour / 2, 49 * GB)]
     assert told == [1, 3, 7, 15, 23, 31, 39]

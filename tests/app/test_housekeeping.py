@@ -35,8 +35,16 @@ def test_old_events_and_jobs_go_and_a_destination_that_is_not_there_stops_nothin
     for number, age in enumerate((500, 300)):
         moment = NOON - timedelta(days=age)
         wiring.catalog.events.add(Event(moment, "job-failed", Severity.ERROR, "x"))
-        wiring.catalog.jobs.add(JobRecord(id=f"2026010{number}T000000Z-00000000", kind="verify", server="db1",
-                                          state=JobState.SKIPPED, queued_at=moment, finished_at=moment))
+        wiring.catalog.jobs.add(
+            JobRecord(
+                id=f"2026010{number}T000000Z-00000000",
+                kind="verify",
+                server="db1",
+                state=JobState.SKIPPED,
+                queued_at=moment,
+                finished_at=moment,
+            )
+        )
     keep_house(wiring)
     assert [event.at for event in wiring.catalog.events.list()] == [NOON - timedelta(days=300)]
     assert [job.id[:8] for job in wiring.catalog.jobs.list()] == ["20260101"]
@@ -49,11 +57,13 @@ def test_whoever_paused_or_held_something_is_reminded_every_day(wiring: Wiring) 
     (event,) = wiring.catalog.events.list()
     assert (event.kind, event.severity, event.hint) == ("paused", Severity.WARNING, "backupd resume --all")
     assert event.message.startswith(
-        "every server has been paused for 3d, nothing starts by itself: storage move (every server is paused by anna")
+        "every server has been paused for 3d, nothing starts by itself: storage move (every server is paused by anna"
+    )
 
 
 def test_it_is_done_once_a_day_at_its_time_and_a_clock_once_far_ahead_does_not_delay_it(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = threading.Semaphore(0)
     monkeypatch.setattr(housekeeping, "keep_house", lambda _wiring: done.release())
     keeper = Housekeeper(at("2030-01-01T00:00Z"), "UTC")

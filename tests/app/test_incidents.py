@@ -22,8 +22,9 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def event(kind: str, *, minute: int = 0, server: str = "db1", subject: str = "stream") -> Event:
-    return Event(NOW + timedelta(minutes=minute), kind, Severity.ERROR, f"{kind} at {minute}", server=server,
-                 subject=subject)
+    return Event(
+        NOW + timedelta(minutes=minute), kind, Severity.ERROR, f"{kind} at {minute}", server=server, subject=subject
+    )
 
 
 def told(catalog: Catalog) -> list[str]:

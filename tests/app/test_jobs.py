@@ -58,8 +58,15 @@ def rewrite(wiring: Wiring, extra: str) -> Wiring:
 
 def do(wiring: Wiring, work: Callable[[JobRun], Any], **changes: Any) -> JobRecord:
     """Let a job of a schedule, claimed by this process, do ``work``; gives its row afterwards, whatever was raised."""
-    record = JobRecord(id=new_id(wiring.clock()), kind=JobKind.FULL, server="db1", state=JobState.QUEUED,
-                       queued_at=wiring.clock(), leg="physical.full", due_at=NOW)
+    record = JobRecord(
+        id=new_id(wiring.clock()),
+        kind=JobKind.FULL,
+        server="db1",
+        state=JobState.QUEUED,
+        queued_at=wiring.clock(),
+        leg="physical.full",
+        due_at=NOW,
+    )
     wiring.catalog.jobs.enqueue(replace(record, **changes))
     job = wiring.catalog.jobs.claim(owner(), wiring.clock())
     assert job is not None
@@ -104,10 +111,17 @@ def test_a_good_run_is_recorded_with_its_bytes_phases_result_and_log(wiring: Wir
         run_program(Command(("sh", "-c", "echo copied everything >&2")), log=run.log)
         return 7
 
-    done = run_here(wiring, JobKind.FULL, "db1", work, report=silent, arguments={"x": 1},
-                    result=lambda size: Result("b1", size, (Phase("backup", 2.0, size),)))
+    done = run_here(
+        wiring,
+        JobKind.FULL,
+        "db1",
+        work,
+        report=silent,
+        arguments={"x": 1},
+        result=lambda size: Result("b1", size, (Phase("backup", 2.0, size),)),
+    )
     assert done == 7
-    job, = wiring.catalog.jobs.list()
+    (job,) = wiring.catalog.jobs.list()
     assert (job.state, job.result, job.bytes, job.phases) == (JobState.SUCCEEDED, "b1", 7, (Phase("backup", 2.0, 7),))
     assert (job.arguments, job.requested_by, job.token) == ({"x": 1}, user(), 1)
     assert kinds(wiring) == []
@@ -148,8 +162,15 @@ def test_progress_reaches_the_row_with_an_estimate_of_what_is_left(wiring: Wirin
         seen.append(wiring.catalog.jobs.get(run.job.id).progress)
 
     do(wiring, work)
-    assert seen[0] == {"phase": "copy", "bytes": 10, "bytes_total": 100, "files": 3, "files_total": 7,
-                       "note": "shop/x.ibd [hidden]", "seconds_left": 3.0}
+    assert seen[0] == {
+        "phase": "copy",
+        "bytes": 10,
+        "bytes_total": 100,
+        "files": 3,
+        "files_total": 7,
+        "note": "shop/x.ibd [hidden]",
+        "seconds_left": 3.0,
+    }
 
 
 def test_retention_follows_a_good_backup_once_and_never_a_failed_one(wiring: Wiring) -> None:
@@ -157,11 +178,12 @@ def test_retention_follows_a_good_backup_once_and_never_a_failed_one(wiring: Wir
     do(wiring, fails(RefusedError("no")))
     assert wiring.catalog.jobs.list(kind=JobKind.RETENTION) == ()
     for _ in range(2):
-        job = JobRecord(id=new_id(NOW), kind=JobKind.FULL, server="db1", state=JobState.RUNNING, queued_at=NOW,
-                        owner=owner())
+        job = JobRecord(
+            id=new_id(NOW), kind=JobKind.FULL, server="db1", state=JobState.RUNNING, queued_at=NOW, owner=owner()
+        )
         wiring.catalog.jobs.add(job)
         live(wiring, job, lambda _run: None, lambda _done: Result(), silent)
-    follows, = wiring.catalog.jobs.list(kind=JobKind.RETENTION)
+    (follows,) = wiring.catalog.jobs.list(kind=JobKind.RETENTION)
     assert (follows.server, follows.state, follows.leg) == ("db1", JobState.QUEUED, "retention")
 
 
@@ -170,13 +192,13 @@ def test_retention_follows_a_good_backup_once_and_never_a_failed_one(wiring: Wir
 
 def test_a_failure_is_told_without_secrets_and_rows_of_tables(wiring: Wiring) -> None:
     def work(run: JobRun) -> None:
-        script = f"echo \"GRANT USAGE ON *.* TO a@b IDENTIFIED BY PASSWORD '{HASH}'\" >&2; echo \"$0\" >&2; exit 3"
+        script = f'echo "GRANT USAGE ON *.* TO a@b IDENTIFIED BY PASSWORD \'{HASH}\'" >&2; echo "$0" >&2; exit 3'
         run_program(Command(("sh", "-c", script, ROW)), log=run.log)
 
     job = do(wiring, work)
     assert job.state is JobState.FAILED
     assert "sh exited with 3" in job.message
-    event, = wiring.catalog.events.list()
+    (event,) = wiring.catalog.events.list()
     assert (event.kind, event.server, event.subject, event.job_id) == ("job-failed", "db1", "physical.full", job.id)
     assert event.message == job.message
     everything = json.dumps([job.as_json(), event.as_json()]) + logs.read_log(wiring.settings, job.id)
@@ -195,7 +217,9 @@ def test_an_error_of_ours_that_quotes_a_secret_is_redacted_too(wiring: Wiring) -
 def test_an_unforeseen_error_is_one_sentence_and_its_traceback_is_in_the_log(wiring: Wiring) -> None:
     job = do(wiring, lambda _run: 1 // 0)
     assert (job.state, job.message) == (
-        JobState.FAILED, "internal error: ZeroDivisionError: integer division or modulo by zero")
+        JobState.FAILED,
+        "internal error: ZeroDivisionError: integer division or modulo by zero",
+    )
     assert job.id in job.hint
     assert "Traceback" in logs.read_log(wiring.settings, job.id)
     assert "Traceback" not in json.dumps(job.as_json())
@@ -203,10 +227,16 @@ def test_an_unforeseen_error_is_one_sentence_and_its_traceback_is_in_the_log(wir
 
 def test_work_that_found_something_bad_failed_with_its_result(wiring: Wiring) -> None:
     problem = BackupdError("it does not restore", detail="table x differs")
-    done = run_here(wiring, JobKind.TEST_RESTORE, "db1", lambda _run: "proof-1", report=silent,
-                    result=lambda name: Result(name, problem=problem))
+    done = run_here(
+        wiring,
+        JobKind.TEST_RESTORE,
+        "db1",
+        lambda _run: "proof-1",
+        report=silent,
+        result=lambda name: Result(name, problem=problem),
+    )
     assert done == "proof-1"
-    job, = wiring.catalog.jobs.list()
+    (job,) = wiring.catalog.jobs.list()
     assert (job.state, job.result, job.message) == (JobState.FAILED, "proof-1", "it does not restore")
     assert kinds(wiring) == ["job-failed"]
 
@@ -216,21 +246,33 @@ KEPT = "retry: {attempts: 3, pause: 5m}\nretention: {local: {daily: 7}}\n"
 
 def _partial(wiring: Wiring, *, accepted: bool) -> JobRecord:
     problem = BackupdError("1 of 10 tables could not be dumped", detail="shop.notes: it is marked as crashed")
-    job = JobRecord(id=new_id(wiring.clock()), kind=JobKind.LOGICAL, server="db1", state=JobState.QUEUED,
-                    queued_at=wiring.clock(), leg="logical/money", due_at=NOW, arguments={"set": "money"})
+    job = JobRecord(
+        id=new_id(wiring.clock()),
+        kind=JobKind.LOGICAL,
+        server="db1",
+        state=JobState.QUEUED,
+        queued_at=wiring.clock(),
+        leg="logical/money",
+        due_at=NOW,
+        arguments={"set": "money"},
+    )
     wiring.catalog.jobs.enqueue(job)
     claimed = wiring.catalog.jobs.claim(owner(), wiring.clock())
     assert claimed is not None
-    live(wiring, claimed, lambda _run: "backup-1",
-         lambda name: Result(name, problem=problem, partial=True, accepted=accepted), silent)
+    live(
+        wiring,
+        claimed,
+        lambda _run: "backup-1",
+        lambda name: Result(name, problem=problem, partial=True, accepted=accepted),
+        silent,
+    )
     return wiring.catalog.jobs.get(job.id)
 
 
 def test_a_backup_with_tables_missing_is_partial_tried_again_and_followed_by_retention(wiring: Wiring) -> None:
     wiring = rewrite(wiring, KEPT)
     job = _partial(wiring, accepted=False)
-    assert (job.state, job.result, job.message) == (
-        JobState.PARTIAL, "backup-1", "1 of 10 tables could not be dumped")
+    assert (job.state, job.result, job.message) == (JobState.PARTIAL, "backup-1", "1 of 10 tables could not be dumped")
     again = successor(wiring, job)
     assert again is not None
     assert (again.leg, again.arguments, again.attempt) == ("logical/money", {"set": "money"}, 2)
@@ -267,11 +309,14 @@ def test_a_failure_that_may_pass_is_tried_again_with_growing_pauses(wiring: Wiri
     assert successor(wiring, job) is None
 
 
-@pytest.mark.parametrize(("error", "changes"), [
-    (RefusedError("a rule"), {}), (ToolError("x"), {"leg": "", "requested_by": "ops"}), (KeyboardInterrupt(), {})],
-    ids=["not retryable", "asked for by a person", "stopped"])
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [(RefusedError("a rule"), {}), (ToolError("x"), {"leg": "", "requested_by": "ops"}), (KeyboardInterrupt(), {})],
+    ids=["not retryable", "asked for by a person", "stopped"],
+)
 def test_what_a_second_try_would_not_mend_or_nobody_asked_for_is_not_tried_again(
-        wiring: Wiring, error: BaseException, changes: dict[str, Any]) -> None:
+    wiring: Wiring, error: BaseException, changes: dict[str, Any]
+) -> None:
     assert successor(wiring, do(wiring, fails(error), **changes)) is None
 
 
@@ -343,7 +388,8 @@ def test_a_run_that_cannot_report_is_not_taken_for_hanging(wiring: Wiring) -> No
 
 
 def test_a_signal_after_the_last_step_does_not_cancel_what_was_committed(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave = pulse.Pulse.__exit__
 
     def interrupted(self: pulse.Pulse, *error: Any) -> None:
@@ -427,6 +473,7 @@ def test_a_full_disk_under_the_logs_costs_no_job(wiring: Wiring) -> None:
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], check=True)
     try:
+
         def work(run: JobRun) -> None:
             assert run.log is not None
             run_program(Command(("sh", "-c", "yes 'a line of the tool' | head -5000 >&2")), log=run.log)
@@ -474,8 +521,17 @@ def test_a_dead_process_is_told_and_its_scheduled_job_is_tried_again(wiring: Wir
     ticks = Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[19]
     whose = " ".join([*owner().split(" ")[:3], str(dead.pid), ticks])
     assert owner_state(whose) is True
-    job = JobRecord(id=new_id(NOW), kind=JobKind.FULL, server="db1", state=JobState.RUNNING, queued_at=NOW,
-                    started_at=NOW, owner=whose, token=1, leg="physical.full")
+    job = JobRecord(
+        id=new_id(NOW),
+        kind=JobKind.FULL,
+        server="db1",
+        state=JobState.RUNNING,
+        queued_at=NOW,
+        started_at=NOW,
+        owner=whose,
+        token=1,
+        leg="physical.full",
+    )
     wiring.catalog.jobs.add(job)
     assert jobs.abandon_dead(wiring) == ()
     dead.kill()
@@ -504,7 +560,7 @@ def test_jobs_that_were_over_long_ago_go_with_their_logs(wiring: Wiring) -> None
     new = do(wiring, lambda _run: None)
     wiring = replace(wiring, clock=Clock(NOW + jobs.KEPT + timedelta(days=1)))
     assert jobs.prune(wiring) == (min(old.id, new.id),)
-    left, = wiring.catalog.jobs.list()
+    (left,) = wiring.catalog.jobs.list()
     assert logs.read_log(wiring.settings, left.id)
     assert [path.stem for path in logs.log_folder(wiring.settings).iterdir()] == [left.id]
 
@@ -526,8 +582,13 @@ def test_the_log_is_json_lines_where_nobody_looks() -> None:
     logs.say("daemon-stopped", "nobody listens")
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
     assert first.pop("time").endswith("Z")
-    assert first == {"level": "error", "event": "job-failed", "server": "db1", "job": "j1",
-                     "message": "first\npassword=[hidden] [hidden]"}
+    assert first == {
+        "level": "error",
+        "event": "job-failed",
+        "server": "db1",
+        "job": "j1",
+        "message": "first\npassword=[hidden] [hidden]",
+    }
     assert (second["event"], second["server"], second["message"]) == ("daemon-started", "", "hello")
 
 

@@ -41,8 +41,11 @@ class Safe:
     base: Path
     wiring: Wiring
     now: datetime = BEGIN
-    run: JobRun = field(default_factory=lambda: JobRun(
-        JobRecord("20261121T042500Z-00000001", JobKind.CHALLENGE, "", JobState.RUNNING, BEGIN)))
+    run: JobRun = field(
+        default_factory=lambda: JobRun(
+            JobRecord("20261121T042500Z-00000001", JobKind.CHALLENGE, "", JobState.RUNNING, BEGIN)
+        )
+    )
 
     def clock(self) -> datetime:
         return self.now
@@ -66,8 +69,7 @@ def homes() -> Iterator[Path]:
             make_key(home, f"{name}@example.com")
             copy_public(home, public, f"{name}@example.com")
         (base / "policies").mkdir()
-        (base / "policies/gold.yaml").write_text(
-            'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
+        (base / "policies/gold.yaml").write_text('physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
         yield base
         for name in ("public", "ann", "bank"):
             stop_agent(base / name)
@@ -221,19 +223,34 @@ def test_an_old_challenge_proves_nothing_and_its_late_answer_begins_a_new_one(sa
 def test_keys_that_expire_or_have_are_events_and_the_others_are_still_asked(safe: Safe) -> None:
     home = make_home(safe.base / "brief")
     make_key(home, "brief@example.com", expires="20d")
-    gpg(home, "--faked-system-time", "20200101T000000", "--quick-generate-key", "--passphrase", "",
-        "old@example.com", "rsa2048", "encr", "20200201T000000")
+    gpg(
+        home,
+        "--faked-system-time",
+        "20200101T000000",
+        "--quick-generate-key",
+        "--passphrase",
+        "",
+        "old@example.com",
+        "rsa2048",
+        "encr",
+        "20200201T000000",
+    )
     public = safe.base / "public"
     for name in ("brief@example.com", "old@example.com"):
         copy_public(home, public, name)
     stop_agent(home)
     text = (safe.base / "backupd.yaml").read_text()
     (safe.base / "backupd.yaml").write_text(
-        text.replace("bank@example.com", "brief@example.com, old@example.com, lost@example.com"))
+        text.replace("bank@example.com", "brief@example.com, old@example.com, lost@example.com")
+    )
     wiring = Wiring(load_settings(safe.base / "backupd.yaml"), safe.wiring.catalog, clock=safe.clock)
     issued = challenge(wiring)
     assert [(one.name.split("@")[0], one.challenge is not None) for one in issued] == [
-        ("ann", True), ("brief", True), ("old", False), ("lost", False)]
+        ("ann", True),
+        ("brief", True),
+        ("old", False),
+        ("lost", False),
+    ]
     assert "has expired on 2020-02-01" in issued[2].problem
     issue_due(wiring, safe.run)
     told = [(event.severity, event.message) for event in wiring.catalog.events.list(kind="key-expiring")]

@@ -32,8 +32,14 @@ class Stage:
         self.looks: Iterator[str] = iter(self.reasons)
 
     def brake(self, **limits: Any) -> Brake:
-        return Brake(Limits.model_validate(limits), self.run, pressure=lambda: next(self.looks, ""),
-                     tell=self.told.append, clock=lambda: self.now, wait=self.wait)
+        return Brake(
+            Limits.model_validate(limits),
+            self.run,
+            pressure=lambda: next(self.looks, ""),
+            tell=self.told.append,
+            clock=lambda: self.now,
+            wait=self.wait,
+        )
 
     def wait(self, seconds: float) -> bool:
         self.now += seconds
@@ -68,7 +74,8 @@ def test_progress_says_that_it_pauses_and_changes_with_each_tick() -> None:
     brake.take(700)
     brake.take(1)
     assert [(one.phase, one.bytes_done, one.note) for one in stage.reports] == [
-        ("paused", 700, f"slow; {seconds}s of at most 30m") for seconds in ("0.0", "1.0", "2.0")]
+        ("paused", 700, f"slow; {seconds}s of at most 30m") for seconds in ("0.0", "1.0", "2.0")
+    ]
 
 
 def test_pauses_add_up_and_too_much_of_them_ends_the_run() -> None:
@@ -92,8 +99,14 @@ def test_a_pause_ends_when_somebody_cancels() -> None:
     def cancel(_text: str) -> None:
         stage.run.cancel.set()
 
-    brake = Brake(Limits.model_validate({}), stage.run, pressure=lambda: "slow", tell=cancel, clock=lambda: stage.now,
-                  wait=stage.wait)
+    brake = Brake(
+        Limits.model_validate({}),
+        stage.run,
+        pressure=lambda: "slow",
+        tell=cancel,
+        clock=lambda: stage.now,
+        wait=stage.wait,
+    )
     with pytest.raises(CancelledError):
         brake.take(1)
     assert stage.now == 1

@@ -28,9 +28,15 @@ def said(folder: Path, api: str) -> list[str]:
     return [finding.message for finding in findings(settings(folder, api), NOW)]
 
 
-@pytest.mark.parametrize("api", [
-    "enabled: false, listen: '0.0.0.0:8642'", "listen: '127.0.0.1:8642', metrics: token",
-    "listen: '[::1]:8642', metrics: open", "listen: '10.0.0.1:8642', url: 'https://backup.example.com'"])
+@pytest.mark.parametrize(
+    "api",
+    [
+        "enabled: false, listen: '0.0.0.0:8642'",
+        "listen: '127.0.0.1:8642', metrics: token",
+        "listen: '[::1]:8642', metrics: open",
+        "listen: '10.0.0.1:8642', url: 'https://backup.example.com'",
+    ],
+)
 def test_nothing_is_said_where_tokens_stay_here_or_a_proxy_stands_in_front(tmp_path: Path, api: str) -> None:
     assert said(tmp_path, api) == []
 

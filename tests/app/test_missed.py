@@ -32,8 +32,14 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def full(cadence: str = NIGHT, *, server: str = "db1", jitter: str = "", blackout: tuple[str, ...] = (),
-         catch_up: bool = True) -> Leg:
+def full(
+    cadence: str = NIGHT,
+    *,
+    server: str = "db1",
+    jitter: str = "",
+    blackout: tuple[str, ...] = (),
+    catch_up: bool = True,
+) -> Leg:
     minutes = timedelta(minutes=int(jitter.removesuffix("m") or 0))
     return Leg(server, "physical.full", cadence, JobKind.FULL, "UTC", minutes, blackout, catch_up)
 
@@ -43,12 +49,26 @@ def increments(cadence: str = NIGHT, server: str = "db1") -> Leg:
 
 
 def open_job(state: JobState = JobState.RUNNING) -> JobRecord:
-    return JobRecord(id="20261120T020000Z-00000001", kind="physical-full", server="db1", state=state,
-                     queued_at=at("2026-11-20T02:00Z"), leg="physical.full")
+    return JobRecord(
+        id="20261120T020000Z-00000001",
+        kind="physical-full",
+        server="db1",
+        state=state,
+        queued_at=at("2026-11-20T02:00Z"),
+        leg="physical.full",
+    )
 
 
-def account(leg: Leg, handled: datetime, now: datetime, *, why: str, open_job: JobRecord | None = None,
-            waiting: tuple[str, ...] = (), paused: str | None = None) -> tuple[Action, ...]:
+def account(
+    leg: Leg,
+    handled: datetime,
+    now: datetime,
+    *,
+    why: str,
+    open_job: JobRecord | None = None,
+    waiting: tuple[str, ...] = (),
+    paused: str | None = None,
+) -> tuple[Action, ...]:
     return missed.account(leg, handled, now, Standing(why, open_job, waiting, paused))
 
 
@@ -73,8 +93,9 @@ def test_a_restart_of_a_minute_costs_nothing() -> None:
 def test_three_days_of_downtime_are_one_missed_row_and_one_run() -> None:
     found = account(full(), at("2026-11-17T02:00Z"), at("2026-11-20T12:00Z"), why=NOT_RUNNING)
     assert told(found) == [("missed", "20 02:00"), ("catch-up", "20 02:00")]
-    assert found[0].message == ("3 runs were missed between 2026-11-18T02:00:00Z and 2026-11-20T02:00:00Z "
-                                "because the service was not running")
+    assert found[0].message == (
+        "3 runs were missed between 2026-11-18T02:00:00Z and 2026-11-20T02:00:00Z because the service was not running"
+    )
 
 
 def test_the_last_of_several_starts_on_time_and_the_others_are_missed() -> None:
@@ -103,14 +124,16 @@ def test_a_run_is_skipped_while_the_one_before_it_goes_on() -> None:
     assert told(found) == [("skipped", "21 02:00")]
     assert "still runs" in found[0].message
     assert "20261120T020000Z-00000001" in found[0].message
-    waiting = account(full(), at("2026-11-20T02:00Z"), at("2026-11-21T02:00Z"), why=BUSY,
-                      open_job=open_job(JobState.QUEUED))
+    waiting = account(
+        full(), at("2026-11-20T02:00Z"), at("2026-11-21T02:00Z"), why=BUSY, open_job=open_job(JobState.QUEUED)
+    )
     assert "still waits" in waiting[0].message
 
 
 def test_what_was_missed_is_not_made_up_for_beside_a_run_that_waits_already() -> None:
-    found = account(full(), at("2026-11-17T02:00Z"), at("2026-11-20T12:00Z"), why=NOT_RUNNING,
-                    open_job=open_job(JobState.QUEUED))
+    found = account(
+        full(), at("2026-11-17T02:00Z"), at("2026-11-20T12:00Z"), why=NOT_RUNNING, open_job=open_job(JobState.QUEUED)
+    )
     assert told(found) == [("missed", "20 02:00")]
 
 
@@ -130,8 +153,11 @@ def test_a_run_that_is_due_takes_the_place_of_repetitions_that_wait() -> None:
 
 def test_an_increment_that_a_full_backup_stands_for_takes_no_place() -> None:
     now = at("2026-11-21T02:00Z")
-    actions = [action for leg in (full(), increments())
-               for action in account(leg, at("2026-11-20T02:00Z"), now, why=BUSY, waiting=(leg.leg,))]
+    actions = [
+        action
+        for leg in (full(), increments())
+        for action in account(leg, at("2026-11-20T02:00Z"), now, why=BUSY, waiting=(leg.leg,))
+    ]
     assert list(records(absorb(actions), now).skipped) == ["physical.full"]
 
 
@@ -190,20 +216,30 @@ def test_years_of_minutes_are_accounted_for_without_counting_them_all() -> None:
 
 def test_a_full_backup_made_up_for_stands_for_missed_increments_of_its_server_only() -> None:
     now = at("2026-11-20T12:00Z")
-    actions = [action for leg in (full(), increments("0 5 * * *"), increments("0 5 * * *", server="db2"))
-               for action in account(leg, at("2026-11-17T06:00Z"), now, why=NOT_RUNNING)]
+    actions = [
+        action
+        for leg in (full(), increments("0 5 * * *"), increments("0 5 * * *", server="db2"))
+        for action in account(leg, at("2026-11-17T06:00Z"), now, why=NOT_RUNNING)
+    ]
     kept = absorb(actions)
     assert [(str(action.outcome), action.leg.server, action.leg.leg) for action in kept] == [
-        ("missed", "db1", "physical.full"), ("catch-up", "db1", "physical.full"),
+        ("missed", "db1", "physical.full"),
+        ("catch-up", "db1", "physical.full"),
         ("missed", "db1", "physical.incremental"),
-        ("missed", "db2", "physical.incremental"), ("catch-up", "db2", "physical.incremental")]
+        ("missed", "db2", "physical.incremental"),
+        ("catch-up", "db2", "physical.incremental"),
+    ]
     assert "stands for it" in kept[2].hint
 
 
 def test_an_increment_does_not_start_beside_a_full_backup_that_starts_now() -> None:
     now = at("2026-11-20T05:01Z")
-    kept = absorb((*account(full(), at("2026-11-17T06:00Z"), now, why=NOT_RUNNING),
-                   *account(increments("0 5 * * *"), at("2026-11-19T06:00Z"), now, why=NOT_RUNNING)))
+    kept = absorb(
+        (
+            *account(full(), at("2026-11-17T06:00Z"), now, why=NOT_RUNNING),
+            *account(increments("0 5 * * *"), at("2026-11-19T06:00Z"), now, why=NOT_RUNNING),
+        )
+    )
     assert told(kept) == [("missed", "20 02:00"), ("catch-up", "20 02:00"), ("skipped", "20 05:00")]
 
 
@@ -216,17 +252,35 @@ def test_rows_say_what_was_due_and_what_makes_up_for_it() -> None:
     assert (made_up.state, made_up.due_at, made_up.previous) == (JobState.QUEUED, row.due_at, row.id)
     (event,) = made.events
     assert (event.kind, event.severity, event.server, event.subject, event.job_id) == (
-        "job-missed", Severity.WARNING, "db1", "physical.full", row.id)
+        "job-missed",
+        Severity.WARNING,
+        "db1",
+        "physical.full",
+        row.id,
+    )
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cadence=st.sampled_from(["* * * * *", "*/7 * * * *", "0 * * * *", "30 2 * * 1-5", "every 5h", "0 0 29 2 *"]),
-       gap=st.integers(0, 2500), seconds=st.integers(0, 59), jitter=st.sampled_from(["", "3m", "90m"]),
-       blackout=st.sampled_from([(), ("08:00-18:00",), ("sat,sun 00:00-24:00", "22:00-02:00")]),
-       paused=st.sampled_from([None, None, "why"]), busy=st.booleans(), catch_up=st.booleans())
+@given(
+    cadence=st.sampled_from(["* * * * *", "*/7 * * * *", "0 * * * *", "30 2 * * 1-5", "every 5h", "0 0 29 2 *"]),
+    gap=st.integers(0, 2500),
+    seconds=st.integers(0, 59),
+    jitter=st.sampled_from(["", "3m", "90m"]),
+    blackout=st.sampled_from([(), ("08:00-18:00",), ("sat,sun 00:00-24:00", "22:00-02:00")]),
+    paused=st.sampled_from([None, None, "why"]),
+    busy=st.booleans(),
+    catch_up=st.booleans(),
+)
 def test_everything_due_is_accounted_for_once_and_at_most_one_run_starts(
-        cadence: str, gap: int, seconds: int, jitter: str, blackout: tuple[str, ...], paused: str | None, busy: bool,
-        catch_up: bool) -> None:
+    cadence: str,
+    gap: int,
+    seconds: int,
+    jitter: str,
+    blackout: tuple[str, ...],
+    paused: str | None,
+    busy: bool,
+    catch_up: bool,
+) -> None:
     leg = full(cadence, jitter=jitter, blackout=blackout, catch_up=catch_up)
     handled = at("2028-02-10T11:00Z")
     now = handled + timedelta(minutes=gap * (1 if "*" in cadence[:3] else 15), seconds=seconds)

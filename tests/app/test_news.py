@@ -52,9 +52,20 @@ def test_what_was_there_is_no_news_and_what_comes_is_told_once(wiring: Wiring) -
 
 def visible(wiring: Wiring, number: int) -> None:
     with wiring.catalog.events._database.write() as connection:
-        connection.execute(insert(events).values(
-            number=number, at=datetime(2026, 11, 21, tzinfo=UTC), kind=f"e{number}", severity="info", server="",
-            subject="", message="", detail="", hint="", job_id=""))
+        connection.execute(
+            insert(events).values(
+                number=number,
+                at=datetime(2026, 11, 21, tzinfo=UTC),
+                kind=f"e{number}",
+                severity="info",
+                server="",
+                subject="",
+                message="",
+                detail="",
+                hint="",
+                job_id="",
+            )
+        )
 
 
 def test_an_event_that_becomes_visible_after_a_later_one_is_told_too(wiring: Wiring) -> None:

@@ -40,8 +40,9 @@ class Desk:
     seen: set[str] = field(default_factory=set)
 
     def happen(self, kind: str, subject: str = "", *, server: str = "db1", severity: Severity = Severity.ERROR) -> None:
-        self.wiring.catalog.events.add(Event(self.clock.now, kind, severity, f"{kind} happened", server=server,
-                                             subject=subject))
+        self.wiring.catalog.events.add(
+            Event(self.clock.now, kind, severity, f"{kind} happened", server=server, subject=subject)
+        )
 
     def go(self, time: timedelta = timedelta(minutes=1), looks: int = 4) -> None:
         for _ in range(looks):
@@ -75,8 +76,11 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_a_stream_that_comes_and_goes_all_day_is_few_mails_and_mutes_nobody(desk: Desk) -> None:
     for number in range(200):
-        desk.happen(STREAM.mended if number % 2 else STREAM.broken, "stream",
-                    severity=Severity.INFO if number % 2 else Severity.ERROR)
+        desk.happen(
+            STREAM.mended if number % 2 else STREAM.broken,
+            "stream",
+            severity=Severity.INFO if number % 2 else Severity.ERROR,
+        )
         desk.go(timedelta(minutes=2), 2)
     found = desk.told()
     assert len(found) == 6, found
@@ -105,8 +109,9 @@ def test_a_clock_that_is_ahead_for_a_minute_ends_nothing_and_puts_off_nothing(de
     assert len(desk.wiring.catalog.incidents.open()) == 4
     assert all(one.opened_at < desk.clock.now for one in desk.wiring.catalog.incidents.open())
     start = desk.clock.now
-    desk.wiring.catalog.jobs.add(JobRecord("j1", JobKind.FULL, "db1", JobState.RUNNING, start, started_at=start,
-                                           token=1))
+    desk.wiring.catalog.jobs.add(
+        JobRecord("j1", JobKind.FULL, "db1", JobState.RUNNING, start, started_at=start, token=1)
+    )
     desk.wiring.catalog.jobs.finish("j1", JobState.SUCCEEDED, start, token=1, result="backup-7")
     desk.go()
     assert desk.told() == ["RECOVERED db1: binary logs are missing"]
@@ -158,7 +163,8 @@ def test_what_leaves_the_configuration_is_over(desk: Desk, tmp_path: Path) -> No
     desk.configure(gold=GOLD)
     desk.go(timedelta(minutes=3))
     assert [(one.kind, one.subject) for one in desk.wiring.catalog.incidents.open()] == [
-        ("destination-unreachable", "local")]
+        ("destination-unreachable", "local")
+    ]
     assert not [word for word in desk.told() if "RECOVERED" in word]
 
 
@@ -169,8 +175,11 @@ def test_every_topic_that_may_be_left_is_one(desk: Desk) -> None:
 
 def test_what_ends_while_no_mail_goes_is_told_afterwards(desk: Desk) -> None:
     for number in range(5):
-        desk.happen(STREAM.mended if number % 2 else STREAM.broken, "stream",
-                    severity=Severity.INFO if number % 2 else Severity.ERROR)
+        desk.happen(
+            STREAM.mended if number % 2 else STREAM.broken,
+            "stream",
+            severity=Severity.INFO if number % 2 else Severity.ERROR,
+        )
         desk.go()
     desk.wiring.catalog.incidents.record((), (), {"alerts-muted": int(desk.clock.now.timestamp())})
     desk.clock.sleep(timedelta(minutes=1))
@@ -180,12 +189,22 @@ def test_what_ends_while_no_mail_goes_is_told_afterwards(desk: Desk) -> None:
     desk.go(HOUR, 30)
     desk.go(HOUR, 30)
     assert sorted(word.split(" db1")[0].split(" since")[0] for word in desk.told()) == [
-        "ERROR what happened", "RECOVERED"]
+        "ERROR what happened",
+        "RECOVERED",
+    ]
 
 
 def restored(desk: Desk, folder: str, state: JobState) -> None:
-    job = JobRecord(new_id(desk.clock.now), JobKind.RESTORE, "db1", JobState.RUNNING, desk.clock.now,
-                    started_at=desk.clock.now, token=1, arguments={"target": "latest", "datadir": folder})
+    job = JobRecord(
+        new_id(desk.clock.now),
+        JobKind.RESTORE,
+        "db1",
+        JobState.RUNNING,
+        desk.clock.now,
+        started_at=desk.clock.now,
+        token=1,
+        arguments={"target": "latest", "datadir": folder},
+    )
     desk.wiring.catalog.jobs.add(job)
     close(desk.wiring, job, state, error=None if state is JobState.SUCCEEDED else BackupdError("rot"))
     desk.go()

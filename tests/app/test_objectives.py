@@ -46,9 +46,18 @@ class Desk:
 
     def stream(self, at: datetime) -> None:
         """The binary log was streamed for the first time."""
-        self.wiring.catalog.binlogs.add_branch(Branch(
-            server="db1", id="b", noticed_at=at, reason=BranchReason.FIRST, server_uuid="", flavour="mariadb",
-            basename="bin", first_number=1))
+        self.wiring.catalog.binlogs.add_branch(
+            Branch(
+                server="db1",
+                id="b",
+                noticed_at=at,
+                reason=BranchReason.FIRST,
+                server_uuid="",
+                flavour="mariadb",
+                basename="bin",
+                first_number=1,
+            )
+        )
 
     def read(self, wiring: Wiring, server: str) -> Timeline:
         if self.latest is None:
@@ -57,8 +66,9 @@ class Desk:
         reach = Reach("local", self.latest, timedelta(0), self.now - self.latest)
         others = [Reach("far", self.far, timedelta(0), self.now - self.far)] if self.far else []
         others += [Reach(name, None, None, None) for name in self.empty]
-        return Timeline(server, self.now, (window,), (), (reach, *others), (), predicted_rto=self.predicted,
-                        objectives=Objectives())
+        return Timeline(
+            server, self.now, (window,), (), (reach, *others), (), predicted_rto=self.predicted, objectives=Objectives()
+        )
 
     def look(self, after: timedelta = timedelta(0)) -> list[str]:
         """The kinds of events that this look added."""
@@ -66,7 +76,7 @@ class Desk:
         before = len(self.wiring.catalog.events.list())
         self.watch.step(self.wiring, self.now)
         events = self.wiring.catalog.events.list()
-        return [event.kind for event in reversed(events[:len(events) - before])]
+        return [event.kind for event in reversed(events[: len(events) - before])]
 
 
 _WINDOW = Window(begin=NOW, end=NOW, reason_end="now", branch="b", base=samples.backup(), run=None)
@@ -114,7 +124,8 @@ def test_a_place_that_alone_would_lose_too_much_is_told_whether_required_or_not(
     text = office.file.read_text()
     office.file.write_text(text.replace("destinations:\n", "destinations:\n  far: {type: filesystem, path: /far}\n"))
     (short_tmp / "policies" / "gold.yaml").write_text(
-        GOLD.replace("{required: [local]}", places) + "binlog: {}\nobjectives: {rpo: 2m}\n")
+        GOLD.replace("{required: [local]}", places) + "binlog: {}\nobjectives: {rpo: 2m}\n"
+    )
     settings = load_settings(office.file)
     with open_catalog(settings.catalog) as catalog:
         desk = Desk(Wiring(settings, catalog), far=NOW - 5 * MINUTE)
@@ -146,8 +157,10 @@ def test_a_server_that_cannot_be_recovered_at_all_breaks_its_promise_once_its_fi
     assert desk.look() == [], "it was added just now"
     full = next(leg for leg in legs(desk.wiring.settings, "db1") if leg.kind == JobKind.FULL)
     (due,) = due_times(full, NOW, count=1)
-    desk.wiring.catalog.schedules.settle({}, [
-        Schedule(*leg.key, cadence=leg.rhythm, since=NOW, handled=NOW) for leg in legs(desk.wiring.settings, "db1")])
+    desk.wiring.catalog.schedules.settle(
+        {},
+        [Schedule(*leg.key, cadence=leg.rhythm, since=NOW, handled=NOW) for leg in legs(desk.wiring.settings, "db1")],
+    )
     assert desk.look(due - NOW - MINUTE) == []
     assert desk.look(5 * MINUTE) == ["rpo-broken"]
     assert "cannot be recovered at all" in desk.wiring.catalog.events.list()[0].message
@@ -164,8 +177,9 @@ def test_a_first_backup_that_failed_ends_the_grace_of_a_new_server(desk: Desk) -
     assert desk.look(MINUTE) == ["rpo-broken"]
 
 
-@pytest.mark.parametrize(("places", "grace"), [("{required: [local, far]}", None),
-                                              ("{required: [local], others: [far]}", timedelta(days=1))])
+@pytest.mark.parametrize(
+    ("places", "grace"), [("{required: [local, far]}", None), ("{required: [local], others: [far]}", timedelta(days=1))]
+)
 def test_a_destination_that_was_added_is_no_incident_until_its_first_copies_are_due(
     short_tmp: Path, places: str, grace: timedelta | None
 ) -> None:
@@ -174,7 +188,8 @@ def test_a_destination_that_was_added_is_no_incident_until_its_first_copies_are_
     text = office.file.read_text()
     office.file.write_text(text.replace("destinations:\n", "destinations:\n  far: {type: filesystem, path: /far}\n"))
     (short_tmp / "policies" / "gold.yaml").write_text(
-        GOLD.replace("{required: [local]}", places) + "binlog: {}\nobjectives: {rpo: 2m}\n")
+        GOLD.replace("{required: [local]}", places) + "binlog: {}\nobjectives: {rpo: 2m}\n"
+    )
     settings = load_settings(office.file)
     with open_catalog(settings.catalog) as catalog:
         desk = Desk(Wiring(settings, catalog), empty=("far",))

@@ -70,35 +70,78 @@ class Desk:
     def why(self, after: timedelta = timedelta(0)) -> list[tuple[str, str]]:
         return [(str(reason.status), reason.text) for reason in self.look(after).reasons]
 
-    def backup(self, number: int = 1, *, server: str = "db1", ago: timedelta = HOUR, pos: int = 100,
-               kind: BackupKind = BackupKind.PHYSICAL_FULL) -> BackupRecord:
+    def backup(
+        self,
+        number: int = 1,
+        *,
+        server: str = "db1",
+        ago: timedelta = HOUR,
+        pos: int = 100,
+        kind: BackupKind = BackupKind.PHYSICAL_FULL,
+    ) -> BackupRecord:
         at = self.clock.now - ago
         record = replace(
             samples.backup(number, server=server, kind=kind, copies=(Copy("local", "complete", at, at),)),
-            started_at=at - 5 * MINUTE, finished_at=at, server_uuid="uuid",
-            position=Position("binlog.000001", pos, "0-1-100"))
+            started_at=at - 5 * MINUTE,
+            finished_at=at,
+            server_uuid="uuid",
+            position=Position("binlog.000001", pos, "0-1-100"),
+        )
         self.catalog.backups.add(record)
         return record
 
     def logs(self, until: datetime, *, pos: int = 1000, at: str = "local") -> None:
         """Binary logs of db1 to ``pos``, of which all until then are stored."""
-        self.catalog.binlogs.add_branch(Branch("db1", BRANCH, NOW - 30 * 24 * HOUR, BranchReason.FIRST, "uuid",
-                                               "mariadb", "binlog", 1))
-        self.catalog.binlogs.add_segment(Segment(
-            "db1", BRANCH, "binlog.000001", 1, 0, pos, Ending.OPEN, "", "0-1-500", 500, NOW - 9 * HOUR,
-            NOW - MINUTE, False, (1,), "mariadb", "10.11.19", "0" * 64), at, 500, NOW)
+        self.catalog.binlogs.add_branch(
+            Branch("db1", BRANCH, NOW - 30 * 24 * HOUR, BranchReason.FIRST, "uuid", "mariadb", "binlog", 1)
+        )
+        self.catalog.binlogs.add_segment(
+            Segment(
+                "db1",
+                BRANCH,
+                "binlog.000001",
+                1,
+                0,
+                pos,
+                Ending.OPEN,
+                "",
+                "0-1-500",
+                500,
+                NOW - 9 * HOUR,
+                NOW - MINUTE,
+                False,
+                (1,),
+                "mariadb",
+                "10.11.19",
+                "0" * 64,
+            ),
+            at,
+            500,
+            NOW,
+        )
         self.catalog.binlogs.confirm("db1", at, BRANCH, (1, pos), until)
 
     def stream(self, state: str = "streaming", *, ago: timedelta = timedelta(0)) -> None:
-        self.catalog.binlogs.set_stream_state("db1", {
-            "state": state, "since": "2026-11-21T10:00:00Z", "trouble": "",
-            "error": "" if state == "streaming" else "no route to host\nhint: x",
-            "destinations": {}, "owner": owner(), "spool_bytes": 7, "max_spool_bytes": 9}, self.clock.now - ago)
+        self.catalog.binlogs.set_stream_state(
+            "db1",
+            {
+                "state": state,
+                "since": "2026-11-21T10:00:00Z",
+                "trouble": "",
+                "error": "" if state == "streaming" else "no route to host\nhint: x",
+                "destinations": {},
+                "owner": owner(),
+                "spool_bytes": 7,
+                "max_spool_bytes": 9,
+            },
+            self.clock.now - ago,
+        )
 
     def job(self, number: int, state: JobState, *, leg: str = "physical.full", message: str = "") -> JobRecord:
         first = state if state in (JobState.QUEUED, JobState.MISSED) else JobState.RUNNING
-        record = replace(samples.job(number, server="db1"), id=f"20261121T12{number:02}00Z-00000001", state=first,
-                         leg=leg)
+        record = replace(
+            samples.job(number, server="db1"), id=f"20261121T12{number:02}00Z-00000001", state=first, leg=leg
+        )
         self.catalog.jobs.add(record)
         if first is not state:
             error = BackupdError(message, hint="look at the log") if message else None
@@ -141,8 +184,12 @@ def streamed(short_tmp: Path) -> Iterator[Desk]:
 def test_a_server_that_was_added_just_now_waits_for_its_first_backup(desk: Desk) -> None:
     found = desk.look()
     assert [(one.status, one.text, one.hint) for one in found.reasons] == [
-        (Status.WARNING, "no backup has been taken yet: the first one starts at 2026-11-22T01:00:00Z",
-         "to take one now: backupd backup db1")]
+        (
+            Status.WARNING,
+            "no backup has been taken yet: the first one starts at 2026-11-22T01:00:00Z",
+            "to take one now: backupd backup db1",
+        )
+    ]
 
 
 def test_a_server_that_nothing_can_be_recovered_of_is_bad_and_the_next_step_is_named(desk: Desk) -> None:
@@ -150,17 +197,21 @@ def test_a_server_that_nothing_can_be_recovered_of_is_bad_and_the_next_step_is_n
     found = desk.look()
     assert (found.status, found.latest, found.rpo, found.last_success) == (Status.BAD, None, None, None)
     assert next((one.text, one.hint) for one in found.reasons) == (
-        "nothing can be recovered: there is no usable backup", "backupd backup db1")
+        "nothing can be recovered: there is no usable backup",
+        "backupd backup db1",
+    )
     desk.catalog.backups.add(samples.backup(2, server="db1", state=BackupState.DAMAGED))
     assert desk.look().status is Status.BAD, "a damaged backup recovers nothing"
 
 
 def test_a_server_of_which_dumps_are_taken_is_good_for_its_tables_and_nothing_impossible_is_planned(
-    short_tmp: Path
+    short_tmp: Path,
 ) -> None:
-    policy = ('logical: {schedule: "0 1 * * *"}\nbinlog: {}\ndestinations: {required: [local]}\n'
-              'objectives: {rpo: 1m, rto: 1h}\nprotection: {copies: 1, off_site: 0}\n'
-              'test_restore: {schedule: "0 6 * * *", target: random}\n')
+    policy = (
+        'logical: {schedule: "0 1 * * *"}\nbinlog: {}\ndestinations: {required: [local]}\n'
+        "objectives: {rpo: 1m, rto: 1h}\nprotection: {copies: 1, off_site: 0}\n"
+        'test_restore: {schedule: "0 6 * * *", target: random}\n'
+    )
     with desk_of(short_tmp, policy) as desk:
         desk.stream()
         failed = desk.look()
@@ -169,7 +220,12 @@ def test_a_server_of_which_dumps_are_taken_is_good_for_its_tables_and_nothing_im
         desk.logs(NOW)
         found = desk.look()
         assert (found.status, found.tables_only, found.latest, found.rpo_kept, found.rto_kept) == (
-            Status.GOOD, True, NOW, True, None)
+            Status.GOOD,
+            True,
+            NOW,
+            True,
+            None,
+        )
         assert [run.leg for run in found.next_runs] == ["logical"], "no test restore, which could only fail"
         watch = ObjectivesWatch(timeline)
         watch.step(desk.wiring, NOW)
@@ -179,8 +235,9 @@ def test_a_server_of_which_dumps_are_taken_is_good_for_its_tables_and_nothing_im
             plan(desk.wiring, "db1", "latest", None)
         assert "--kind full" not in caught.value.hint
         assert "backupd restore db1 --to latest --tables '*.*' --sql DIR" in caught.value.hint
-        metrics = {metric.name: told["db1",] for metric, told in measure(desk.wiring, NOW)
-                   if "_recoverable" in metric.name}
+        metrics = {
+            metric.name: told["db1",] for metric, told in measure(desk.wiring, NOW) if "_recoverable" in metric.name
+        }
         assert metrics["backupd_server_recoverable"] == 0
         assert metrics["backupd_server_tables_recoverable"] == 1
 
@@ -191,14 +248,22 @@ def test_a_server_with_a_backup_is_good_and_its_figures_are_told(desk: Desk) -> 
     found = desk.look()
     assert (found.status, found.reasons) == (Status.GOOD, ())
     assert (found.latest, found.rpo, found.windows, found.backups, found.protected) == (
-        record.finished_at, HOUR, 1, 2, 2)
+        record.finished_at,
+        HOUR,
+        1,
+        2,
+        2,
+    )
     assert found.first == record.finished_at, "nothing but a table comes out of a dump"
     assert [(one.kind, one.table_set, one.seconds, one.age(NOW)) for one in found.last_backups] == [
-        ("physical-full", "", 300.0, HOUR), ("logical", "money", 300.0, 2 * HOUR)]
+        ("physical-full", "", 300.0, HOUR),
+        ("logical", "money", 300.0, 2 * HOUR),
+    ]
     assert found.last_success == record.finished_at
     assert [(run.leg, run.at) for run in found.next_runs] == [
         ("physical.full", datetime(2026, 11, 22, 1, 0, tzinfo=UTC)),
-        ("physical.incremental", datetime(2026, 11, 23, 1, 0, tzinfo=UTC))], "in the policy's zone"
+        ("physical.incremental", datetime(2026, 11, 23, 1, 0, tzinfo=UTC)),
+    ], "in the policy's zone"
     document = found.as_json()
     assert document["status"] == "good"
     assert document["rpo_seconds"] == 3600.0
@@ -253,8 +318,7 @@ def test_the_last_job_of_each_schedule_counts_and_one_that_somebody_cancelled_do
     desk.job(2, JobState.CANCELLED)
     assert len(desk.why()) == 1
     desk.job(3, JobState.MISSED, leg="physical.incremental")
-    assert [text for _status, text in desk.why()][1:] == [
-        "the last physical-full (physical.incremental) is missed"]
+    assert [text for _status, text in desk.why()][1:] == ["the last physical-full (physical.incremental) is missed"]
     desk.catalog.incidents.record([_incident("job-failed", job=failed.id)], [], {})
     assert desk.why().count(("warning", "db1 is in trouble")) == 1, "what there is can be recovered all the same"
     assert not any("disk is full" in text for _status, text in desk.why()), "an incident tells of it, once"
@@ -265,11 +329,13 @@ def test_the_last_job_of_each_schedule_counts_and_one_that_somebody_cancelled_do
 
 def test_open_incidents_are_reasons_unless_they_say_what_is_looked_at_here(desk: Desk) -> None:
     desk.backup()
-    desk.catalog.incidents.record([_incident("rpo-broken"), _incident("job-hanging", number=2,
-                                                                      severity=Severity.WARNING)], [], {})
+    desk.catalog.incidents.record(
+        [_incident("rpo-broken"), _incident("job-hanging", number=2, severity=Severity.WARNING)], [], {}
+    )
     found = desk.look()
     assert [(one.status, one.text, one.hint) for one in found.reasons] == [
-        (Status.WARNING, "db1 is in trouble", "help it")]
+        (Status.WARNING, "db1 is in trouble", "help it")
+    ]
     assert [incident.kind for incident in found.incidents] == ["job-hanging", "rpo-broken"]
 
 
@@ -284,7 +350,8 @@ def test_pauses_absences_work_and_holds_are_shown(desk: Desk) -> None:
     assert (found.held and found.held.reason, found.paused and found.paused.server) == ("audit", "*")
     assert found.absent_since == NOW
     assert [text for _status, text in desk.why()] == [
-        "nothing starts by itself: moving house (every server is paused by anna since 2026-11-21T12:00:00Z)"]
+        "nothing starts by itself: moving house (every server is paused by anna since 2026-11-21T12:00:00Z)"
+    ]
     desk.catalog.jobs.finish(running.id, JobState.FAILED, NOW, token=running.token)
     assert desk.why()[0] == ("bad", "out of rotation since 2026-11-21T12:00:00Z, and the job that took it out is over")
     assert queued.state is JobState.QUEUED
@@ -292,8 +359,9 @@ def test_pauses_absences_work_and_holds_are_shown(desk: Desk) -> None:
 
 def test_backups_that_nobody_verified_in_time_are_told(desk: Desk) -> None:
     at = NOW - 30 * HOUR
-    desk.catalog.backups.add(replace(samples.backup(server="db1", copies=(Copy("local", "complete", at),)),
-                                     started_at=at, finished_at=at))
+    desk.catalog.backups.add(
+        replace(samples.backup(server="db1", copies=(Copy("local", "complete", at),)), started_at=at, finished_at=at)
+    )
     assert desk.look().protected == 0
     assert "no backup of the last 1d 6h is protected" in desk.why()[0][1]
     desk.catalog.backups.mark_copy_verified(samples.backup().id, "local", NOW)
@@ -346,7 +414,8 @@ def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monke
         desk.backup(server="db2")
         bad, good = overview(desk.wiring, NOW)
         assert [(one.text, one.hint) for one in bad.reasons] == [
-            ("nobody can say what can be recovered: its history contradicts itself", "hint: mend it")]
+            ("nobody can say what can be recovered: its history contradicts itself", "hint: mend it")
+        ]
         assert (bad.status, bad.looked_at, good.status) == (Status.BAD, None, Status.GOOD)
 
 
@@ -354,7 +423,8 @@ def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monke
 
 
 def test_what_becomes_recoverable_is_followed_without_looking_anew_and_is_what_the_timeline_says(
-        streamed: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = streamed.look()
     assert first.latest == NOW
     looked: list[str] = []
@@ -371,9 +441,21 @@ def test_what_becomes_recoverable_is_followed_without_looking_anew_and_is_what_t
     assert (found.latest, found.rpo, found.rto) == (told.latest, told.rpo, told.predicted_rto)
     assert found.latest == NOW + 90 * timedelta(seconds=1)
     assert [(one.name, one.latest, one.rpo, one.behind) for one in found.reach] == [
-        (one.name, one.latest, one.rpo, one.behind) for one in told.destinations]
-    streamed.catalog.binlogs.add_gap(Gap("db1", BRANCH, "local", Position("binlog.000001", 500), None, NOW, None,
-                                         "the server removed them", streamed.clock.now))
+        (one.name, one.latest, one.rpo, one.behind) for one in told.destinations
+    ]
+    streamed.catalog.binlogs.add_gap(
+        Gap(
+            "db1",
+            BRANCH,
+            "local",
+            Position("binlog.000001", 500),
+            None,
+            NOW,
+            None,
+            "the server removed them",
+            streamed.clock.now,
+        )
+    )
     found, told = streamed.look(), timeline(streamed.wiring, "db1")
     assert looked == ["db1"], "something came that it was made of"
     assert (found.latest, found.gaps) == (told.latest, len(told.gaps))
@@ -400,8 +482,11 @@ def test_the_number_of_statements_does_not_grow_with_the_servers(short_tmp: Path
                 desk.backup(one, server=f"db{one}")
             overview(desk.wiring, NOW)
             seen: list[str] = []
-            event.listen(desk.catalog._database.engine, "before_cursor_execute",
-                         lambda _c, _k, statement, *_rest, seen=seen: seen.append(statement))
+            event.listen(
+                desk.catalog._database.engine,
+                "before_cursor_execute",
+                lambda _c, _k, statement, *_rest, seen=seen: seen.append(statement),
+            )
             found = overview(desk.wiring, NOW + 2 * MINUTE)
             assert len(found) == number
             counts.append(len(seen))
@@ -424,13 +509,18 @@ def test_with_very_many_servers_nobody_waits_for_the_last_one(short_tmp: Path, m
 
 
 def test_those_who_ask_at_once_share_one_look_until_something_is_written(
-        streamed: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(standing, "SHARED", 240.0)
     made: list[datetime] = []
     real = standing.Standings.of
 
-    def counted(self: standing.Standings, wiring: Wiring, names: Iterable[str], now: datetime,
-                ) -> dict[str, standing.Standing]:
+    def counted(
+        self: standing.Standings,
+        wiring: Wiring,
+        names: Iterable[str],
+        now: datetime,
+    ) -> dict[str, standing.Standing]:
         made.append(now)
         return real(self, wiring, names, now)
 
@@ -448,7 +538,8 @@ def test_those_who_ask_at_once_share_one_look_until_something_is_written(
 
 
 def test_who_sees_some_servers_only_is_shown_no_others_and_costs_the_rest_nothing(
-        short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(standing, "SHARED", 240.0)
     with desk_of(short_tmp, GOLD, {"db1": "gold", "db2": "gold"}) as desk:
         everything = overview(desk.wiring, NOW)
@@ -476,7 +567,12 @@ def test_a_destination_is_told_with_its_room_and_what_lies_there(desk: Desk) -> 
     record = desk.backup()
     found = _settled(desk)
     assert (found.name, found.type, found.off_site, found.servers, found.backups) == (
-        "local", "filesystem", False, 1, 1)
+        "local",
+        "filesystem",
+        False,
+        1,
+        1,
+    )
     assert (found.reachable, found.initialised, found.trouble, found.checked_at) == (True, True, "", NOW)
     assert found.free is not None
     assert found.total is not None
@@ -487,12 +583,19 @@ def test_a_destination_is_told_with_its_room_and_what_lies_there(desk: Desk) -> 
     desk.catalog.lags.note("db1", "local", 77.0, NOW)
     found = places(desk.wiring, NOW)[0]
     assert (found.behind_backups, found.behind_bytes, found.behind, found.behind_error, found.lag) == (
-        2, 150, HOUR, "no such bucket", timedelta(seconds=77))
+        2,
+        150,
+        HOUR,
+        "no such bucket",
+        timedelta(seconds=77),
+    )
     assert any("2 backups (150 B) are not there yet: no such bucket" in one.text for one in found.reasons)
 
 
-def test_a_destination_that_lost_its_marker_or_does_not_answer_is_bad(desk: Desk, monkeypatch: pytest.MonkeyPatch,
-                                                                        ) -> None:
+def test_a_destination_that_lost_its_marker_or_does_not_answer_is_bad(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     desk.backup()
     found = _settled(desk)
     assert (found.status, found.initialised) == (Status.BAD, False)
@@ -570,10 +673,20 @@ def test_a_destination_that_is_nearly_full_is_bad(desk: Desk, monkeypatch: pytes
     destination.initialise(NOW)
     monkeypatch.setattr(type(destination), "space", lambda _self: Space(100 << 30, 4 << 30))
     found = _settled(desk)
-    assert (found.status, found.reasons[0].text) == (
-        Status.BAD, "it is nearly full: 4.0 GiB of 100.0 GiB are free")
+    assert (found.status, found.reasons[0].text) == (Status.BAD, "it is nearly full: 4.0 GiB of 100.0 GiB are free")
 
 
 def _incident(kind: str, *, number: int = 1, severity: Severity = Severity.ERROR, job: str = "") -> Incident:
-    return Incident(f"20261121T12000{number}Z-00000001", kind, "db1", "", severity, "db1 is in trouble", "", "help it",
-                    NOW, NOW, job_id=job)
+    return Incident(
+        f"20261121T12000{number}Z-00000001",
+        kind,
+        "db1",
+        "",
+        severity,
+        "db1 is in trouble",
+        "",
+        "help it",
+        NOW,
+        NOW,
+        job_id=job,
+    )

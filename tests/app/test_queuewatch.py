@@ -34,11 +34,24 @@ def wiring(tmp_path: Path, clock: Clock) -> Iterator[Wiring]:
         yield Wiring(settings, catalog, clock)
 
 
-def queued(wiring: Wiring, server: str = "db1", kind: JobKind = JobKind.FULL, *, leg: str = "physical.full",
-           not_before: timedelta | None = None) -> JobRecord:
+def queued(
+    wiring: Wiring,
+    server: str = "db1",
+    kind: JobKind = JobKind.FULL,
+    *,
+    leg: str = "physical.full",
+    not_before: timedelta | None = None,
+) -> JobRecord:
     now = wiring.clock()
-    job = JobRecord(id=new_id(now), kind=kind, server=server, state=JobState.QUEUED, queued_at=now, leg=leg,
-                    not_before=now + not_before if not_before is not None else None)
+    job = JobRecord(
+        id=new_id(now),
+        kind=kind,
+        server=server,
+        state=JobState.QUEUED,
+        queued_at=now,
+        leg=leg,
+        not_before=now + not_before if not_before is not None else None,
+    )
     wiring.catalog.jobs.add(job)
     return job
 
@@ -50,7 +63,8 @@ def running(wiring: Wiring, server: str) -> JobRecord:
 
 
 def test_a_job_that_waits_for_another_says_so_in_its_row_and_after_an_hour_loudly_once(
-        wiring: Wiring, clock: Clock) -> None:
+    wiring: Wiring, clock: Clock
+) -> None:
     other, watch = running(wiring, "db1"), QueueWatch()
     job = queued(wiring)
     watch.look(wiring, clock())
@@ -76,7 +90,8 @@ def test_a_job_that_waits_for_another_says_so_in_its_row_and_after_an_hour_loudl
 
 
 def test_a_destination_or_a_pause_can_be_the_reason_and_a_repetition_whose_time_has_not_come_waits_for_nothing(
-        wiring: Wiring, clock: Clock) -> None:
+    wiring: Wiring, clock: Clock
+) -> None:
     users = [running(wiring, server) for server in ("db1", "db2")]
     crowded, later = queued(wiring, "db3"), queued(wiring, "db3", not_before=timedelta(hours=3))
     clock.sleep(timedelta(hours=2))

@@ -112,8 +112,11 @@ def test_backups_chains_marks_keeps_holds_and_damage_come_back_without_a_private
         assert backup_id(3) in problem
         records = {record.id: record for record in new.catalog.backups.list()}
         assert [(records[backup_id(number)].state, records[backup_id(number)].parent) for number in range(1, 5)] == [
-            (BackupState.COMPLETE, None), (BackupState.COMPLETE, backup_id(1)), (BackupState.DAMAGED, backup_id(2)),
-            (BackupState.DELETED, None)]
+            (BackupState.COMPLETE, None),
+            (BackupState.COMPLETE, backup_id(1)),
+            (BackupState.DAMAGED, backup_id(2)),
+            (BackupState.DELETED, None),
+        ]
         assert [number for number in range(1, 5) if records[backup_id(number)].pinned] == [2]
         assert new.catalog.holds.all() == (hold,)
         assert [event.kind for event in new.catalog.events.list()] == ["catalog-rebuilt"]
@@ -122,8 +125,10 @@ def test_backups_chains_marks_keeps_holds_and_damage_come_back_without_a_private
 def test_what_is_in_quarantine_or_missing_makes_a_backup_damaged(wiring: Wiring) -> None:
     filled(wiring)
     local = wiring.destination("local")
-    (one, *_), (other, *_) = ([item.name for item in Stock(local, server=SERVER).add(number, {"x": content}).objects]
-                              for number, content in ((5, b"e"), (6, b"f")))
+    (one, *_), (other, *_) = (
+        [item.name for item in Stock(local, server=SERVER).add(number, {"x": content}).objects]
+        for number, content in ((5, b"e"), (6, b"f"))
+    )
     objects.quarantine(local, one, "rot", wiring.clock())
     local.delete(layout.object_key(other))
     with lost(wiring) as new:
@@ -131,7 +136,8 @@ def test_what_is_in_quarantine_or_missing_makes_a_backup_damaged(wiring: Wiring)
 
 
 def test_a_catalog_that_is_not_empty_is_left_alone_unless_asked_and_a_second_place_adds_its_copies(
-        wiring: Wiring) -> None:
+    wiring: Wiring,
+) -> None:
     filled(wiring)
     with lost(wiring) as new:
         rebuild(new, "offsite", silent)
@@ -159,11 +165,22 @@ def test_the_timeline_and_the_gaps_are_those_of_before(wiring: Wiring, keys: Key
     store(wiring, keys, logs[2:4])
     last = logs[3].transactions[-1].at
     for place in PLACES:
-        wiring.catalog.binlogs.confirm(SERVER, place, BRANCH.id, (logs[3].number, logs[3].size),
-                                       last + timedelta(minutes=7))
-        wiring.catalog.binlogs.add_gap(Gap(
-            SERVER, BRANCH.id, place, Position(logs[0].name, logs[0].size), Position(logs[2].name, 4), None, None,
-            "the server had removed it", BRANCH.noticed_at))
+        wiring.catalog.binlogs.confirm(
+            SERVER, place, BRANCH.id, (logs[3].number, logs[3].size), last + timedelta(minutes=7)
+        )
+        wiring.catalog.binlogs.add_gap(
+            Gap(
+                SERVER,
+                BRANCH.id,
+                place,
+                Position(logs[0].name, logs[0].size),
+                Position(logs[2].name, 4),
+                None,
+                None,
+                "the server had removed it",
+                BRANCH.noticed_at,
+            )
+        )
     filled(wiring)
     rebuild(wiring, "local", silent, merge=True)
     rebuild(wiring, "offsite", silent, merge=True)
@@ -186,7 +203,8 @@ def test_the_timeline_and_the_gaps_are_those_of_before(wiring: Wiring, keys: Key
 
 
 def test_a_copy_of_the_catalog_promises_nothing_about_logs_that_are_gone_since(
-        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3])
     at = logs[2].transactions[-1].at + timedelta(minutes=7)
     wiring.catalog.binlogs.confirm(SERVER, "local", BRANCH.id, (logs[2].number, logs[2].size), at)
@@ -269,15 +287,21 @@ def test_a_backup_that_has_vanished_is_named_and_what_was_deleted_is_not(wiring:
         assert backup_id(4) in problem
         assert "is missing" in problem
     with lost(wiring, key=False, name="keyless") as new:
-        assert any(backup_id(4) in problem and "no manifest" in problem
-                   for problem in rebuild(new, "local", silent).problems)
+        assert any(
+            backup_id(4) in problem and "no manifest" in problem for problem in rebuild(new, "local", silent).problems
+        )
 
 
 def known(wiring: Wiring, number: int, header: Header) -> None:
     """The row that its run wrote."""
-    wiring.catalog.backups.add(replace(
-        backup(server=SERVER), id=backup_id(number), manifest=hashlib.sha256(encode_header(header)).hexdigest(),
-        copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES)))
+    wiring.catalog.backups.add(
+        replace(
+            backup(server=SERVER),
+            id=backup_id(number),
+            manifest=hashlib.sha256(encode_header(header)).hexdigest(),
+            copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES),
+        )
+    )
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -289,15 +313,18 @@ def test_a_manifest_that_the_lost_catalog_knows_otherwise_is_told_and_not_used(w
             known(house, number, headers[0])
         write_copies(house, now=True)
         unknowing = Wiring(house.settings, house.catalog, house.clock)
-        unknowing._opened["local"] = trusting(house.settings, FilesystemDestination(
-            "local", house.settings.spool.parent / "local"))
+        unknowing._opened["local"] = trusting(
+            house.settings, FilesystemDestination("local", house.settings.spool.parent / "local")
+        )
         Stock(unknowing.destination("local"), server=SERVER).add(2, {"b": b"forged"})
         with lost(house) as new:
             done = rebuild(new, "local", silent)
             (problem,) = [one for one in done.problems if "knows it as" in one]
             assert backup_id(2) in problem
             assert {one.id: str(one.state) for one in new.catalog.backups.list()} == {
-                backup_id(1): "complete", backup_id(2): "damaged"}
+                backup_id(1): "complete",
+                backup_id(2): "damaged",
+            }
             if signed:
                 rebuild(new, "offsite", silent, merge=True)
                 assert {one.id: str(one.state) for one in new.catalog.backups.list()}[backup_id(2)] == "complete"
@@ -313,7 +340,8 @@ def test_what_one_place_has_more_of_than_another_is_named(wiring: Wiring) -> Non
 
 
 def test_logs_that_came_after_the_last_copy_of_the_catalog_count_although_it_confirms_less(
-        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:2])
     at = logs[0].transactions[0].at - timedelta(seconds=1)  # times of transactions are whole seconds
     wiring.catalog.binlogs.confirm(SERVER, "local", BRANCH.id, (logs[1].number, logs[1].size), at)
@@ -346,7 +374,8 @@ def test_one_that_broke_off_in_the_middle_is_begun_again(wiring: Wiring, monkeyp
 
 
 def test_of_very_many_manifests_the_progress_is_told_and_each_is_taken_in(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many = MemoryDestination("local", tree=False)
     stock = Stock(many, server=SERVER)
     count = size(300, 10_000)
@@ -362,7 +391,8 @@ def test_of_very_many_manifests_the_progress_is_told_and_each_is_taken_in(
 
 
 def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouched_for_them(
-        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     filled(wiring)
     store(wiring, keys, logs[:2], places=("local",))
     rebuild(wiring, "local", silent, merge=True)

@@ -49,23 +49,32 @@ def older_catalog(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> Segm
 
 
 def runs(wiring: Wiring) -> list[tuple[str, int, int, int, int]]:
-    return [(run.destination, run.first_number, run.last_number, run.last_pos, run.segments)
-            for run in wiring.catalog.binlogs.runs(SERVER)]
+    return [
+        (run.destination, run.first_number, run.last_number, run.last_pos, run.segments)
+        for run in wiring.catalog.binlogs.runs(SERVER)
+    ]
 
 
 def recollect(wiring: Wiring) -> None:
     """As at the beginning of a stream."""
     stop = threading.Event()
-    found = Recollection(SERVER, wiring.settings.catalog, {name: wiring.destination(name) for name in PLACES},
-                         Spool(wiring.settings.spool / "binlogs" / SERVER), stop, wiring.clock)
+    found = Recollection(
+        SERVER,
+        wiring.settings.catalog,
+        {name: wiring.destination(name) for name in PLACES},
+        Spool(wiring.settings.spool / "binlogs" / SERVER),
+        stop,
+        wiring.clock,
+    )
     found.start()
     until(lambda: found.was_tried)
     stop.set()
     found.join(240)
 
 
-def test_a_stream_that_begins_brings_an_older_catalog_up_to_date(wiring: Wiring, keys: Keys,
-                                                                 logs: tuple[RealLog, ...]) -> None:
+def test_a_stream_that_begins_brings_an_older_catalog_up_to_date(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     piece = older_catalog(wiring, keys, logs)
     recollect(wiring)
     assert runs(wiring) == [(place, 1, 3, logs[2].size, 3) for place in PLACES]
@@ -82,7 +91,8 @@ def test_a_stream_that_begins_fills_a_new_catalog(wiring: Wiring, keys: Keys, lo
 
 
 def test_a_stream_that_begins_forgets_what_is_gone_but_not_what_lies_at_a_place_that_is_not_mounted(
-        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3])
     segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     folder = wiring.settings.spool.parent / "offsite"
@@ -99,8 +109,9 @@ def test_a_stream_that_begins_forgets_what_is_gone_but_not_what_lies_at_a_place_
     assert [(event.kind, event.subject) for event in wiring.catalog.events.list()] == [("binlog-missing", "local")]
 
 
-def test_fsck_brings_an_older_catalog_up_to_date_also_while_a_stream_is_at_work(wiring: Wiring, keys: Keys,
-                                                                                logs: tuple[RealLog, ...]) -> None:
+def test_fsck_brings_an_older_catalog_up_to_date_also_while_a_stream_is_at_work(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     older_catalog(wiring, keys, logs)
     wiring.catalog.binlogs.set_stream_state(SERVER, {"state": "streaming"}, wiring.clock())
     found = [finding.message for _place, finding in fsck(wiring, mend=False).findings]
@@ -111,8 +122,9 @@ def test_fsck_brings_an_older_catalog_up_to_date_also_while_a_stream_is_at_work(
     assert wiring.catalog.binlogs.gaps(SERVER) == ()
 
 
-def test_verify_does_not_miss_a_piece_that_its_file_has_replaced(wiring: Wiring, keys: Keys,
-                                                                 logs: tuple[RealLog, ...]) -> None:
+def test_verify_does_not_miss_a_piece_that_its_file_has_replaced(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     piece = older_catalog(wiring, keys, logs)
     done = verify(wiring, SERVER, None, silent)
     assert (done.ok, done.damages) == (True, ())
@@ -121,12 +133,22 @@ def test_verify_does_not_miss_a_piece_that_its_file_has_replaced(wiring: Wiring,
     assert piece not in [record.key for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)]
 
 
-def test_fsck_fills_a_new_catalog_and_tells_the_gaps_that_the_spool_remembers(wiring: Wiring, keys: Keys,
-                                                                              logs: tuple[RealLog, ...]) -> None:
+def test_fsck_fills_a_new_catalog_and_tells_the_gaps_that_the_spool_remembers(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3], known=False)
     spool = Spool(wiring.settings.spool / "binlogs" / SERVER)
-    gap = Gap(SERVER, BRANCH.id, "", Position(logs[0].name, logs[0].size), Position(logs[1].name, 4), None, None,
-              "the server had removed them", BRANCH.noticed_at)
+    gap = Gap(
+        SERVER,
+        BRANCH.id,
+        "",
+        Position(logs[0].name, logs[0].size),
+        Position(logs[1].name, 4),
+        None,
+        None,
+        "the server had removed them",
+        BRANCH.noticed_at,
+    )
     with spool.locked():
         spool.begin(BRANCH)
         spool.add_gap(gap)
@@ -134,8 +156,9 @@ def test_fsck_fills_a_new_catalog_and_tells_the_gaps_that_the_spool_remembers(wi
     assert wiring.catalog.binlogs.gaps(SERVER) == (gap,)
 
 
-def test_fsck_says_what_it_left_because_it_is_too_young_and_finishes_it_later(wiring: Wiring, keys: Keys,
-                                                                              logs: tuple[RealLog, ...]) -> None:
+def test_fsck_says_what_it_left_because_it_is_too_young_and_finishes_it_later(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:2])
     segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     wiring.catalog.binlogs.set_stream_state(SERVER, {"state": "streaming"}, wiring.clock())

@@ -28,12 +28,19 @@ def wiring(tmp_path: Path) -> Iterator[Wiring]:
         yield Wiring(settings, catalog, Clock(NOW))
 
 
-def run(wiring: Wiring, state: JobState = JobState.SUCCEEDED, *, kind: JobKind = JobKind.FULL, leg: str = "",
-        arguments: Mapping[str, str] | None = None) -> list[str]:
+def run(
+    wiring: Wiring,
+    state: JobState = JobState.SUCCEEDED,
+    *,
+    kind: JobKind = JobKind.FULL,
+    leg: str = "",
+    arguments: Mapping[str, str] | None = None,
+) -> list[str]:
     """Let a job end; the legs and kinds that it made good."""
     before = wiring.catalog.events.newest()
-    job = JobRecord(new_id(NOW), kind, "db1", JobState.RUNNING, NOW, started_at=NOW, leg=leg, token=1,
-                    arguments=arguments or {})
+    job = JobRecord(
+        new_id(NOW), kind, "db1", JobState.RUNNING, NOW, started_at=NOW, leg=leg, token=1, arguments=arguments or {}
+    )
     wiring.catalog.jobs.add(job)
     close(wiring, job, state, error=None if state is JobState.SUCCEEDED else BackupdError("no"))
     return [event.subject for event in wiring.catalog.events.since(before) if event.kind == RECOVERED]
@@ -49,7 +56,8 @@ def test_what_failed_is_told_once_when_it_went_well(wiring: Wiring) -> None:
 
 
 def test_a_run_by_hand_counts_for_the_schedule_of_the_same_and_a_run_of_the_schedule_for_one_by_hand(
-        wiring: Wiring) -> None:
+    wiring: Wiring,
+) -> None:
     run(wiring, JobState.FAILED, leg="physical.full")
     assert run(wiring) == ["physical.full"]
     run(wiring, JobState.FAILED)
@@ -64,6 +72,7 @@ def test_one_set_of_tables_counts_for_itself_alone(wiring: Wiring) -> None:
 
 
 def test_a_run_that_was_routinely_left_out_is_nothing_to_recover_from(wiring: Wiring) -> None:
-    wiring.catalog.events.add(Event(NOW, "job-skipped", Severity.INFO, "a full is taken", server="db1",
-                                    subject="physical.incremental"))
+    wiring.catalog.events.add(
+        Event(NOW, "job-skipped", Severity.INFO, "a full is taken", server="db1", subject="physical.incremental")
+    )
     assert run(wiring, kind=JobKind.INCREMENTAL, leg="physical.incremental") == []

@@ -42,12 +42,19 @@ def able(shelf: Shelf) -> Shelf:
     return shelf
 
 
-@pytest.mark.parametrize(("error", "outcome"), [
-    (DamagedError("a chain is not whole", ["local: objects/ab/x"]), "failed"),
-    (KeyUnusableError("no secret key"), "undecided"), (RefusedError("scratch is too small"), "undecided"),
-    (ToolError("prepare was killed"), "undecided"), (DestinationError("not mounted"), "undecided")])
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (DamagedError("a chain is not whole", ["local: objects/ab/x"]), "failed"),
+        (KeyUnusableError("no secret key"), "undecided"),
+        (RefusedError("scratch is too small"), "undecided"),
+        (ToolError("prepare was killed"), "undecided"),
+        (DestinationError("not mounted"), "undecided"),
+    ],
+)
 def test_only_what_is_found_out_about_the_data_is_a_verdict(
-        able: Shelf, monkeypatch: pytest.MonkeyPatch, error: BackupdError, outcome: str) -> None:
+    able: Shelf, monkeypatch: pytest.MonkeyPatch, error: BackupdError, outcome: str
+) -> None:
     name = able.add(1, days=1)
 
     def fail(*_: object) -> None:

@@ -110,8 +110,11 @@ if "run-job" in sys.orig_argv:
 def desk(short_tmp: Path, shared_server: PrivateServer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     house = House(short_tmp, shared_server, keys)
     house.env["PATH"] = os.environ["PATH"]
-    house.config.write_text(house.config.read_text().replace(
-        "policy: gold", f"restore_defaults_file: {shared_server.client_file()}, policy: gold"))
+    house.config.write_text(
+        house.config.read_text().replace(
+            "policy: gold", f"restore_defaults_file: {shared_server.client_file()}, policy: gold"
+        )
+    )
     house.backup()
     monkeypatch.setenv("BACKUPD_RUNTIME", str(short_tmp / "run"))
     settings = load_settings(house.config)
@@ -127,7 +130,8 @@ def served(datadir: Path) -> Iterator[dict[str, int]]:
 
 
 def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
-        desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = desk.request(start=True)
     plan = desk.service.requests.plan(request)
     assert plan.document["backup"] == desk.wiring.catalog.backups.list()[0].id
@@ -167,25 +171,38 @@ def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
     assert done.state is JobState.SUCCEEDED, (done.record.error, desk.service.job_log(job.id))
     end((done.record.request or {})["outcome"]["started"]["pid"])
     assert [(one.name, one.state) for one in done.phases] == [
-        ("fetched", "done"), ("prepared", "done"), ("restored", "done"), ("rolled_forward", "skipped"),
-        ("started", "done"), ("verified", "done")]
+        ("fetched", "done"),
+        ("prepared", "done"),
+        ("restored", "done"),
+        ("rolled_forward", "skipped"),
+        ("started", "done"),
+        ("verified", "done"),
+    ]
     assert desk.wiring.catalog.jobs.get(job.id).result == restore_id
     assert (done.record.request or {})["outcome"]["backup"] == plan.document["backup"]
     assert [one.record.id for one in desk.service.listings.restores(SERVER).items] == [restore_id]
     with pytest.raises(RefusedError, match="not empty"):
         desk.service.requests.restore(desk.request())
     assert [entry.outcome for entry in desk.wiring.catalog.audit.list(action="restore-requested")] == [
-        "refused", "done"] * (len(phases) + 1)
+        "refused",
+        "done",
+    ] * (len(phases) + 1)
     with desk.house.server.connect() as connection, served(desk.place) as sums:
         assert sums == checksum_everything(connection)
 
 
 def test_a_restore_that_waits_or_runs_is_cancelled_with_its_job_and_gone_on_with(
-        desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = desk.service.requests
     record, job = requests.restore(desk.request())
     assert [one.state for one in requests.restore_view(record.id).phases] == [
-        "waiting", "waiting", "waiting", "skipped", "skipped"]
+        "waiting",
+        "waiting",
+        "waiting",
+        "skipped",
+        "skipped",
+    ]
     desk.service.cancel_job(job.id)
     assert requests.restore_view(record.id).state is JobState.CANCELLED
     desk.halt(monkeypatch, "mariadb-backup", "--prepare")
@@ -262,29 +279,61 @@ def test_a_restore_on_the_command_line_is_a_job_too(desk: Desk) -> None:
     assert (entry.via, entry.role, entry.subject, entry.server) == ("cli", "admin", job.id, SERVER)
 
 
-@pytest.mark.parametrize(("state", "reported", "phases", "shown"), [
-    (JobState.QUEUED, "", (), "waiting waiting waiting skipped waiting waiting"),
-    (JobState.RUNNING, "", (), "running waiting waiting skipped waiting waiting"),
-    (JobState.RUNNING, "prepare", ("fetched",), "done running waiting skipped waiting waiting"),
-    (JobState.RUNNING, "verify", ("fetched", "prepared", "restored", "started"), "done done done skipped done running"),
-    (JobState.RUNNING, "place", ("fetched", "prepared"), "done done running skipped waiting waiting"),
-    (JobState.RUNNING, "start", ("fetched", "prepared", "restored"), "done done done skipped running waiting"),
-    (JobState.FAILED, "prepare", ("fetched",), "done failed waiting skipped waiting waiting"),
-    (JobState.SUCCEEDED, "verify", ("fetched", "prepared", "restored", "started", "verified"),
-     "done done done skipped done done"),
-])
+@pytest.mark.parametrize(
+    ("state", "reported", "phases", "shown"),
+    [
+        (JobState.QUEUED, "", (), "waiting waiting waiting skipped waiting waiting"),
+        (JobState.RUNNING, "", (), "running waiting waiting skipped waiting waiting"),
+        (JobState.RUNNING, "prepare", ("fetched",), "done running waiting skipped waiting waiting"),
+        (
+            JobState.RUNNING,
+            "verify",
+            ("fetched", "prepared", "restored", "started"),
+            "done done done skipped done running",
+        ),
+        (JobState.RUNNING, "place", ("fetched", "prepared"), "done done running skipped waiting waiting"),
+        (JobState.RUNNING, "start", ("fetched", "prepared", "restored"), "done done done skipped running waiting"),
+        (JobState.FAILED, "prepare", ("fetched",), "done failed waiting skipped waiting waiting"),
+        (
+            JobState.SUCCEEDED,
+            "verify",
+            ("fetched", "prepared", "restored", "started", "verified"),
+            "done done done skipped done done",
+        ),
+    ],
+)
 def test_phases_are_told_in_words_that_say_where_it_is(
-        state: JobState, reported: str, phases: tuple[str, ...], shown: str) -> None:
-    steps = [{"name": name, "seconds": 1.0, "bytes": 1} for name in
-             ("fetched", "prepared", "restored", "started", "verified")]
-    record = replace(samples.restore(), state=state, job_id="job-1",
-                     phases=tuple(Phase(name, 1.0, 5) for name in phases),
-                     request={"request": {"server": SERVER, "target": "latest", "start": True}, "steps": steps})
+    state: JobState, reported: str, phases: tuple[str, ...], shown: str
+) -> None:
+    steps = [
+        {"name": name, "seconds": 1.0, "bytes": 1}
+        for name in ("fetched", "prepared", "restored", "started", "verified")
+    ]
+    record = replace(
+        samples.restore(),
+        state=state,
+        job_id="job-1",
+        phases=tuple(Phase(name, 1.0, 5) for name in phases),
+        request={"request": {"server": SERVER, "target": "latest", "start": True}, "steps": steps},
+    )
     started = None if state is JobState.QUEUED else samples.NOON
-    job = JobRecord("job-1", "restore", SERVER, state, samples.NOON, started_at=started,
-                    progress={"phase": reported} if reported else None)
+    job = JobRecord(
+        "job-1",
+        "restore",
+        SERVER,
+        state,
+        samples.NOON,
+        started_at=started,
+        progress={"phase": reported} if reported else None,
+    )
     document = RestoreView.of(record, job).as_json()
     assert " ".join(one["state"] for one in document["phases"]) == shown
     assert [one["name"] for one in document["phases"]] == [
-        "fetched", "prepared", "restored", "rolled_forward", "started", "verified"]
+        "fetched",
+        "prepared",
+        "restored",
+        "rolled_forward",
+        "started",
+        "verified",
+    ]
     assert document["resumable"] == (state is JobState.FAILED)

@@ -33,7 +33,8 @@ SQL = RestoreRequest("db1", "latest", mode="tables", tables=("a.b",))
 def wiring(tmp_path: Path) -> Iterator[Wiring]:
     settings = Office(tmp_path).write(
         servers={"db1": "gold", "db2": "gold"},
-        extra=f"restore: {{gnupg_home: {tmp_path}, scratch: {{path: {tmp_path}/scratch}}}}\n")
+        extra=f"restore: {{gnupg_home: {tmp_path}, scratch: {{path: {tmp_path}/scratch}}}}\n",
+    )
     with open_catalog(settings.catalog) as catalog:
         yield Wiring(settings, catalog)
 
@@ -47,13 +48,16 @@ def refusal(wiring: Wiring, request: RestoreRequest, actor: Actor | None = None)
 
 @pytest.mark.parametrize("folder", ["data/newschema", "link/newschema", "repo/objects/zz", "one.restoring/inner"])
 def test_tables_as_files_are_refused_where_a_data_directory_would_be(
-        wiring: Wiring, tmp_path: Path, folder: str) -> None:
+    wiring: Wiring, tmp_path: Path, folder: str
+) -> None:
     for name, sign in (("data", "ibdata1"), ("repo", "repository.json")):
         (tmp_path / name).mkdir()
         (tmp_path / name / sign).touch()
     (tmp_path / "link").symlink_to(tmp_path / "data")
-    for request in (replace(SQL, sql=str(tmp_path / folder)), RestoreRequest("db1", "latest",
-                                                                             datadir=str(tmp_path / folder))):
+    for request in (
+        replace(SQL, sql=str(tmp_path / folder)),
+        RestoreRequest("db1", "latest", datadir=str(tmp_path / folder)),
+    ):
         assert " lies " in refusal(wiring, request)
 
 
@@ -93,7 +97,8 @@ def test_a_restore_of_another_server_that_goes_there_is_in_the_way(wiring: Wirin
 
 @pytest.mark.parametrize("name", ["db2", "nowhere"])
 def test_a_server_that_is_not_there_for_somebody_is_no_more_told_of_than_one_that_is_nowhere(
-        wiring: Wiring, name: str) -> None:
+    wiring: Wiring, name: str
+) -> None:
     for request in (replace(SQL, into=name, compare=True), RestoreRequest(name, "latest", datadir="/nowhere/x")):
         assert refusal(wiring, request, OF_DB1) == f"there is no server {name!r}"
 
@@ -108,15 +113,22 @@ def test_one_folder_has_one_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["datadir", "sql"])
 def test_a_folder_that_became_another_one_since_it_was_allowed_is_refused_by_the_job(
-        wiring: Wiring, tmp_path: Path, kind: str) -> None:
+    wiring: Wiring, tmp_path: Path, kind: str
+) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "a").mkdir()
     where = {kind: str(tmp_path / "a" / "x")}
-    request = at_real_place(replace(SQL, sql=where["sql"]) if kind == "sql" else
-                            RestoreRequest("db1", "latest", datadir=where["datadir"]))
+    request = at_real_place(
+        replace(SQL, sql=where["sql"]) if kind == "sql" else RestoreRequest("db1", "latest", datadir=where["datadir"])
+    )
     job = JobRecord("job-1", "restore", "db1", JobState.QUEUED, samples.NOON, arguments={"restore": "restore-1"})
-    row = replace(samples.restore(), server="db1", state=JobState.QUEUED, job_id=job.id,
-                  request={"request": request.as_json(), "promise": {"until": None}})
+    row = replace(
+        samples.restore(),
+        server="db1",
+        state=JobState.QUEUED,
+        job_id=job.id,
+        request={"request": request.as_json(), "promise": {"until": None}},
+    )
     wiring.catalog.restores.queue(row, job)
     (tmp_path / "a").rmdir()
     (tmp_path / "a").symlink_to(tmp_path / "outside")

@@ -17,13 +17,20 @@ from backupd.model.job import JobKind
 
 MINUTE = timedelta(minutes=1)
 CHANGES = [  # a zone and a moment shortly before its clocks are changed
-    ("Europe/Berlin", "2026-03-28T12:00+01:00"), ("Europe/Berlin", "2026-10-24T12:00+02:00"),
-    ("Australia/Lord_Howe", "2026-10-03T12:00+10:30"), ("Australia/Lord_Howe", "2026-04-04T12:00+11:00"),
-    ("America/Sao_Paulo", "2018-11-03T12:00-03:00"), ("America/Sao_Paulo", "2019-02-16T12:00-02:00"),
-    ("America/New_York", "2026-03-07T12:00-05:00"), ("America/New_York", "2026-10-31T12:00-04:00"),
-    ("Pacific/Apia", "2011-12-28T12:00-10:00"), ("Asia/Kathmandu", "2026-02-27T12:00+05:45"),
-    ("Africa/Casablanca", "2026-02-14T12:00+01:00"), ("UTC", "2028-02-28T00:00+00:00"),
-    ("UTC", "2026-12-30T00:00+00:00")]
+    ("Europe/Berlin", "2026-03-28T12:00+01:00"),
+    ("Europe/Berlin", "2026-10-24T12:00+02:00"),
+    ("Australia/Lord_Howe", "2026-10-03T12:00+10:30"),
+    ("Australia/Lord_Howe", "2026-04-04T12:00+11:00"),
+    ("America/Sao_Paulo", "2018-11-03T12:00-03:00"),
+    ("America/Sao_Paulo", "2019-02-16T12:00-02:00"),
+    ("America/New_York", "2026-03-07T12:00-05:00"),
+    ("America/New_York", "2026-10-31T12:00-04:00"),
+    ("Pacific/Apia", "2011-12-28T12:00-10:00"),
+    ("Asia/Kathmandu", "2026-02-27T12:00+05:45"),
+    ("Africa/Casablanca", "2026-02-14T12:00+01:00"),
+    ("UTC", "2028-02-28T00:00+00:00"),
+    ("UTC", "2026-12-30T00:00+00:00"),
+]
 
 
 def at(text: str) -> datetime:
@@ -32,8 +39,10 @@ def at(text: str) -> datetime:
 
 def shown(cadence: str, zone: str, after: str, count: int) -> list[str]:
     """Due times as clocks there show them, with the offset."""
-    return [due.astimezone(ZoneInfo(zone)).strftime("%a %d %b %H:%M %z")
-            for due in next_runs(cadence, zone, at(after), count=count)]
+    return [
+        due.astimezone(ZoneInfo(zone)).strftime("%a %d %b %H:%M %z")
+        for due in next_runs(cadence, zone, at(after), count=count)
+    ]
 
 
 # -- the oracle
@@ -81,20 +90,34 @@ def oracle(cadence: str, zone: str, after: datetime, until: datetime) -> list[da
 def cadences(draw: st.DrawFn) -> str:
     def values(low: int, high: int, likely: list[str]) -> str:
         number = st.integers(low, high)
-        return draw(st.sampled_from(likely) | number.map(str) | st.builds("{},{}".format, number, number)
-                    | st.builds(lambda a, b: f"{min(a, b)}-{max(a, b)}", number, number))
+        return draw(
+            st.sampled_from(likely)
+            | number.map(str)
+            | st.builds("{},{}".format, number, number)
+            | st.builds(lambda a, b: f"{min(a, b)}-{max(a, b)}", number, number)
+        )
 
-    return " ".join((values(0, 59, ["0", "30", "*/20", "45"]),
-                     values(0, 23, ["*", "*", "0", "1", "2", "2", "3", "*/6"]),
-                     values(1, 28, ["*", "*", "29", "31", "*/2"]), draw(st.sampled_from(["*", "*", "*", "1-6", "*/2"])),
-                     values(0, 7, ["*", "*", "0", "1-5", "*/2"])))
+    return " ".join(
+        (
+            values(0, 59, ["0", "30", "*/20", "45"]),
+            values(0, 23, ["*", "*", "0", "1", "2", "2", "3", "*/6"]),
+            values(1, 28, ["*", "*", "29", "31", "*/2"]),
+            draw(st.sampled_from(["*", "*", "*", "1-6", "*/2"])),
+            values(0, 7, ["*", "*", "0", "1-5", "*/2"]),
+        )
+    )
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cadence=cadences(), change=st.sampled_from(CHANGES), shift=st.integers(0, 2000),
-       seconds=st.sampled_from([0, 0, 1, 59]))
+@given(
+    cadence=cadences(),
+    change=st.sampled_from(CHANGES),
+    shift=st.integers(0, 2000),
+    seconds=st.sampled_from([0, 0, 1, 59]),
+)
 def test_due_times_are_those_of_somebody_who_watches_the_clock_on_the_wall(
-        cadence: str, change: tuple[str, str], shift: int, seconds: int) -> None:
+    cadence: str, change: tuple[str, str], shift: int, seconds: int
+) -> None:
     zone, begin = change
     after = at(begin) + timedelta(minutes=shift, seconds=seconds)
     until = after + timedelta(days=2)
@@ -102,10 +125,14 @@ def test_due_times_are_those_of_somebody_who_watches_the_clock_on_the_wall(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cadence=cadences() | st.sampled_from(["every 1m", "every 7h", "every 90d"]), change=st.sampled_from(CHANGES),
-       seconds=st.integers(0, 300_000))
-def test_asking_again_from_any_due_time_goes_on_with_the_next(cadence: str, change: tuple[str, str],
-                                                              seconds: int) -> None:
+@given(
+    cadence=cadences() | st.sampled_from(["every 1m", "every 7h", "every 90d"]),
+    change=st.sampled_from(CHANGES),
+    seconds=st.integers(0, 300_000),
+)
+def test_asking_again_from_any_due_time_goes_on_with_the_next(
+    cadence: str, change: tuple[str, str], seconds: int
+) -> None:
     zone, begin = change
     after = at(begin) + timedelta(seconds=seconds)
     runs = list(next_runs(cadence, zone, after, count=6))
@@ -119,24 +146,32 @@ def test_asking_again_from_any_due_time_goes_on_with_the_next(cadence: str, chan
 
 def test_a_time_that_spring_swallows_comes_right_after_the_gap() -> None:
     assert shown("30 2 * * *", "Europe/Berlin", "2026-03-28T12:00+01:00", 2) == [
-        "Sun 29 Mar 03:00 +0200", "Mon 30 Mar 02:30 +0200"]
+        "Sun 29 Mar 03:00 +0200",
+        "Mon 30 Mar 02:30 +0200",
+    ]
     assert shown("15 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00+10:30", 1) == ["Sun 04 Oct 02:30 +1100"]
     assert shown("0 0 * * *", "America/Sao_Paulo", "2018-11-03T12:00-03:00", 1) == ["Sun 04 Nov 01:00 -0200"]
 
 
 def test_several_times_of_one_gap_come_once() -> None:
     assert shown("*/15 2,3 * * sun", "Europe/Berlin", "2026-03-28T12:00+01:00", 2) == [
-        "Sun 29 Mar 03:00 +0200", "Sun 29 Mar 03:15 +0200"]
+        "Sun 29 Mar 03:00 +0200",
+        "Sun 29 Mar 03:15 +0200",
+    ]
 
 
 def test_a_day_that_a_zone_leaves_out_is_made_up_for_when_the_next_begins() -> None:
     assert shown("0 2 * * *", "Pacific/Apia", "2011-12-29T12:00-10:00", 2) == [
-        "Sat 31 Dec 00:00 +1400", "Sat 31 Dec 02:00 +1400"]
+        "Sat 31 Dec 00:00 +1400",
+        "Sat 31 Dec 02:00 +1400",
+    ]
 
 
 def test_a_time_that_autumn_repeats_comes_the_first_time_only() -> None:
     assert shown("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00+02:00", 2) == [
-        "Sun 25 Oct 02:30 +0200", "Mon 26 Oct 02:30 +0100"]
+        "Sun 25 Oct 02:30 +0200",
+        "Mon 26 Oct 02:30 +0100",
+    ]
     assert shown("45 1 * * *", "Australia/Lord_Howe", "2026-04-04T12:00+11:00", 1) == ["Sun 05 Apr 01:45 +1100"]
 
 
@@ -148,7 +183,10 @@ def test_leap_day_and_ends_of_months_come_when_there_are_any() -> None:
     assert shown("0 3 29 2 *", "UTC", "2026-01-01T00:00Z", 2) == ["Tue 29 Feb 03:00 +0000", "Sun 29 Feb 03:00 +0000"]
     assert [due.year for due in next_runs("0 3 29 2 *", "UTC", at("2096-03-01T00:00Z"), count=1)] == [2104]
     assert shown("0 3 31 * *", "UTC", "2026-02-01T00:00Z", 3) == [
-        "Tue 31 Mar 03:00 +0000", "Sun 31 May 03:00 +0000", "Fri 31 Jul 03:00 +0000"]
+        "Tue 31 Mar 03:00 +0000",
+        "Sun 31 May 03:00 +0000",
+        "Fri 31 Jul 03:00 +0000",
+    ]
 
 
 def test_weekdays_are_counted_from_sunday_and_seven_is_sunday_too() -> None:
@@ -159,9 +197,15 @@ def test_weekdays_are_counted_from_sunday_and_seven_is_sunday_too() -> None:
 
 def test_day_of_the_month_or_weekday_suffices_where_both_are_given() -> None:
     assert shown("0 0 13 * fri", "UTC", "2026-11-07T00:00Z", 3) == [
-        "Fri 13 Nov 00:00 +0000", "Fri 20 Nov 00:00 +0000", "Fri 27 Nov 00:00 +0000"]
+        "Fri 13 Nov 00:00 +0000",
+        "Fri 20 Nov 00:00 +0000",
+        "Fri 27 Nov 00:00 +0000",
+    ]
     assert shown("0 0 1 * mon", "UTC", "2026-11-24T00:00Z", 3) == [
-        "Mon 30 Nov 00:00 +0000", "Tue 01 Dec 00:00 +0000", "Mon 07 Dec 00:00 +0000"]
+        "Mon 30 Nov 00:00 +0000",
+        "Tue 01 Dec 00:00 +0000",
+        "Mon 07 Dec 00:00 +0000",
+    ]
 
 
 def test_intervals_count_from_a_fixed_moment_so_that_a_restart_shifts_nothing() -> None:
@@ -180,14 +224,24 @@ def test_a_day_that_never_comes_ends_the_calendar_instead_of_searching_for_ever(
 
 
 def leg(cadence: str = "0 2 * * *", **more: object) -> Leg:
-    return Leg(**{"server": "db1", "leg": "physical.full", "cadence": cadence, "kind": JobKind.FULL,  # type: ignore[arg-type]  # fields by name
-                  "zone": "Europe/Berlin", **more})
+    return Leg(
+        **{
+            "server": "db1",
+            "leg": "physical.full",
+            "cadence": cadence,
+            "kind": JobKind.FULL,  # type: ignore[arg-type]  # fields by name
+            "zone": "Europe/Berlin",
+            **more,
+        }
+    )
 
 
 def test_an_increment_is_not_due_when_a_full_backup_is() -> None:
     increments = leg("0 2 * * *", leg="physical.incremental", kind=JobKind.INCREMENTAL, besides="0 2 * * sun")
-    days = [f"{due.astimezone(ZoneInfo('Europe/Berlin')):%a}"
-            for due in due_times(increments, at("2026-11-15T12:00Z"), count=7)]
+    days = [
+        f"{due.astimezone(ZoneInfo('Europe/Berlin')):%a}"
+        for due in due_times(increments, at("2026-11-15T12:00Z"), count=7)
+    ]
     assert days == ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Mon"]
 
 
@@ -242,7 +296,8 @@ def test_the_newest_due_time_is_found_over_any_distance() -> None:
     assert last_due(often, at("2026-11-21T12:00Z"), now) is None
     assert last_due(seldom, at("2020-01-01T00:00Z"), now) == at("2024-02-29T03:00+01:00")
     assert last_due(leg(jitter=timedelta(hours=3)), at("2026-11-20T00:00Z"), at("2026-11-21T01:00:00Z")) == at(
-        "2026-11-20T01:00Z")
+        "2026-11-20T01:00Z"
+    )
 
 
 # -- the alarm clock

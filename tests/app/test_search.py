@@ -51,8 +51,9 @@ def kinds(found: list[Found]) -> list[tuple[str, str]]:
     return [(str(change.kind), change.name) for one in found for change in one.changes]
 
 
-def test_transactions_are_found_by_table_kind_time_and_gtid(wiring: Wiring, keys: Keys,
-                                                            logs: tuple[RealLog, ...]) -> None:
+def test_transactions_are_found_by_table_kind_time_and_gtid(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3])
     everything = [one for log in logs[:3] for one in log.transactions]
     assert [one.transaction for one in search(wiring, SERVER)] == everything
@@ -93,8 +94,9 @@ def test_a_search_goes_on_behind_what_it_found(wiring: Wiring, keys: Keys, logs:
             search(wiring, SERVER, after=wrong)
 
 
-def test_a_search_that_takes_too_long_says_how_far_it_came(wiring: Wiring, keys: Keys,
-                                                           logs: tuple[RealLog, ...]) -> None:
+def test_a_search_that_takes_too_long_says_how_far_it_came(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:2])
     with pytest.raises(TooLongError) as raised:
         list(search(wiring, SERVER, seconds=-1))
@@ -108,23 +110,26 @@ def test_what_pieces_and_whole_files_hold_is_told_once(wiring: Wiring, keys: Key
     store(wiring, keys, logs[1:2])
     store(wiring, keys, logs[2:3], end=logs[2].cuts[1])
     store(wiring, keys, logs[2:3], start=logs[2].cuts[1], end=logs[2].cuts[3])
-    assert [one.transaction for one in search(wiring, SERVER)] == [
-        *logs[1].transactions, *logs[2].transactions[:4]]
+    assert [one.transaction for one in search(wiring, SERVER)] == [*logs[1].transactions, *logs[2].transactions[:4]]
 
 
-def test_the_same_gtid_of_two_branches_is_told_with_the_branch(wiring: Wiring, keys: Keys,
-                                                               logs: tuple[RealLog, ...]) -> None:
+def test_the_same_gtid_of_two_branches_is_told_with_the_branch(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     other = replace(BRANCH, id="20261122T040000Z-0000000b", noticed_at=BRANCH.noticed_at + timedelta(days=1))
     store(wiring, keys, logs[:1], places=("local",))
     store(wiring, keys, logs[:1], places=("local",), branch=other)
     gtid = logs[0].transactions[2].gtid
     assert [one.target for one in search(wiring, SERVER, gtid=gtid)] == [
-        f"before-gtid:{gtid}@{BRANCH.id}", f"before-gtid:{gtid}"]
+        f"before-gtid:{gtid}@{BRANCH.id}",
+        f"before-gtid:{gtid}",
+    ]
     assert [one.branch for one in search(wiring, SERVER, gtid=gtid, branch=other.id)] == [other.id]
 
 
 def test_a_damaged_index_is_read_elsewhere_and_where_none_is_good_the_rest_is_told_before_it_fails(
-        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3])
     spoil(wiring, "local", logs[1])
     assert len(list(search(wiring, SERVER))) == sum(len(log.transactions) for log in logs[:3])
@@ -145,8 +150,12 @@ def test_a_search_says_what_it_lacks(wiring: Wiring, keys: Keys, logs: tuple[Rea
         search(wiring, SERVER, branch="nowhere")
     with pytest.raises(UsageError, match="is no GTID"):
         list(search(wiring, SERVER, gtid="yesterday"))
-    blind = replace(wiring, settings=replace(wiring.settings, configuration=wiring.settings.configuration.model_copy(
-        update={"restore": None})))
+    blind = replace(
+        wiring,
+        settings=replace(
+            wiring.settings, configuration=wiring.settings.configuration.model_copy(update={"restore": None})
+        ),
+    )
     with pytest.raises(ConfigurationError):
         list(search(blind, SERVER))
 
@@ -157,8 +166,10 @@ def test_the_command_line_tells_what_to_restore_to(wiring: Wiring, keys: Keys, l
     plain = CliRunner().invoke(binlog.app, ["search", SERVER, "--table", "shop.*", "--kind", "create,update", *config])
     assert plain.exit_code == 0, plain.output
     update = next(one for one in logs[0].transactions if one.changes and one.changes[0].kind is ChangeKind.UPDATE)
-    assert (f"restore before it: backupd restore shop --to before-gtid:{update.gtid} --tables shop.orders --into shop "
-            "--compare\n") in plain.output
+    assert (
+        f"restore before it: backupd restore shop --to before-gtid:{update.gtid} --tables shop.orders --into shop "
+        "--compare\n"
+    ) in plain.output
     assert f"update of {update.changes[0].rows} rows in shop.orders" in plain.output
     assert f"{logs[0].name}:{update.start}" in plain.output
     found = CliRunner().invoke(binlog.app, ["search", SERVER, "--limit", "2", "--json", *config])
@@ -180,8 +191,15 @@ def test_the_status_tells_how_far_each_destination_is(wiring: Wiring, keys: Keys
     now = wiring.clock()
     binlogs = wiring.catalog.binlogs
     binlogs.confirm(SERVER, "local", BRANCH.id, (2, logs[1].size), now - timedelta(seconds=8))
-    binlogs.set_stream_state(SERVER, {"state": "streaming", "owner": owner(), "destinations": {
-        "offsite": {"bytes_behind": 77, "error": "it is full"}}}, now)
+    binlogs.set_stream_state(
+        SERVER,
+        {
+            "state": "streaming",
+            "owner": owner(),
+            "destinations": {"offsite": {"bytes_behind": 77, "error": "it is full"}},
+        },
+        now,
+    )
     wiring.catalog.lags.note(SERVER, "local", 12.5, now)
     (found,) = status(wiring, SERVER)
     local, offsite = found.destinations
@@ -200,33 +218,43 @@ def test_the_status_tells_how_far_each_destination_is(wiring: Wiring, keys: Keys
 
 # -- verify and fsck
 
+
 def progress(_progress: object) -> None:
     pass
 
 
 def test_verify_reads_the_logs_and_the_catalog_learns_which_copies_are_good(
-        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logcheck, "_BATCH", 2)
     store(wiring, keys, logs[:3])
     done = verify(wiring, None, None, progress)
     assert (done.ok, done.binlogs) == (True, 6)
-    assert all(copy.verified_at is not None for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)
-               for copy in record.destinations.values())
+    assert all(
+        copy.verified_at is not None
+        for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)
+        for copy in record.destinations.values()
+    )
     for place in ("local", "offsite"):
         spoil(wiring, place, logs[1], "part-00000.zst.gpg")
     done = verify(wiring, SERVER, None, progress)
     assert [(damage.destination, damage.problem.partition(" ")[0]) for damage in done.damages] == [
-        ("local", "holds"), ("offsite", "holds")]
+        ("local", "holds"),
+        ("offsite", "holds"),
+    ]
     assert not done.ok
     assert [(run.destination, run.first_number, run.last_number) for run in wiring.catalog.binlogs.runs(SERVER)] == [
-        ("local", 1, 1), ("local", 3, 3), ("offsite", 1, 1), ("offsite", 3, 3)]
+        ("local", 1, 1),
+        ("local", 3, 3),
+        ("offsite", 1, 1),
+        ("offsite", 3, 3),
+    ]
     spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
     assert verify(wiring, None, None, progress).ok
     assert [run.segments for run in wiring.catalog.binlogs.runs(SERVER)] == [3, 3], "good again"
 
 
-def test_verify_puts_logs_right_from_another_destination(wiring: Wiring, keys: Keys,
-                                                         logs: tuple[RealLog, ...]) -> None:
+def test_verify_puts_logs_right_from_another_destination(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
     store(wiring, keys, logs[:3])  # sealed for each place by itself, so no part is like that of the other place
     spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
     spoil(wiring, "local", logs[0], "segment.json")
@@ -234,27 +262,32 @@ def test_verify_puts_logs_right_from_another_destination(wiring: Wiring, keys: K
     done = verify(wiring, SERVER, None, progress)
     assert done.ok
     assert sorted((damage.destination, damage.repaired_from) for damage in done.damages) == [
-        ("local", "offsite"), ("local", "offsite"), ("offsite", "local")]
+        ("local", "offsite"),
+        ("local", "offsite"),
+        ("offsite", "local"),
+    ]
     again = verify(wiring, SERVER, None, progress)
     assert (again.damages, again.binlogs) == ((), 6)
     assert [run.segments for run in wiring.catalog.binlogs.runs(SERVER)] == [3, 3]
-    event, = wiring.catalog.events.list(kind="rot-repaired", server=SERVER)[-1:]
+    (event,) = wiring.catalog.events.list(kind="rot-repaired", server=SERVER)[-1:]
     assert "replaced by those of offsite" in event.message
     assert fsck(wiring, mend=False).ok
 
 
-def test_logs_that_were_removed_from_the_beginning_are_not_brought_back(wiring: Wiring, keys: Keys,
-                                                                        logs: tuple[RealLog, ...]) -> None:
+def test_logs_that_were_removed_from_the_beginning_are_not_brought_back(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3])
     segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[0]))
-    damage, = verify(wiring, SERVER, None, progress).damages
+    (damage,) = verify(wiring, SERVER, None, progress).damages
     assert (damage.destination, damage.repaired_from) == ("offsite", "")
     assert "nothing before it is either" in damage.trouble
     assert segments.of_file(wiring.destination("offsite"), SERVER, BRANCH.id, logs[0].number) == []
 
 
-def test_verify_of_a_share_reads_every_log_in_as_many_days(wiring: Wiring, keys: Keys,
-                                                           logs: tuple[RealLog, ...]) -> None:
+def test_verify_of_a_share_reads_every_log_in_as_many_days(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:3], places=("local",))
     tomorrow = wiring.clock() + timedelta(days=1)
     read = [verify(one, None, 0.5, progress).binlogs for one in (wiring, replace(wiring, clock=lambda: tomorrow))]
@@ -271,13 +304,16 @@ def test_fsck_takes_in_what_the_catalog_does_not_know(wiring: Wiring, keys: Keys
     assert len(mended.repaired) == 7, "both places describe the same branch"
     assert wiring.catalog.binlogs.branches(SERVER) == (BRANCH,)
     assert [(run.destination, run.segments) for run in wiring.catalog.binlogs.runs(SERVER)] == [
-        ("local", 3), ("offsite", 3)]
+        ("local", 3),
+        ("offsite", 3),
+    ]
     assert fsck(wiring, mend=False).ok
     assert kinds(list(search(wiring, SERVER, kinds=[ChangeKind.CREATE], tables=["*.orders"]))) == [("create", "orders")]
 
 
-def test_fsck_takes_in_logs_whose_branch_nothing_describes(wiring: Wiring, keys: Keys,
-                                                           logs: tuple[RealLog, ...]) -> None:
+def test_fsck_takes_in_logs_whose_branch_nothing_describes(
+    wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     store(wiring, keys, logs[:2], places=("local",), known=False)
     wiring.destination("local").delete(layout.branch_key(SERVER, BRANCH.id))
     left = fsck(wiring, mend=True)
@@ -290,8 +326,7 @@ def test_fsck_forgets_what_is_gone_and_records_the_gap(wiring: Wiring, keys: Key
     store(wiring, keys, logs[:3])
     segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     found = fsck(wiring, mend=False)
-    assert [(place, finding.invariant) for place, finding in found.findings] == [
-        ("local", Invariant.SEGMENT_IS_STORED)]
+    assert [(place, finding.invariant) for place, finding in found.findings] == [("local", Invariant.SEGMENT_IS_STORED)]
     assert fsck(wiring, mend=True).ok
     (gap,) = wiring.catalog.binlogs.gaps(SERVER)
     assert (gap.destination, gap.after.file, gap.after.pos) == ("local", logs[0].name, logs[0].size)
@@ -316,5 +351,6 @@ def test_a_destination_that_is_not_there_is_told(wiring: Wiring, keys: Keys, log
     folder.rename(folder.with_name("unplugged"))
     found = fsck(wiring, mend=True)
     assert [(place, finding.invariant) for place, finding in found.findings] == [
-        ("offsite", Invariant.SEGMENT_IS_STORED)]
+        ("offsite", Invariant.SEGMENT_IS_STORED)
+    ]
     assert [run.destination for run in wiring.catalog.binlogs.runs(SERVER)] == ["local", "offsite"]

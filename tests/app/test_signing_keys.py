@@ -51,7 +51,8 @@ def says(wiring: Wiring, line: str) -> Wiring:
 
 
 def test_a_configuration_without_a_word_works_on_and_check_names_the_command_that_makes_a_key(
-        house: Wiring, capsys: pytest.CaptureFixture[str]) -> None:
+    house: Wiring, capsys: pytest.CaptureFixture[str]
+) -> None:
     (told,) = findings(house.settings)
     assert (told.severity, "no signing key is named" in told.message) == ("warning", True)
     assert "`backupd keys make-signing`" in told.hint
@@ -65,7 +66,8 @@ def test_a_configuration_without_a_word_works_on_and_check_names_the_command_tha
     signed = again(house)
     assert wanting(signed.settings) == {SERVER}, "nothing else has to be said"
     assert [(one.severity, one.message) for one in findings(signed.settings)] == [
-        ("ok", f"manifests are signed with {made['signing_key']}")]
+        ("ok", f"manifests are signed with {made['signing_key']}")
+    ]
     Stock(signed.destination("local"), server=SERVER).add(2, {"a": b"a"})
     signed.destination("local").stat(layout.signature_key(layout.manifest_key(SERVER, backup_id(2))))
     with pytest.raises(RefusedError, match="names a signing key already"):
@@ -96,7 +98,8 @@ def test_what_is_stored_and_the_policies_that_say_no_are_among_what_is_to_be_don
 
 
 def test_the_service_stands_still_from_the_line_in_the_configuration_until_what_is_stored_is_signed(
-        house: Wiring) -> None:
+    house: Wiring,
+) -> None:
     """Else everything that was stored unsigned would be found damaged meanwhile."""
     house.catalog.backups.add(replace(backup(), server=SERVER, copies=(Copy("local", "complete", house.clock()),)))
     steps = [step.partition(" ")[0] for step in make_signing(house).steps]
@@ -119,11 +122,15 @@ def test_copies_of_before_a_signing_key_was_named_are_put_anew_and_are_no_rot(ho
 
 
 def test_the_page_is_printed_before_there_is_a_catalog(
-        house: Wiring, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    house: Wiring, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = house.settings.file
     key = make_signing(house).key
-    file.write_text(file.read_text().replace("encryption: {", f"encryption: {{signing_key: {key}, ").replace(
-        "catalog.db", "none.db"))
+    file.write_text(
+        file.read_text()
+        .replace("encryption: {", f"encryption: {{signing_key: {key}, ")
+        .replace("catalog.db", "none.db")
+    )
     assert main(["keys", "page", "--config", str(file)]) in (0, None)
     page = capsys.readouterr().out
     assert f"- local: filesystem {tmp_path / 'local'}\n" in page

@@ -62,8 +62,11 @@ def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 def logs(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> tuple[Sealed, ...]:
     """Three files of which each came in two pieces first, in the order in which a stream stores them."""
     folder = tmp_path_factory.mktemp("logs")
-    return tuple(log_of(folder, keys, number, start, end, final=final) for number in (1, 2, 3)
-                 for start, end, final in ((0, 4000, False), (4000, 9000, False), (0, 9500, True)))
+    return tuple(
+        log_of(folder, keys, number, start, end, final=final)
+        for number in (1, 2, 3)
+        for start, end, final in ((0, 4000, False), (4000, 9000, False), (0, 9500, True))
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -76,17 +79,25 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def opened(base: Path, keys: Keys, server: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch,
-           ) -> Iterator[Depot]:
+def opened(
+    base: Path,
+    keys: Keys,
+    server: S3Server,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Depot]:
     proxy.clear()
     base.mkdir(parents=True, exist_ok=True)
-    with (open_catalog(f"sqlite:///{base}/catalog.db") as catalog,
-          depot(base, catalog, keys, server, proxy, base.name) as one):
+    with (
+        open_catalog(f"sqlite:///{base}/catalog.db") as catalog,
+        depot(base, catalog, keys, server, proxy, base.name) as one,
+    ):
         monkeypatch.setattr(backups, "resolve", one.resolve)
         yield one
 
 
 # -- what can go wrong
+
 
 def weather(dice: random.Random) -> list[Fault]:
     """What the place is like for a while."""
@@ -107,8 +118,9 @@ def weather(dice: random.Random) -> list[Fault]:
         lambda: [Fault(Kind.TRUNCATE, method="GET", after=dice.randrange(4000), chance=flaky)],
         lambda: [Fault(Kind.LOSE, method="GET|HEAD|PUT", path=NOT_LISTINGS, chance=flaky / 3)],
         lambda: [Fault(Kind.LOSE, method="PUT", path=r"/(objects|servers|binlogs)/", chance=flaky)],
-        lambda: [Fault(Kind.FLIP_RESPONSE, method="GET", path=r"/(objects|servers|binlogs)/",
-                       after=dice.randrange(999))],
+        lambda: [
+            Fault(Kind.FLIP_RESPONSE, method="GET", path=r"/(objects|servers|binlogs)/", after=dice.randrange(999))
+        ],
         lambda: [Fault(Kind.LOSE, method="GET|HEAD", path=r"^(?!.*list-type).*manifest\.json", chance=flaky + 0.5)],
         lambda: [Fault(Kind.ANSWER, method="DELETE", status=403, code="AccessDenied")],
         lambda: [Fault(Kind.ANSWER, status=403, code="AccessDenied", chance=flaky)],
@@ -147,6 +159,7 @@ def changing(proxy: FaultProxy, dice: random.Random) -> Iterator[None]:
 
 # -- one schedule
 
+
 @dataclass
 class Schedule:
     """A random story at ``one``, and what came of it: ``tally`` of what went well and of what failed how."""
@@ -161,14 +174,18 @@ class Schedule:
 
     def play(self) -> None:
         acts: dict[str, Callable[[], object]] = {
-            "backup": self.backup, "replicate": self.replicate, "binlogs": self.binlogs,
+            "backup": self.backup,
+            "replicate": self.replicate,
+            "binlogs": self.binlogs,
             "verify": lambda: verify(self.one.wiring, SERVER, None, silent),
             "retention": lambda: apply(self.one.wiring, SERVER, self.one.run(), really=True),
             "sweep": lambda: sweep_destination(self.one.wiring, self.one.wiring.destination(OFFSITE)),
             "rebuild": self.rebuild_elsewhere,
             "merge": lambda: rebuild(self.one.wiring, OFFSITE, silent, merge=True),
-            "restore": self.restore, "fsck": lambda: fsck(self.one.wiring, mend=self.dice.random() < 0.5),
-            "damage": self.damage}
+            "restore": self.restore,
+            "fsck": lambda: fsck(self.one.wiring, mend=self.dice.random() < 0.5),
+            "damage": self.damage,
+        }
         self.do("backup", self.backup)
         order = self.dice.choices(list(acts), weights=[5, 5, 4, 3, 2, 1, 1, 1, 2, 1, 2], k=self.dice.randrange(7, 13))
         for name in order:
@@ -205,8 +222,11 @@ class Schedule:
         made = self.one.back_up(dict(self.tables), parents)
         places = [LOCAL, OFFSITE] if both else [LOCAL]
         for place in places:
-            wrong = {key: problem for key, problem in self.one.faults(place, made).items()
-                     if (place, key) not in self.one.spoiled}
+            wrong = {
+                key: problem
+                for key, problem in self.one.faults(place, made).items()
+                if (place, key) not in self.one.spoiled
+            }
             assert not wrong, f"backup {made} was said to be complete at {place}: {wrong}"
 
     def _can_be_built_on(self, backup_id: str, *, both: bool) -> bool:
@@ -216,8 +236,10 @@ class Schedule:
             return False
         chain = [known[name] for name in chain_above(list(known.values()), backup_id)]
         return chain[0].parent is None and all(
-            {LOCAL, *([OFFSITE] if both else [])} <= {copy.destination for copy in record.copies
-                                                      if copy.state == "complete"} for record in chain)
+            {LOCAL, *([OFFSITE] if both else [])}
+            <= {copy.destination for copy in record.copies if copy.state == "complete"}
+            for record in chain
+        )
 
     def replicate(self) -> None:
         self.one.follow([LOCAL], [OFFSITE])
@@ -228,7 +250,7 @@ class Schedule:
     def binlogs(self) -> None:
         """Some more at the required place; now and then the stream serves both. What failed stays in the spool."""
         for place in (LOCAL, OFFSITE) if self.dice.random() < 0.3 else (LOCAL,):
-            for sealed in self.logs[self.shipped[place]:self.shipped[place] + 2]:
+            for sealed in self.logs[self.shipped[place] : self.shipped[place] + 2]:
                 self.one.archive(sealed, place)
                 self.shipped[place] += 1
 
@@ -248,8 +270,11 @@ class Schedule:
         """Something is lost or rots at one place of which the other has a copy."""
         place, other = self.dice.choice([(LOCAL, OFFSITE), (OFFSITE, LOCAL), (OFFSITE, LOCAL)])
         hurt = {_group(key) for where, key in self.one.spoiled if where == other}
-        there = [key for key in sorted(set(self.one.stored_keys(place)) & set(self.one.stored_keys(other)))
-                 if _group(key) not in hurt]
+        there = [
+            key
+            for key in sorted(set(self.one.stored_keys(place)) & set(self.one.stored_keys(other)))
+            if _group(key) not in hurt
+        ]
         for key in self.dice.sample(there, min(len(there), 2)):
             # Without manifest and body nobody can tell a loss from a removal, so the body is never lost.
             if self.dice.random() < 0.5 or key.endswith(layout.BODY):
@@ -263,13 +288,16 @@ class Schedule:
         one = self.one
         one.proxy.clear()
         one.follow([LOCAL], [OFFSITE], patient=True)
-        for sealed in self.logs[self.shipped[LOCAL]:]:
+        for sealed in self.logs[self.shipped[LOCAL] :]:
             one.archive(sealed, LOCAL)
         one.clock.move(days=2)
         for turn in ("first", "second", "third"):
-            done = [self.do(f"{turn} retention", lambda: apply(one.wiring, SERVER, one.run())),
-                    self.do(f"{turn} replicate", self._catch_up),
-                    self.do(f"{turn} verify", self._verify), self.do(f"{turn} fsck", self._mend)]
+            done = [
+                self.do(f"{turn} retention", lambda: apply(one.wiring, SERVER, one.run())),
+                self.do(f"{turn} replicate", self._catch_up),
+                self.do(f"{turn} verify", self._verify),
+                self.do(f"{turn} fsck", self._mend),
+            ]
             if all(done):
                 self.do("last replicate", self._catch_up)
                 return
@@ -304,11 +332,20 @@ def read_back(one: Depot, backup_id: str, places: tuple[str, ...], *, pinned: bo
     with contextlib.ExitStack() as held:
         chain = chain_above(one.records(), backup_id)
         for destination in destinations if pinned else ():
-            held.enter_context(Pin(destination, new_id(one.clock()), [(SERVER, name) for name in chain],
-                                   clock=one.clock))
+            held.enter_context(
+                Pin(destination, new_id(one.clock()), [(SERVER, name) for name in chain], clock=one.clock)
+            )
         loaded, _said = load_chain(SERVER, chain, destinations, one.wiring.unsealer())
-        fetch(loaded[-1].header, loaded[-1].body, destinations, one.wiring.unsealer(), folder, workers=2, report=silent,
-              durable=False)
+        fetch(
+            loaded[-1].header,
+            loaded[-1].body,
+            destinations,
+            one.wiring.unsealer(),
+            folder,
+            workers=2,
+            report=silent,
+            durable=False,
+        )
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == one.said[backup_id], f"{backup_id} came back from {places} with other bytes"
 
@@ -342,8 +379,10 @@ def check_end(one: Depot, story: Schedule) -> None:
         left = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{one.prefix}/").get("Uploads", [])
     assert not left, "an upload in parts was never given up"
 
-    complete = {place: sorted(name for (name, at), copy in claimed.items() if at == place and copy.state == "complete")
-                for place in (LOCAL, OFFSITE)}
+    complete = {
+        place: sorted(name for (name, at), copy in claimed.items() if at == place and copy.state == "complete")
+        for place in (LOCAL, OFFSITE)
+    }
     for place, names in complete.items():
         if ours := [name for name in names if name in one.said]:
             read_back(one, ours[-1], (place,))
@@ -351,19 +390,26 @@ def check_end(one: Depot, story: Schedule) -> None:
         places = {copy.destination for copy in record.copies if copy.state == "complete" and copy.verified_at}
         # A copy that the rules let go is offered by nobody, and not read again.
         assert places == {at for (name, at), copy in claimed.items() if name == record.id and copy.state != DELETED}, (
-            f"{record.id} was not read again everywhere: {record.copies}")
+            f"{record.id} was not read again everywhere: {record.copies}"
+        )
         assert record.protected == (places == {LOCAL, OFFSITE}), f"{record.id}: protected means two verified copies"
     with open_catalog(f"sqlite:///{one.base}/again.db") as again:
         rebuild(one.wired(again, patient=True), OFFSITE, silent)
-        rebuilt = sorted(record.id for record in again.backups.list(SERVER) for copy in record.copies
-                         if copy.state == "complete")
+        rebuilt = sorted(
+            record.id for record in again.backups.list(SERVER) for copy in record.copies if copy.state == "complete"
+        )
         assert rebuilt == complete[OFFSITE], "a catalog that is rebuilt tells of other backups"
 
 
 @pytest.mark.campaign
 def test_whatever_the_way_to_the_bucket_does_nothing_false_is_recorded_and_all_is_caught_up(
-        tmp_path: Path, keys: Keys, s3_server: S3Server, proxy: FaultProxy, logs: tuple[Sealed, ...],
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path,
+    keys: Keys,
+    s3_server: S3Server,
+    proxy: FaultProxy,
+    logs: tuple[Sealed, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dice = thrown("schedules of faults")
     total: Counter[str] = Counter()
     for number in range(rounds(2)):
@@ -386,9 +432,10 @@ def test_whatever_the_way_to_the_bucket_does_nothing_false_is_recorded_and_all_i
 
 # -- a place that is gone for good
 
+
 def test_when_the_bucket_is_gone_for_good_the_other_copy_is_restored_and_every_command_says_so_soon(
-        tmp_path: Path, keys: Keys, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, keys: Keys, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     del s3_server  # where there is one, there can be another
     with S3Server() as server, FaultProxy(server.endpoint) as way:
         with opened(tmp_path / "gone", keys, server, way, monkeypatch) as one:
@@ -412,9 +459,14 @@ def test_when_the_bucket_is_gone_for_good_the_other_copy_is_restored_and_every_c
             assert {copy.destination for copy in one.catalog.backups.get(first).copies} == {LOCAL, OFFSITE}
         config = ["--config", str(one.base / "backupd.yaml")]
         for command, names_it in (
-                (["backups", SERVER], True), (["timeline", SERVER], False),
-                (["plan", SERVER, "--to", f"backup:{first}"], True), (["check", SERVER], True),
-                (["verify", SERVER], True), (["fsck"], True), (["replicate", SERVER], True)):
+            (["backups", SERVER], True),
+            (["timeline", SERVER], False),
+            (["plan", SERVER, "--to", f"backup:{first}"], True),
+            (["check", SERVER], True),
+            (["verify", SERVER], True),
+            (["fsck"], True),
+            (["replicate", SERVER], True),
+        ):
             main([*config, *command])
             shown = capsys.readouterr()
             assert "Traceback" not in shown.out + shown.err
@@ -424,16 +476,18 @@ def test_when_the_bucket_is_gone_for_good_the_other_copy_is_restored_and_every_c
 
 @SOAK
 def test_a_bucket_that_hangs_for_good_is_given_up_within_the_bound_by_everything_that_asks_it(
-        tmp_path: Path, keys: Keys, s3_server: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, keys: Keys, s3_server: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path / "hangs", keys, s3_server, proxy, monkeypatch) as one:
         one.follow([LOCAL, OFFSITE], [])
         name = one.back_up({"shop/a.ibd": b"a" * 30_000})
         proxy.plan(Fault(Kind.HANG))
         bound = 3 * (0.7 + 1.0 + s3client.CONNECT_SECONDS)
         for what, ask in (
-                ("replicate", lambda: bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=())),
-                ("verify", lambda: verify(one.wiring, SERVER, None, silent)),
-                ("fsck", lambda: fsck(one.wiring, mend=False))):
+            ("replicate", lambda: bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=())),
+            ("verify", lambda: verify(one.wiring, SERVER, None, silent)),
+            ("fsck", lambda: fsck(one.wiring, mend=False)),
+        ):
             begun = time.monotonic()
             ask()
             assert time.monotonic() - begun < bound, what
@@ -445,15 +499,23 @@ def test_a_bucket_that_hangs_for_good_is_given_up_within_the_bound_by_everything
 
 # -- what schedules have found
 
+
 @pytest.fixture
-def one(tmp_path: Path, keys: Keys, s3_server: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch,
-        request: pytest.FixtureRequest) -> Iterator[Depot]:
+def one(
+    tmp_path: Path,
+    keys: Keys,
+    s3_server: S3Server,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Depot]:
     with opened(tmp_path / f"one-{abs(hash(request.node.name))}", keys, s3_server, proxy, monkeypatch) as made:
         yield made
 
 
 def test_the_objects_of_a_backup_whose_manifest_is_listed_but_not_given_are_not_collected(
-        one: Depot, proxy: FaultProxy) -> None:
+    one: Depot, proxy: FaultProxy
+) -> None:
     one.follow([LOCAL, OFFSITE], [])
     name = one.back_up({"shop/a.ibd": b"a" * 30_000})
     proxy.plan(Fault(Kind.LOSE, method="GET|HEAD", path=r"^(?!.*list-type).*manifest\.json"))
@@ -510,7 +572,8 @@ def test_what_expires_everywhere_and_is_lost_at_one_destination_is_not_missed_fo
 
 
 def test_a_copy_whose_mark_could_not_be_put_is_offered_by_nobody_and_is_marked_by_the_next_run(
-        one: Depot, proxy: FaultProxy) -> None:
+    one: Depot, proxy: FaultProxy
+) -> None:
     one.follow([LOCAL, OFFSITE], [])
     for content in b"abcd":
         one.back_up({"shop/a.ibd": bytes([content]) * 30_000})
@@ -531,7 +594,8 @@ def test_a_copy_whose_mark_could_not_be_put_is_offered_by_nobody_and_is_marked_b
 
 
 def test_pieces_that_may_not_be_removed_do_not_keep_later_binary_logs_from_being_copied(
-        one: Depot, proxy: FaultProxy, logs: tuple[Sealed, ...]) -> None:
+    one: Depot, proxy: FaultProxy, logs: tuple[Sealed, ...]
+) -> None:
     one.back_up({"shop/a.ibd": b"a" * 30_000})
     one.archive(logs[0], LOCAL)
     assert bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=()).logs.segments == 1

@@ -18,12 +18,48 @@ from tests.app.house import Clock
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FIRST = Branch("db1", "20261121T120000Z-00000001", NOW, BranchReason.FIRST, "uuid", "mariadb", "binlog", 1)
-LOST = Branch("db1", "20261121T130000Z-00000002", NOW, BranchReason.UNKNOWN, "uuid", "mariadb", "binlog", 4,
-              since=NOW, parent=FIRST.id)
-SEGMENT = Segment("db1", FIRST.id, "binlog.000001", 1, 0, 900, Ending.ROTATED, "", "0-1-9", 9, NOW, NOW, False, (1,),
-                  "mariadb", "10.11.19", "0" * 64)
-GAP = Gap("db1", FIRST.id, "", Position("binlog.000001", 900), Position("binlog.000003", 4), NOW, None,
-          "the server has removed them", NOW)
+LOST = Branch(
+    "db1",
+    "20261121T130000Z-00000002",
+    NOW,
+    BranchReason.UNKNOWN,
+    "uuid",
+    "mariadb",
+    "binlog",
+    4,
+    since=NOW,
+    parent=FIRST.id,
+)
+SEGMENT = Segment(
+    "db1",
+    FIRST.id,
+    "binlog.000001",
+    1,
+    0,
+    900,
+    Ending.ROTATED,
+    "",
+    "0-1-9",
+    9,
+    NOW,
+    NOW,
+    False,
+    (1,),
+    "mariadb",
+    "10.11.19",
+    "0" * 64,
+)
+GAP = Gap(
+    "db1",
+    FIRST.id,
+    "",
+    Position("binlog.000001", 900),
+    Position("binlog.000003", 4),
+    NOW,
+    None,
+    "the server has removed them",
+    NOW,
+)
 
 
 @pytest.fixture
@@ -46,7 +82,10 @@ def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe
     assert catalog.binlogs.gaps("db1") == (GAP,)
     second, gap, first = catalog.events.list()
     assert [(one.kind, str(one.severity)) for one in (first, gap, second)] == [
-        ("branch-begun", "info"), ("binlog-gap", "error"), ("branch-begun", "warning")]
+        ("branch-begun", "info"),
+        ("binlog-gap", "error"),
+        ("branch-begun", "warning"),
+    ]
     assert "between binlog.000001:900 and binlog.000003:4: the server has removed them" in gap.message
     assert "nothing is recovered across it" in second.hint
     CatalogRecorder("db1", scribe, Clock(NOW)).segments_dropped("db1", [SEGMENT.key], "local")

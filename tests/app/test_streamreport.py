@@ -107,8 +107,9 @@ def test_a_spool_on_a_full_disk_is_not_told_to_raise_what_it_may_hold(desk: Desk
     assert "max_spool" not in event.hint
 
 
-def test_a_destination_that_lacks_something_for_longer_than_promised_is_told_until_it_has_caught_up(desk: Desk,
-                                                                                                   ) -> None:
+def test_a_destination_that_lacks_something_for_longer_than_promised_is_told_until_it_has_caught_up(
+    desk: Desk,
+) -> None:
     desk.behind = {"local": Behind(10, NOW)}
     desk.beat(StreamState.STREAMING)
     desk.clock.sleep(timedelta(seconds=59))
@@ -136,8 +137,10 @@ def test_a_check_says_whether_the_stream_runs(desk: Desk, short_tmp: Path) -> No
     assert said() == []
     desk.behind = {"local": Behind(9, NOW, "the disk is not mounted")}
     desk.beat(StreamState.FAILED, "access denied")
-    assert said() == ["the stream of db1 is failed: access denied",
-                      "the stream of db1 is failed: local: the disk is not mounted"]
+    assert said() == [
+        "the stream of db1 is failed: access denied",
+        "the stream of db1 is failed: local: the disk is not mounted",
+    ]
     desk.clock.sleep(timedelta(minutes=2))
     assert said() == ["the binary log of db1 has not been streamed since 2026-11-21T12:00:00Z"]
     desk.report.over(StreamStatus(StreamState.WAITING, NOW), {})

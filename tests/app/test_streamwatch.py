@@ -26,8 +26,11 @@ STREAMED = GOLD + "binlog: {checkpoint: 5s}\n"
 def office(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
     monkeypatch.setenv("BACKUPD_RUNTIME", str(short_tmp / "run"))
     monkeypatch.setattr(streamwatch, "TICK", 0.02)
-    return Office(short_tmp, servers={"db1": "streamed", "db2": "other", "db3": "gold"},
-                  policies={"gold": GOLD, "streamed": STREAMED, "other": STREAMED})
+    return Office(
+        short_tmp,
+        servers={"db1": "streamed", "db2": "other", "db3": "gold"},
+        policies={"gold": GOLD, "streamed": STREAMED, "other": STREAMED},
+    )
 
 
 @pytest.fixture
@@ -55,7 +58,8 @@ def program(pid: int | None) -> str:
 
 
 def test_each_server_whose_policy_asks_for_it_has_a_process_and_none_is_left_at_the_end(
-        place: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     instead(monkeypatch, "exec sleep 600")
     with StreamWatch(place) as watch:
         until(lambda: len(watch.running()) == 2)
@@ -79,7 +83,8 @@ def test_a_process_that_does_not_hear_is_killed(place: Wiring, monkeypatch: pyte
 
 
 def test_a_pause_ends_the_stream_of_its_server_and_a_resume_begins_it_again(
-        place: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     instead(monkeypatch, "exec sleep 600")
     holds, now = place.catalog.holds, place.clock()
     with StreamWatch(place) as watch:
@@ -93,7 +98,8 @@ def test_a_pause_ends_the_stream_of_its_server_and_a_resume_begins_it_again(
 
 
 def test_a_reload_restarts_those_whose_settings_changed_and_no_others(
-        office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     instead(monkeypatch, "exec sleep 600")
     with StreamWatch(place) as watch:
         until(lambda: len(watch.running()) == 2)
@@ -110,11 +116,15 @@ def test_a_reload_restarts_those_whose_settings_changed_and_no_others(
 
 
 def test_repeated_failures_are_one_incident_with_growing_pauses_and_its_end_is_told_once(
-        office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, place: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streamwatch, "LONGEST_PAUSE", 0.05)
     mended = office.base / "mended"
-    instead(monkeypatch, f'[ -e {mended} ] && exec sleep 600; [ "$1" = db2 ] && exec sleep 600; '
-                         f'echo tried >> {office.base}/tries; echo "no such account" >&2; exit 3')
+    instead(
+        monkeypatch,
+        f'[ -e {mended} ] && exec sleep 600; [ "$1" = db2 ] && exec sleep 600; '
+        f'echo tried >> {office.base}/tries; echo "no such account" >&2; exit 3',
+    )
     tries = office.base / "tries"
     with StreamWatch(place) as watch:
         until(lambda: tries.exists() and len(tries.read_text().split()) >= 6 and place.catalog.events.list())

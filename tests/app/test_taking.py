@@ -37,7 +37,8 @@ def wiring(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
 
 
 def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest_is_the_very_one(
-        wiring: Wiring) -> None:
+    wiring: Wiring,
+) -> None:
     there = wiring.destination("local")
     Stock(there, server=SERVER).add(1, {"a": b"a"})
     key = layout.manifest_key(SERVER, backup_id(1))
@@ -47,8 +48,9 @@ def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest
     taken_in = wiring.catalog.backups.get(backup_id(1))
     assert (taken_in.manifest, taken_in.foreign) == ("", True)
     spec: Any = SimpleNamespace(destinations=(there,))
-    mine = replace(taken_in, manifest=hashlib.sha256(raw).hexdigest(), found="", foreign=False,
-                   warnings=("what the run knows",))
+    mine = replace(
+        taken_in, manifest=hashlib.sha256(raw).hexdigest(), found="", foreign=False, warnings=("what the run knows",)
+    )
     add_row(wiring, cast("BackupSpec", spec), mine)
     assert wiring.catalog.backups.get(backup_id(1)) == mine
     wiring.catalog.backups.remove(backup_id(1))
@@ -61,8 +63,14 @@ def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest
 
 @pytest.mark.parametrize(("kind", "module"), [("full", "backups"), ("logical", "logical")])
 def test_a_backup_that_a_parallel_process_adopts_succeeds_with_the_row_of_its_run(
-        short_tmp: Path, shared_server: PrivateServer, keys: Keys, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str], kind: str, module: str) -> None:
+    short_tmp: Path,
+    shared_server: PrivateServer,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    module: str,
+) -> None:
     house = House(short_tmp, shared_server, keys)
     for name, value in house.environment().items():
         monkeypatch.setenv(name, value)

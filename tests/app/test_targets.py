@@ -54,8 +54,18 @@ def shelved(tmp_path: Path, keys: Keys) -> Iterator[Shelved]:
         yield Shelved(shelf, Targets(shelf.wiring, SERVER, [branch()], prefer=("local",)), tmp_path)
 
 
-def put(shelf: Shelf, keys: Keys, number: int, start: int, end: int, ending: Ending,
-        transactions: Sequence[Transaction], before: str, after: str, **values: object) -> None:
+def put(
+    shelf: Shelf,
+    keys: Keys,
+    number: int,
+    start: int,
+    end: int,
+    ending: Ending,
+    transactions: Sequence[Transaction],
+    before: str,
+    after: str,
+    **values: object,
+) -> None:
     draft = replace(segment(number, start, end, ending, transactions, before=before, after=after), server=SERVER)
     draft = replace(draft, **values)  # type: ignore[arg-type]  # fields by name
     places = [shelf.wiring.destination(name) for name in ("local", "offsite")]
@@ -68,8 +78,9 @@ def test_a_time_lies_before_the_first_transaction_in_log_order_that_committed_la
     def at(seconds: float) -> Stop | None:
         return shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 700), BASE + timedelta(seconds=seconds), BASE)
 
-    assert at(2) == Stop(BRANCH, "bin.000001", 450, "0-1-2", BASE + timedelta(seconds=2), "0-1-3",
-                         BASE + timedelta(seconds=3))
+    assert at(2) == Stop(
+        BRANCH, "bin.000001", 450, "0-1-2", BASE + timedelta(seconds=2), "0-1-3", BASE + timedelta(seconds=3)
+    )
     # bin.000002 holds a later one before an earlier one: everything from there on is left out.
     stop = at(5)
     assert stop is not None
@@ -93,9 +104,23 @@ def test_whole_seconds_and_clocks_that_went_back_leave_doubts_that_are_named(she
 
 
 def test_a_time_that_a_session_set_into_the_future_ends_no_replay_and_is_named(shelved: Shelved, keys: Keys) -> None:
-    put(shelved.shelf, keys, 3, 0, 900, Ending.OPEN, [
-        transaction(9, 150, 250, 13), transaction(10, 250, 400, 10**9), transaction(11, 400, 500, 14),
-        transaction(12, 500, 600, 10**9), transaction(13, 600, 700, 20)], "0-1-8", "0-1-13")
+    put(
+        shelved.shelf,
+        keys,
+        3,
+        0,
+        900,
+        Ending.OPEN,
+        [
+            transaction(9, 150, 250, 13),
+            transaction(10, 250, 400, 10**9),
+            transaction(11, 400, 500, 14),
+            transaction(12, 500, 600, 10**9),
+            transaction(13, 600, 700, 20),
+        ],
+        "0-1-8",
+        "0-1-13",
+    )
     moment = BASE + timedelta(seconds=15)
     stop = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), moment, BASE)
     assert stop is not None
@@ -110,12 +135,27 @@ def test_a_time_that_a_session_set_into_the_future_ends_no_replay_and_is_named(s
     assert shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), late, BASE) is None
 
 
-def test_a_time_that_a_session_set_into_the_past_right_behind_a_target_is_not_replayed(shelved: Shelved, keys: Keys
-                                                                                       ) -> None:
-    put(shelved.shelf, keys, 3, 0, 900, Ending.OPEN, [
-        transaction(9, 150, 250, -10**9), transaction(10, 250, 400, 14), transaction(11, 400, 500, -10**9),
-        transaction(12, 500, 600, -10**9), transaction(13, 600, 700, 20)], "0-1-8", "0-1-13")
-    put(shelved.shelf, keys, 3, 900, 1000, Ending.OPEN, [transaction(14, 900, 1000, -10**9)], "0-1-13", "0-1-14")
+def test_a_time_that_a_session_set_into_the_past_right_behind_a_target_is_not_replayed(
+    shelved: Shelved, keys: Keys
+) -> None:
+    put(
+        shelved.shelf,
+        keys,
+        3,
+        0,
+        900,
+        Ending.OPEN,
+        [
+            transaction(9, 150, 250, -(10**9)),
+            transaction(10, 250, 400, 14),
+            transaction(11, 400, 500, -(10**9)),
+            transaction(12, 500, 600, -(10**9)),
+            transaction(13, 600, 700, 20),
+        ],
+        "0-1-8",
+        "0-1-13",
+    )
+    put(shelved.shelf, keys, 3, 900, 1000, Ending.OPEN, [transaction(14, 900, 1000, -(10**9))], "0-1-13", "0-1-14")
 
     def at(seconds: float, end: tuple[int, int] = (3, 1000), start: tuple[int, int] = (1, 300)) -> Stop | None:
         return shelved.targets.stop_for_time(BRANCH, start, end, BASE + timedelta(seconds=seconds), BASE)
@@ -135,8 +175,9 @@ def test_a_time_that_a_session_set_into_the_past_right_behind_a_target_is_not_re
     assert at(7200) is None
 
 
-def test_a_time_some_hours_ahead_ends_no_replay_where_all_that_follows_contradicts_it(shelved: Shelved, keys: Keys
-                                                                                      ) -> None:
+def test_a_time_some_hours_ahead_ends_no_replay_where_all_that_follows_contradicts_it(
+    shelved: Shelved, keys: Keys
+) -> None:
     late = [transaction(9, 150, 200, 7200), *(transaction(10 + n, 200 + n, 201 + n, 20 + n) for n in range(30))]
     put(shelved.shelf, keys, 3, 0, 900, Ending.OPEN, late, "0-1-8", "0-1-39")
     moment = BASE + timedelta(seconds=40.5)
@@ -147,8 +188,17 @@ def test_a_time_some_hours_ahead_ends_no_replay_where_all_that_follows_contradic
     assert any("0-1-9 at" in line and "it is replayed" in line for line in told)
     assert shelved.targets.later_before(BRANCH, (3, 230), BASE + timedelta(seconds=60), BASE) is None
     # Two hours later it is no longer ahead of the target, and what follows it is not behind it.
-    put(shelved.shelf, keys, 3, 900, 1000, Ending.OPEN, [
-        transaction(40, 900, 950, 8000), transaction(41, 950, 1000, 9000)], "0-1-39", "0-1-41")
+    put(
+        shelved.shelf,
+        keys,
+        3,
+        900,
+        1000,
+        Ending.OPEN,
+        [transaction(40, 900, 950, 8000), transaction(41, 950, 1000, 9000)],
+        "0-1-39",
+        "0-1-41",
+    )
     passed = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 1000), BASE + timedelta(seconds=8500), BASE)
     assert passed is not None
     assert passed.next_gtid == "0-1-41"
@@ -184,16 +234,45 @@ def test_a_gtid_lies_where_it_begins_or_where_all_of_it_is_executed(shelved: She
 def put_out_of_order(shelved: Shelved, keys: Keys) -> None:
     """As a server of MariaDB that is not in strict mode writes what other servers, or sessions, number."""
     shelf = shelved.shelf
-    put(shelf, keys, 3, 0, 500, Ending.ROTATED,
+    put(
+        shelf,
+        keys,
+        3,
+        0,
+        500,
+        Ending.ROTATED,
         [transaction(0, 200, 300, 20, gtid="0-1-1000"), transaction(0, 300, 400, 21, gtid="0-1-1001")],
-        "0-1-8", "0-1-1001")
-    put(shelf, keys, 4, 0, 500, Ending.ROTATED,
+        "0-1-8",
+        "0-1-1001",
+    )
+    put(
+        shelf,
+        keys,
+        4,
+        0,
+        500,
+        Ending.ROTATED,
         [transaction(0, 200, 300, 22, gtid="0-77-500"), transaction(0, 300, 400, 23, gtid="0-1-1002")],
-        "0-1-1001", "0-1-1002", server_ids=(1, 77))
-    put(shelf, keys, 5, 0, 600, Ending.ROTATED,
-        [transaction(0, 200, 300, 24, gtid="5-1-1"), transaction(0, 300, 400, 25, gtid="0-1-1003"),
-         transaction(0, 400, 500, 26, gtid="0-1-2000"), transaction(0, 500, 600, 27, gtid="0-1-1003")],
-        "0-1-1002", "0-1-1003,5-1-1")
+        "0-1-1001",
+        "0-1-1002",
+        server_ids=(1, 77),
+    )
+    put(
+        shelf,
+        keys,
+        5,
+        0,
+        600,
+        Ending.ROTATED,
+        [
+            transaction(0, 200, 300, 24, gtid="5-1-1"),
+            transaction(0, 300, 400, 25, gtid="0-1-1003"),
+            transaction(0, 400, 500, 26, gtid="0-1-2000"),
+            transaction(0, 500, 600, 27, gtid="0-1-1003"),
+        ],
+        "0-1-1002",
+        "0-1-1003,5-1-1",
+    )
 
 
 def test_a_gtid_is_the_transaction_of_that_very_name_where_numbers_go_back(shelved: Shelved, keys: Keys) -> None:
@@ -223,7 +302,8 @@ def test_a_gtid_is_the_transaction_of_that_very_name_where_numbers_go_back(shelv
 
 
 def test_a_state_that_the_archive_begins_with_is_a_place_though_its_transactions_are_not_there(
-        shelved: Shelved, keys: Keys) -> None:
+    shelved: Shelved, keys: Keys
+) -> None:
     put(shelved.shelf, keys, 8, 0, 500, Ending.ROTATED, [transaction(30, 200, 300, 30)], "0-1-29", "0-1-30")
     stop = shelved.targets.stop_for_gtid(BRANCH, "0-1-29", before=False)
     assert stop is not None
@@ -233,8 +313,9 @@ def test_a_state_that_the_archive_begins_with_is_a_place_though_its_transactions
     assert shelved.targets.stop_for_gtid(BRANCH, "0-1-29", before=True) is None
 
 
-def test_a_gtid_is_found_without_looking_through_all_segments(shelved: Shelved, monkeypatch: pytest.MonkeyPatch
-                                                              ) -> None:
+def test_a_gtid_is_found_without_looking_through_all_segments(
+    shelved: Shelved, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[object] = []
     binlogs = shelved.shelf.catalog.binlogs
     whole = type(binlogs).each_segment
@@ -252,8 +333,9 @@ def test_a_gtid_is_found_without_looking_through_all_segments(shelved: Shelved, 
 
 def test_times_later_than_a_moment_are_found_in_front_of_a_place_as_far_as_the_log_is_young(shelved: Shelved) -> None:
     def before(place: tuple[int, int], seconds: float, since: float) -> str | None:
-        stop = shelved.targets.later_before(BRANCH, place, BASE + timedelta(seconds=seconds),
-                                            BASE + timedelta(seconds=since))
+        stop = shelved.targets.later_before(
+            BRANCH, place, BASE + timedelta(seconds=seconds), BASE + timedelta(seconds=since)
+        )
         return stop.next_gtid if stop else None
 
     assert before((2, 500), 5, -100) == "0-1-5"
@@ -267,8 +349,15 @@ def test_times_later_than_a_moment_are_found_in_front_of_a_place_as_far_as_the_l
 
 
 def test_a_place_is_one_between_two_transactions_or_refused_with_both(shelved: Shelved) -> None:
-    for number, pos, gtids in ((1, 4, ""), (1, 300, "0-1-1"), (1, 400, "0-1-2"), (1, 450, "0-1-2"), (1, 640, "0-1-3"),
-                               (2, 4, "0-1-3"), (2, 700, "0-1-8")):
+    for number, pos, gtids in (
+        (1, 4, ""),
+        (1, 300, "0-1-1"),
+        (1, 400, "0-1-2"),
+        (1, 450, "0-1-2"),
+        (1, 640, "0-1-3"),
+        (2, 4, "0-1-3"),
+        (2, 700, "0-1-8"),
+    ):
         found = shelved.targets.stop_for_position(BRANCH, number, pos)
         assert found is not None, (number, pos)
         assert (found.pos, found.gtids) == (pos, gtids)
@@ -276,7 +365,13 @@ def test_a_place_is_one_between_two_transactions_or_refused_with_both(shelved: S
         with pytest.raises(RefusedError) as refused:
             shelved.targets.stop_for_position(BRANCH, 1, pos)
         assert refused.value.detail.split() == [
-            "nearest", "before:", f"bin.000001:{below}", "nearest", "after:", f"bin.000001:{above}"]
+            "nearest",
+            "before:",
+            f"bin.000001:{below}",
+            "nearest",
+            "after:",
+            f"bin.000001:{above}",
+        ]
     assert shelved.targets.stop_for_position(BRANCH, 2, 701) is None
     assert shelved.targets.stop_for_position(BRANCH, 3, 4) is None
 
@@ -292,8 +387,18 @@ def test_what_a_leg_replays_is_counted_to_the_transaction_and_whole_files_go_bef
 
 def test_a_leg_tells_in_how_many_of_its_segments_statements_changed_data(shelved: Shelved, keys: Keys) -> None:
     for number, remarks in ((3, ()), (4, (STATEMENTS,)), (5, (TEMPORARY, STATEMENTS))):
-        put(shelved.shelf, keys, number, 0, 500, Ending.ROTATED, [transaction(number, 200, 300, 9)], "0-1-8", "0-1-8",
-            remarks=remarks)
+        put(
+            shelved.shelf,
+            keys,
+            number,
+            0,
+            500,
+            Ending.ROTATED,
+            [transaction(number, 200, 300, 9)],
+            "0-1-8",
+            "0-1-8",
+            remarks=remarks,
+        )
     stop = Stop(BRANCH, "bin.000005", 500, "0-1-8")
     leg = RouteLeg(BRANCH, (Span(BRANCH, (3, 4), (5, 500)),), Position("bin.000003", 4, "0-1-8"), stop.position)
     assert shelved.targets.material(leg, stop).by_statements == 2
@@ -309,7 +414,8 @@ def test_a_leg_is_cut_where_a_witness_was_taken(shelved: Shelved) -> None:
     stop = Stop(BRANCH, "bin.000002", 650, "0-1-7")
     start = Position("bin.000001", 300, "0-1-1")
     material = shelved.targets.material(
-        RouteLeg(BRANCH, (Span(BRANCH, (1, 300), (2, 650)),), start, stop.position), stop)
+        RouteLeg(BRANCH, (Span(BRANCH, (1, 300), (2, 650)),), start, stop.position), stop
+    )
     leg = ReplayLeg(material.segments, start, stop, material.size, material.transactions)
     first, rest = shelved.targets.split(leg, Position("bin.000002", 400, "0-1-5"))
     assert (first.stop.gtids, first.transactions, rest.transactions) == ("0-1-5", 4, 2)
@@ -317,8 +423,13 @@ def test_a_leg_is_cut_where_a_witness_was_taken(shelved: Shelved) -> None:
     assert rest.start == Position("bin.000002", 400, "0-1-5")
     assert [key.number for key in rest.segments] == [2]
     assert shelved.targets.split(leg, Position("bin.000002", 650, "0-1-7")) == (leg,)
-    for elsewhere in (Position("bin.000002", 410, ""), Position("bin.000001", 300, "0-1-1"), Position(),
-                      Position("bin.000002", 400, "0-1-99"), Position("other.000002", 400, "")):
+    for elsewhere in (
+        Position("bin.000002", 410, ""),
+        Position("bin.000001", 300, "0-1-1"),
+        Position(),
+        Position("bin.000002", 400, "0-1-99"),
+        Position("other.000002", 400, ""),
+    ):
         assert shelved.targets.split(leg, elsewhere) == ()
 
 
@@ -341,8 +452,7 @@ def damage(shelved: Shelved, place: str) -> None:
 def test_without_a_private_key_only_what_needs_no_index_is_answered(shelved: Shelved) -> None:
     file = shelved.folder / "backupd.yaml"
     file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if "restore:" not in line))
-    blind = Targets(Wiring(load_settings(file), shelved.shelf.catalog, shelved.shelf.clock), SERVER,
-                    [branch()])
+    blind = Targets(Wiring(load_settings(file), shelved.shelf.catalog, shelved.shelf.clock), SERVER, [branch()])
     end = Stop(BRANCH, "bin.000002", 700, "0-1-8")
     leg = RouteLeg(BRANCH, (Span(BRANCH, (1, 300), (2, 700)),), Position("bin.000001", 300, "0-1-1"), end.position)
     assert blind.material(leg, end).transactions == 8

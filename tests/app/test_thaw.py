@@ -56,8 +56,9 @@ def house(tmp_path: Path, catalog: Catalog, *places: str, storage_class: str = "
     """A full backup and an increment at every place; those whose names begin with ``vault`` are archives."""
     shelf = Shelf(tmp_path, catalog, "", places)
     for name in places:
-        shelf.wiring._opened[name] = ColdPlace(name, shelf.clock, storage_class) if name.startswith("vault") else (
-            MemoryDestination(name))
+        shelf.wiring._opened[name] = (
+            ColdPlace(name, shelf.clock, storage_class) if name.startswith("vault") else (MemoryDestination(name))
+        )
     shelf.add(1, days=1)
     shelf.add(2, days=0.5, parent=1)
     return shelf
@@ -88,7 +89,9 @@ def test_a_plan_names_every_cold_object_the_hours_and_the_cost_of_each_tier(tmp_
     assert made.thaw is not None
     shown = json.loads(json.dumps(made.as_json()))["thaw"]
     assert {(one["of"], one["class"], one["state"]) for one in shown["objects"]} == {
-        (FULL, "DEEP_ARCHIVE", "archived"), (INCREMENT, "DEEP_ARCHIVE", "archived")}
+        (FULL, "DEEP_ARCHIVE", "archived"),
+        (INCREMENT, "DEEP_ARCHIVE", "archived"),
+    }
     assert all(layout.cold_kind(one["key"]) == "object" for one in shown["objects"])
     assert [(offer["tier"], offer["hours"]) for offer in shown["offers"]] == [("bulk", 48), ("standard", 12)]
     assert (shown["count"], shown["tier"], shown["hours"], shown["currency"]) == (2, "bulk", 48, "USD")
@@ -106,8 +109,10 @@ def test_where_no_tier_is_asked_for_one_that_every_class_has_is_taken(tmp_path: 
     shelf = house(tmp_path, catalog, "vault")
     settings = shelf.wiring.settings
     archive = settings.configuration.archive.model_copy(update={"tier": "expedited"})
-    shelf.wiring = replace(shelf.wiring, settings=replace(
-        settings, configuration=settings.configuration.model_copy(update={"archive": archive})))
+    shelf.wiring = replace(
+        shelf.wiring,
+        settings=replace(settings, configuration=settings.configuration.model_copy(update={"archive": archive})),
+    )
     shelf.wiring._opened["vault"] = ColdPlace("vault", shelf.clock)
     shelf.add(3, days=0.1)
     made = planned(shelf)
@@ -147,8 +152,9 @@ def test_what_another_archive_has_thawed_is_not_thawed_again(tmp_path: Path, cat
     assert len(made.thaw.objects) == 1
 
 
-def test_a_thaw_asks_once_for_each_object_the_base_first_and_waits_without_anybody(tmp_path: Path, catalog: Catalog
-                                                                                   ) -> None:
+def test_a_thaw_asks_once_for_each_object_the_base_first_and_waits_without_anybody(
+    tmp_path: Path, catalog: Catalog
+) -> None:
     shelf = house(tmp_path, catalog, "vault")
     before = threading.active_count()
     job_id = begun(shelf)
@@ -178,8 +184,12 @@ def test_what_a_killed_call_had_asked_for_is_not_paid_for_again(tmp_path: Path, 
     job_id = begun(shelf)
     assert "does not answer" in catalog.jobs.get(job_id).message
     # As if it was killed before anything could be recorded.
-    catalog.thaws.record([replace(item, state=ThawState.WANTED, requested_at=None, expected_at=None)
-                          for item in catalog.thaws.of(job_id)])
+    catalog.thaws.record(
+        [
+            replace(item, state=ThawState.WANTED, requested_at=None, expected_at=None)
+            for item in catalog.thaws.of(job_id)
+        ]
+    )
     vault.silent, vault.after = False, None
     shelf.clock.move(minutes=11)
     watch = ThawWatch()
@@ -189,8 +199,9 @@ def test_what_a_killed_call_had_asked_for_is_not_paid_for_again(tmp_path: Path, 
     assert sorted(vault.requests.values()) == [1, 1]
 
 
-def test_the_service_looks_only_when_it_is_time_and_less_often_the_longer_it_takes(tmp_path: Path, catalog: Catalog
-                                                                                   ) -> None:
+def test_the_service_looks_only_when_it_is_time_and_less_often_the_longer_it_takes(
+    tmp_path: Path, catalog: Catalog
+) -> None:
     shelf = house(tmp_path, catalog, "vault")
     job_id = begun(shelf, "bulk")
     looks = vault_of(shelf).looks
@@ -263,7 +274,8 @@ def test_who_joins_a_thaw_asks_again_for_what_could_not_be_asked_for(tmp_path: P
 
 
 def test_what_a_rule_of_the_place_has_archived_is_found_by_asking_when_somebody_wants_a_thaw(
-        tmp_path: Path, catalog: Catalog) -> None:
+    tmp_path: Path, catalog: Catalog
+) -> None:
     shelf = house(tmp_path, catalog, "local")
     vault = shelf.wiring._opened["local"] = ColdPlace("local", shelf.clock, expected=False)
     for number, parent in ((1, None), (2, 1)):
@@ -327,8 +339,9 @@ def test_what_came_early_is_kept_until_the_rest_is_there(tmp_path: Path, catalog
     assert kept.ready_until > shelf.clock() + timedelta(hours=12)
 
 
-def test_one_that_is_gone_fails_the_thaw_and_is_named_when_the_others_have_come(tmp_path: Path, catalog: Catalog
-                                                                                ) -> None:
+def test_one_that_is_gone_fails_the_thaw_and_is_named_when_the_others_have_come(
+    tmp_path: Path, catalog: Catalog
+) -> None:
     shelf = house(tmp_path, catalog, "vault")
     job_id = begun(shelf)
     gone = catalog.thaws.of(job_id)[0].key
@@ -360,8 +373,10 @@ def test_what_is_being_thawed_does_not_expire_meanwhile(tmp_path: Path, catalog:
         shelf.add(number, days=0, known=False)
     done = thaw_for(shelf.wiring, SERVER, f"backup:{FULL}", Wishes(), ())
     assert done.job is not None
-    rules = {one.backup.id: [ground.rule for ground in one.grounds]
-             for one in retention.preview(shelf.wiring, SERVER, now=shelf.clock())[0].backups}
+    rules = {
+        one.backup.id: [ground.rule for ground in one.grounds]
+        for one in retention.preview(shelf.wiring, SERVER, now=shelf.clock())[0].backups
+    }
     assert (rules[FULL], rules[backup_id(3)]) == (["read"], [])
     shelf.clock.move(hours=13)
     assert advance(shelf.wiring, done.job.id).state is JobState.SUCCEEDED
@@ -376,8 +391,9 @@ def test_a_restore_refuses_what_is_archived_and_says_what_thawing_takes(tmp_path
     assert "backupd thaw shop --to latest" in refused.value.hint
 
 
-def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(tmp_path: Path, catalog: Catalog,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(thawgate, "STEP", 0.0)
     shelf = house(tmp_path, catalog, "vault")
     vault = vault_of(shelf)
@@ -405,8 +421,9 @@ def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(tmp_path: P
     assert gate.is_open(INCREMENT)
 
 
-def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(tmp_path: Path, catalog: Catalog,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(thawgate, "STEP", 0.02)
     monkeypatch.setattr(pulse, "BEAT", 0.02)
     monkeypatch.setattr(jobs, "_patience", lambda _policy, _job: timedelta(seconds=1))
@@ -483,7 +500,8 @@ def test_cold_binary_logs_are_part_of_the_plan_unless_another_place_gives_them(t
         made = with_thaw(wiring, chosen, ())
         assert made.thaw is not None
         assert [(one.part, one.storage_class, one.destination) for one in made.thaw.objects] == [
-            (LOGS, "GLACIER", "offsite")]
+            (LOGS, "GLACIER", "offsite")
+        ]
         assert layout.cold_kind(made.thaw.objects[0].key) == "log"
         folder = tmp_path / "fetched"
         with pytest.raises(ArchivedError, match="cannot be read from any destination"):

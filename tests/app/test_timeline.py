@@ -31,13 +31,29 @@ def wiring(short_tmp: Path) -> Iterator[Wiring]:
         yield Wiring(settings, catalog, Clock(NOW))
 
 
-def told(wiring: Wiring, *, state: str = "streaming", error: str = "", process: str | None = None,
-         ago: timedelta = timedelta(seconds=2), behind_since: datetime | None = None, local: str = ""
-         ) -> tuple[str, ...]:
+def told(
+    wiring: Wiring,
+    *,
+    state: str = "streaming",
+    error: str = "",
+    process: str | None = None,
+    ago: timedelta = timedelta(seconds=2),
+    behind_since: datetime | None = None,
+    local: str = "",
+) -> tuple[str, ...]:
     place = {"error": local, "behind_since": format_time(behind_since) if behind_since else None}
-    wiring.catalog.binlogs.set_stream_state("db1", {
-        "state": state, "since": format_time(NOW), "error": error, "trouble": "", "destinations": {"local": place},
-        "owner": owner() if process is None else process}, NOW - ago)
+    wiring.catalog.binlogs.set_stream_state(
+        "db1",
+        {
+            "state": state,
+            "since": format_time(NOW),
+            "error": error,
+            "trouble": "",
+            "destinations": {"local": place},
+            "owner": owner() if process is None else process,
+        },
+        NOW - ago,
+    )
     return timeline(wiring, "db1").warnings
 
 
@@ -48,8 +64,11 @@ def test_a_stream_that_goes_on_is_not_worth_a_word(wiring: Wiring) -> None:
 
 def test_a_stream_that_is_not_running_is_told(wiring: Wiring) -> None:
     assert "has never been streamed" in timeline(wiring, "db1").warnings[0]
-    for warnings in (told(wiring, state="stopped"), told(wiring, process=f"{owner()}0"),
-                     told(wiring, ago=timedelta(minutes=2))):
+    for warnings in (
+        told(wiring, state="stopped"),
+        told(wiring, process=f"{owner()}0"),
+        told(wiring, ago=timedelta(minutes=2)),
+    ):
         (warning,) = warnings
         assert "is not streamed now (last heard of at 2026-11-21T1" in warning
         assert "nothing that is committed becomes recoverable" in warning
@@ -61,7 +80,8 @@ def test_a_destination_that_is_out_of_reach_or_late_is_told(wiring: Wiring) -> N
     why = "looking for it failed\ndetail: repository.json is not there\nhint: is the disk mounted?"
     assert told(wiring, local=why) == ("destination local: looking for it failed: repository.json is not there",)
     assert told(wiring, behind_since=NOW - timedelta(hours=1)) == (
-        "destination local: lacks binary logs since 2026-11-21T11:00:00Z",)
+        "destination local: lacks binary logs since 2026-11-21T11:00:00Z",
+    )
 
 
 def test_where_the_policy_asks_for_no_stream_nothing_is_missed(short_tmp: Path) -> None:
@@ -70,9 +90,19 @@ def test_where_the_policy_asks_for_no_stream_nothing_is_missed(short_tmp: Path) 
 
 
 def seen(wiring: Wiring, state: str, *, since: datetime = NOW, **more: object) -> Stream:
-    wiring.catalog.binlogs.set_stream_state("db1", {
-        "state": state, "since": format_time(since), "error": "", "trouble": "", "destinations": {}, "owner": owner(),
-        **more}, NOW)
+    wiring.catalog.binlogs.set_stream_state(
+        "db1",
+        {
+            "state": state,
+            "since": format_time(since),
+            "error": "",
+            "trouble": "",
+            "destinations": {},
+            "owner": owner(),
+            **more,
+        },
+        NOW,
+    )
     found = stream_of(wiring, wiring.settings.server("db1"))
     assert found is not None
     return found
@@ -102,8 +132,17 @@ def test_a_stream_of_another_server_is_none_of_this_one(wiring: Wiring) -> None:
     ours = Identity("db1", "ours", Verdict.OWN, NOW - timedelta(days=1), NOW - timedelta(hours=1), 1, "")
     wiring.catalog.identities.put(ours)
     assert not seen(wiring, "streaming").failed
-    wiring.catalog.identities.put(Identity("db1", "theirs", Verdict.STRANGER, NOW - timedelta(minutes=9), NOW, 2,
-                                           "it lacks the last archived transactions"))
+    wiring.catalog.identities.put(
+        Identity(
+            "db1",
+            "theirs",
+            Verdict.STRANGER,
+            NOW - timedelta(minutes=9),
+            NOW,
+            2,
+            "it lacks the last archived transactions",
+        )
+    )
     found = seen(wiring, "streaming")
     assert found.failed
     assert found.trouble.startswith("another server, theirs, answers under this name since 2026-11-21T11:51:00Z, and")
@@ -116,8 +155,17 @@ def test_only_a_stranger_of_whom_something_is_kept_is_told_in_a_timeline(wiring:
     wiring.catalog.backups.add(replace(samples.backup(server="db1"), server_uuid="theirs"))
     (words,) = kept_apart(wiring, "db1")
     assert "1 backups of it are kept apart" in words
-    wiring.catalog.binlogs.add_branch(Branch(
-        server="db1", id="b", noticed_at=NOW, reason=BranchReason.UNKNOWN, server_uuid="theirs",
-        flavour="mariadb", basename="bin", first_number=1))
+    wiring.catalog.binlogs.add_branch(
+        Branch(
+            server="db1",
+            id="b",
+            noticed_at=NOW,
+            reason=BranchReason.UNKNOWN,
+            server_uuid="theirs",
+            flavour="mariadb",
+            basename="bin",
+            first_number=1,
+        )
+    )
     (words,) = kept_apart(wiring, "db1")
     assert "1 backups and the binary logs of it are kept apart" in words

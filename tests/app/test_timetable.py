@@ -60,8 +60,11 @@ class Service:
             self.look()
 
     def ran(self, zone: str = "Europe/Berlin", *, leg: str = "physical") -> list[str]:
-        return [f"{job.due_at.astimezone(ZoneInfo(zone)):%a %d %H:%M} {job.leg.removeprefix('physical.')}"
-                for job in self.done if job.due_at is not None and job.leg.startswith(leg)]
+        return [
+            f"{job.due_at.astimezone(ZoneInfo(zone)):%a %d %H:%M} {job.leg.removeprefix('physical.')}"
+            for job in self.done
+            if job.due_at is not None and job.leg.startswith(leg)
+        ]
 
     def rows(self, state: JobState) -> list[JobRecord]:
         return [job for job in reversed(self.catalog.jobs.list(state=state)) if job.leg]
@@ -82,10 +85,17 @@ def test_two_weeks_are_a_full_on_sundays_and_increments_on_the_other_days(office
     service = Service.start(office, catalog, Clock(at("2026-11-14T12:00+01:00")))
     service.run(at("2026-11-28T12:00+01:00"))
     assert service.ran() == [
-        "Sun 15 02:00 full", *(f"{day} {number} 02:00 incremental" for day, number in
-                               zip(("Mon", "Tue", "Wed", "Thu", "Fri", "Sat"), range(16, 22), strict=True)),
-        "Sun 22 02:00 full", *(f"{day} {number} 02:00 incremental" for day, number in
-                               zip(("Mon", "Tue", "Wed", "Thu", "Fri", "Sat"), range(23, 29), strict=True))]
+        "Sun 15 02:00 full",
+        *(
+            f"{day} {number} 02:00 incremental"
+            for day, number in zip(("Mon", "Tue", "Wed", "Thu", "Fri", "Sat"), range(16, 22), strict=True)
+        ),
+        "Sun 22 02:00 full",
+        *(
+            f"{day} {number} 02:00 incremental"
+            for day, number in zip(("Mon", "Tue", "Wed", "Thu", "Fri", "Sat"), range(23, 29), strict=True)
+        ),
+    ]
     assert all(job.started_at == job.due_at for job in service.done)
     assert service.rows(JobState.MISSED) == service.rows(JobState.SKIPPED) == []
     assert [event for event in catalog.events.list() if event.severity is not Severity.INFO] == []
@@ -100,11 +110,16 @@ def test_full_once_and_increments_on_weekdays(office: Office, catalog: Catalog) 
     assert not any(row.startswith(("Sat", "Sun")) for row in service.ran()[1:])
 
 
-@pytest.mark.parametrize(("begin", "expected"), [
-    ("2026-03-28T12:00+01:00", ["Sun 29 03:00", "Mon 30 02:30"]),
-    ("2026-10-24T12:00+02:00", ["Sun 25 02:30", "Mon 26 02:30"])])
+@pytest.mark.parametrize(
+    ("begin", "expected"),
+    [
+        ("2026-03-28T12:00+01:00", ["Sun 29 03:00", "Mon 30 02:30"]),
+        ("2026-10-24T12:00+02:00", ["Sun 25 02:30", "Mon 26 02:30"]),
+    ],
+)
 def test_each_night_has_one_run_whatever_happens_to_summer_time(
-        office: Office, catalog: Catalog, begin: str, expected: list[str]) -> None:
+    office: Office, catalog: Catalog, begin: str, expected: list[str]
+) -> None:
     office.policies["gold"] = GOLD.replace("0 2 * * sun", "30 2 * * *").replace(', incremental: "0 2 * * mon-sat"', "")
     service = Service.start(office, catalog, Clock(at(begin)))
     service.run(at(begin) + timedelta(days=2), timedelta(minutes=5))
@@ -124,11 +139,16 @@ def test_three_days_of_downtime_cost_one_run_for_each_leg(office: Office, catalo
     clock.sleep(timedelta(days=3))
     service = Service.start(office, catalog, clock)
     assert Counter(job.leg for job in service.done) == {
-        "physical.incremental": 1, "verify": 1, "test_restore": 1, "challenge": 1}
+        "physical.incremental": 1,
+        "verify": 1,
+        "test_restore": 1,
+        "challenge": 1,
+    }
     missed = {job.leg: job for job in service.rows(JobState.MISSED)}
     assert {job.previous for job in service.done} == {job.id for job in missed.values()}
     assert missed["physical.incremental"].message == (
-        "3 runs were missed between 2026-11-17T01:00:00Z and 2026-11-19T01:00:00Z because the service was not running")
+        "3 runs were missed between 2026-11-17T01:00:00Z and 2026-11-19T01:00:00Z because the service was not running"
+    )
     assert missed["test_restore"].message.startswith("12 runs were missed")
     assert {event.kind for event in catalog.events.list()} == {"job-missed"}
     service.look()
@@ -145,7 +165,8 @@ def test_a_missed_full_stands_for_the_missed_increments(office: Office, catalog:
 
 
 def test_a_new_server_begins_now_and_one_that_comes_back_is_asked_about_the_time_between(
-        office: Office, catalog: Catalog) -> None:
+    office: Office, catalog: Catalog
+) -> None:
     service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
     service.run(at("2026-11-17T12:00+01:00"))
     service.timetable.follow(office.write(servers={"db2": "gold"}), service.clock())
@@ -171,8 +192,9 @@ def test_a_cadence_that_changes_first_accounts_for_the_one_before(office: Office
     office.policies["gold"] = GOLD.replace("0 2 * * mon-sat", "0 9 * * *")
     service = Service.start(office, catalog, clock)
     (missed,) = [job for job in service.rows(JobState.MISSED) if job.server]
-    assert missed.message == ("3 runs were missed between 2026-11-17T01:00:00Z and 2026-11-19T01:00:00Z because the "
-                              "service was not running")
+    assert missed.message == (
+        "3 runs were missed between 2026-11-17T01:00:00Z and 2026-11-19T01:00:00Z because the service was not running"
+    )
     assert [(job.leg, job.previous) for job in service.done if job.server] == [("physical.incremental", missed.id)]
     service.run(at("2026-11-20T12:00+01:00"))
     assert service.ran()[-1] == "Fri 20 09:00 incremental"
@@ -206,13 +228,25 @@ def test_each_set_of_tables_runs_at_its_own_times_with_its_name(office: Office, 
     service.run(at("2026-11-19T12:00:00+01:00"))
     assert service.ran(leg="logical") == [
         "Sun 15 13:00 logical/money",
-        "Mon 16 01:00 logical/money", "Mon 16 04:00 logical", "Mon 16 13:00 logical/money",
-        "Tue 17 01:00 logical/money", "Tue 17 04:00 logical", "Tue 17 13:00 logical/money",
-        "Wed 18 01:00 logical/money", "Wed 18 04:00 logical", "Wed 18 05:00 logical/rare", "Wed 18 13:00 logical/money",
-        "Thu 19 01:00 logical/money", "Thu 19 04:00 logical"]
+        "Mon 16 01:00 logical/money",
+        "Mon 16 04:00 logical",
+        "Mon 16 13:00 logical/money",
+        "Tue 17 01:00 logical/money",
+        "Tue 17 04:00 logical",
+        "Tue 17 13:00 logical/money",
+        "Wed 18 01:00 logical/money",
+        "Wed 18 04:00 logical",
+        "Wed 18 05:00 logical/rare",
+        "Wed 18 13:00 logical/money",
+        "Thu 19 01:00 logical/money",
+        "Thu 19 04:00 logical",
+    ]
     dumps = [job for job in service.done if job.leg.startswith("logical")]
     assert {(job.leg, str(job.kind), job.arguments["set"]) for job in dumps} == {
-        ("logical", "logical", ""), ("logical/money", "logical", "money"), ("logical/rare", "logical", "rare")}
+        ("logical", "logical", ""),
+        ("logical/money", "logical", "money"),
+        ("logical/rare", "logical", "rare"),
+    }
 
 
 def test_downtime_costs_each_set_one_run_and_a_set_that_is_taken_out_says_so(office: Office, catalog: Catalog) -> None:
@@ -224,13 +258,17 @@ def test_downtime_costs_each_set_one_run_and_a_set_that_is_taken_out_says_so(off
     assert missed["logical/money"].startswith("7 runs were missed")
     assert missed["logical"].startswith("3 runs were missed")
     assert sorted(job.leg for job in service.done if job.leg.startswith("logical")) == [
-        "logical", "logical/money", "logical/rare"]
+        "logical",
+        "logical/money",
+        "logical/rare",
+    ]
     office.write(gold=GOLD)
     Service.start(office, catalog, Clock(at("2026-11-19T03:00:00+01:00")))
     ended = [event.subject for event in catalog.events.list() if event.kind == "schedule-ended"]
     assert sorted(ended) == ["logical", "logical/money", "logical/rare"]
     assert catalog.jobs.list(state=JobState.MISSED, leg="logical/money", limit=1)[0].message.startswith(
-        "the run due at 2026-11-19T00:00:00Z was missed")
+        "the run due at 2026-11-19T00:00:00Z was missed"
+    )
 
 
 def waits(service: Service, clock: Clock, hours: int) -> JobRecord:
@@ -256,7 +294,8 @@ def test_a_repetition_that_waits_longer_than_the_next_run_makes_room_for_it(offi
 
 
 def test_a_repetition_that_starts_in_this_moment_is_not_skipped_and_nothing_is_written(
-        office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
     service.clock.sleep(timedelta(hours=14))
     again = waits(service, service.clock, 24)
@@ -279,7 +318,8 @@ def test_a_repetition_that_starts_in_this_moment_is_not_skipped_and_nothing_is_w
 
 
 def test_a_clock_that_was_years_ahead_does_not_keep_a_repetition_waiting_for_years(
-        office: Office, catalog: Catalog) -> None:
+    office: Office, catalog: Catalog
+) -> None:
     clock = Clock(at("2031-11-16T12:00+01:00"))
     service = Service.start(office, catalog, clock)
     clock.sleep(timedelta(days=1))
@@ -297,7 +337,8 @@ def test_a_clock_that_was_years_ahead_does_not_keep_a_repetition_waiting_for_yea
 
 
 def test_a_leg_that_cannot_be_computed_is_told_once_and_stops_no_other(
-        office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def due_times(leg: Leg, *args: Any, **kwargs: Any) -> Iterator[datetime]:
         if leg.leg == "verify":
             raise ValueError("year 10240 is out of range")
@@ -343,8 +384,10 @@ def test_another_cadence_or_zone_begins_now(office: Office, catalog: Catalog) ->
     service.timetable.follow(office.write(gold=GOLD.replace("0 2 * * mon-sat", "0 9 * * *")), service.clock())
     service.look()
     assert service.done == []
-    service.timetable.follow(office.write(gold=GOLD.replace("0 2 * * mon-sat", "0 9 * * *").replace(
-        "Europe/Berlin", "America/New_York")), service.clock())
+    service.timetable.follow(
+        office.write(gold=GOLD.replace("0 2 * * mon-sat", "0 9 * * *").replace("Europe/Berlin", "America/New_York")),
+        service.clock(),
+    )
     service.run(at("2026-11-16T21:00+01:00"))
     assert service.ran("America/New_York") == ["Mon 16 09:00 incremental"]
 
@@ -372,7 +415,8 @@ def test_a_schedule_dealt_with_years_ahead_goes_on_from_now(office: Office, cata
 
 
 def test_a_machine_that_comes_up_in_1970_believes_its_schedules_more_than_its_clock(
-        office: Office, catalog: Catalog) -> None:
+    office: Office, catalog: Catalog
+) -> None:
     clock = Clock(at("2026-11-16T12:00+01:00"))
     service, before = Service.start(office, catalog, clock), catalog.schedules.all()
     clock.now = at("1970-01-01T00:00Z")
@@ -431,8 +475,11 @@ def test_what_is_due_and_its_row_are_written_together_or_not_at_all(office: Offi
     changed = [row for row in before.values() if row.server]
     broken = JobRecord(id="x", kind="physical-full", server="db1", state=JobState.SUCCEEDED, queued_at=service.clock())
     with pytest.raises(ValueError, match="no job begins"):
-        catalog.schedules.settle(before, [row.__class__(row.server, row.leg, row.cadence, row.since, datetime.now(UTC))
-                                          for row in changed], jobs=[broken])
+        catalog.schedules.settle(
+            before,
+            [row.__class__(row.server, row.leg, row.cadence, row.since, datetime.now(UTC)) for row in changed],
+            jobs=[broken],
+        )
     assert catalog.schedules.all() == before
 
 
@@ -466,7 +513,8 @@ def test_for_a_day_after_it_was_set_far_ahead_nothing_expires_by_the_clock(catal
 
 
 def test_a_clock_four_years_ahead_is_not_believed_before_it_has_stood_for_a_while(
-        office: Office, catalog: Catalog) -> None:
+    office: Office, catalog: Catalog
+) -> None:
     clock = Clock(at("2026-11-16T12:00+01:00"))
     service, watch = Service.start(office, catalog, clock), watched(clock)
 

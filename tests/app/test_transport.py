@@ -33,6 +33,7 @@ def configured(folder: Path, tls: str) -> Path:
 def test_one_incident_until_somebody_chose(tmp_path: Path) -> None:
     settings = load_settings(configured(tmp_path, ""))
     with open_catalog(settings.catalog) as catalog:
+
         def told(kind: str) -> list[str]:
             return [event.server for event in catalog.events.list(kind=kind)]
 
@@ -49,8 +50,10 @@ def test_one_incident_until_somebody_chose(tmp_path: Path) -> None:
         assert (asked.tls, asked.ssl) == (Tls.VERIFY_FULL, {"ca": "/x.pem", "verify-server-cert": ""})
 
 
-@pytest.mark.parametrize(("tls", "why"), [
-    (", tls: verify", "tls"), (", tls: off, tls_ca: /ca.pem", "tls_ca"), (", tls_ca: /ca.pem", "tls_ca")])
+@pytest.mark.parametrize(
+    ("tls", "why"),
+    [(", tls: verify", "tls"), (", tls: off, tls_ca: /ca.pem", "tls_ca"), (", tls_ca: /ca.pem", "tls_ca")],
+)
 def test_what_makes_no_sense_is_refused(tmp_path: Path, tls: str, why: str) -> None:
     assert any(why in field + message for _file, _line, field, message in problems(configured(tmp_path, tls)))
 

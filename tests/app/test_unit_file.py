@@ -45,10 +45,13 @@ def test_systemd_accepts_it(tmp_path: Path) -> None:
 @pytest.mark.skipif(not is_available(), reason="bubblewrap cannot be used on this machine")
 def test_programs_are_confined_with_the_powers_that_the_unit_leaves(tmp_path: Path) -> None:
     words = confine(Command(("id", "-un"), user=worker()), writable=()).argv
-    asked = ("from backupd.engine.sandbox import *; from backupd.process.run import run; "
-             "print(*ways(), run(confine(Command(('id', '-un'), user=worker()), writable=())).stdout.decode())")
-    done = subprocess.run([*confined(tmp_path), sys.executable, "-c", asked], capture_output=True, text=True,
-                          check=False)
+    asked = (
+        "from backupd.engine.sandbox import *; from backupd.process.run import run; "
+        "print(*ways(), run(confine(Command(('id', '-un'), user=worker()), writable=())).stdout.decode())"
+    )
+    done = subprocess.run(
+        [*confined(tmp_path), sys.executable, "-c", asked], capture_output=True, text=True, check=False
+    )
     assert (done.stdout.split(), done.stderr) == (["user", worker()], "")
     assert set(FLAG.findall(" ".join(words))) | {"mnt", "user"} == set(service()["RestrictNamespaces"].split())
     assert not {"CAP_SYS_ADMIN", "CAP_NET_ADMIN"} & set(service()["CapabilityBoundingSet"].split())

@@ -62,7 +62,7 @@ def test_a_rotten_object_is_replaced_by_another_places_copy_and_shown_again(shel
     two = shelf.add(2, days=1, content=b"same")
     spoil(shelf, key_of(b"same"))
     done = look(shelf)
-    damage, = done.damages
+    (damage,) = done.damages
     assert (damage.key, damage.backups, damage.repaired_from) == (key_of(b"same"), (one, two), "offsite")
     assert (done.ok, of_verification(done).problem) == (True, None)
     assert objects.fetch(shelf.at(), named(b"same")) == sealed(b"same")
@@ -70,13 +70,13 @@ def test_a_rotten_object_is_replaced_by_another_places_copy_and_shown_again(shel
     tree = as_tree(shelf.at())
     assert tree is not None
     for name in (one, two):
-        (path, inode), = tree.tree_files(layout.tree_name(SERVER, name))
+        ((path, inode),) = tree.tree_files(layout.tree_name(SERVER, name))
         assert inode == tree.identity(key_of(b"same"))
         with tree.open_tree_file(layout.tree_name(SERVER, name), path) as stream:
             assert stream.read() == sealed(b"same")
     assert examine(shelf.at(), None, clock=shelf.clock) == []
     assert {copy.state for name in (one, two) for copy in shelf.catalog.backups.get(name).copies} == {"complete"}
-    event, = shelf.events("rot-repaired")
+    (event,) = shelf.events("rot-repaired")
     assert "1 damaged files of shop at destination local were replaced by those of offsite" in event.message
     assert look(shelf).damages == ()
 
@@ -93,8 +93,11 @@ def test_missing_objects_side_files_and_manifests_come_back(shelf: Shelf) -> Non
     local.delete(layout.manifest_key(SERVER, third))
     done = look(shelf)
     assert {damage.key.rpartition("/")[2]: damage.repaired_from for damage in done.damages} == {
-        named(b"1 of shop").name: "offsite", "body.jsonl.zst.gpg": "offsite", "RUNBOOK.md": "offsite",
-        "manifest.json": "offsite"}
+        named(b"1 of shop").name: "offsite",
+        "body.jsonl.zst.gpg": "offsite",
+        "RUNBOOK.md": "offsite",
+        "manifest.json": "offsite",
+    }
     assert len(done.damages) == 5
     for backup in (name, other, third):
         assert is_whole(local, SERVER, backup)
@@ -109,11 +112,12 @@ def test_a_backup_that_somebody_else_removed_is_not_brought_back(shelf: Shelf) -
     local = shelf.at()
     for info in list(local.list(layout.backup_folder(SERVER, name))):
         local.delete(info.key)
-    damage, = look(shelf).damages
+    (damage,) = look(shelf).damages
     assert (damage.problem, damage.repaired_from) == ("missing", "")
     assert damage.trouble == (
         "nothing of it is there any more, and nobody marked it deleted: `backupd replicate shop --to local` copies it "
-        "again where another destination has it, `backupd fsck --repair` forgets it")
+        "again where another destination has it, `backupd fsck --repair` forgets it"
+    )
     assert read(local, SERVER, name) is None
 
 
@@ -157,8 +161,9 @@ def test_within_the_period_everything_is_read_and_then_the_copies_count_as_verif
     assert max(reads) < 70, "two places, 61 objects and 6 side files each"
     assert [damage.repaired_from for damage in found] == ["offsite"]
     copies = shelf.catalog.backups.get(name).copies
-    assert all(copy.verified_at is not None and copy.verified_at >= shelf.clock() - timedelta(days=16)
-               for copy in copies)
+    assert all(
+        copy.verified_at is not None and copy.verified_at >= shelf.clock() - timedelta(days=16) for copy in copies
+    )
 
 
 def test_a_lost_object_is_noticed_in_the_next_run_whatever_turn_it_is(shelf: Shelf) -> None:
@@ -169,12 +174,15 @@ def test_a_lost_object_is_noticed_in_the_next_run_whatever_turn_it_is(shelf: She
     put(shelf.at(), key_of(b"file 4"), b"too short")
     done = look(shelf, period=timedelta(days=365))
     assert {(damage.key, damage.repaired_from) for damage in done.damages} == {
-        (key_of(b"file 3"), "offsite"), (key_of(b"file 4"), "offsite")}
+        (key_of(b"file 3"), "offsite"),
+        (key_of(b"file 4"), "offsite"),
+    }
     assert done.objects < 20
 
 
-def test_a_run_that_is_told_shows_what_was_repaired_and_what_was_not(shelf: Shelf,
-                                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_told_shows_what_was_repaired_and_what_was_not(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
     shelf.add(1, days=2)
     two = shelf.add(2, days=1)
     spoil(shelf, key_of(b"1 of shop"))
@@ -188,7 +196,8 @@ def test_a_run_that_is_told_shows_what_was_repaired_and_what_was_not(shelf: Shel
 
 
 def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_objects_in_one_line(
-        shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = shelf.add(1, days=1)
     for place in shelf.places:
         spoil(shelf, layout.manifest_key(SERVER, one), place)
@@ -202,8 +211,13 @@ def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_obje
 
 
 def test_what_has_no_signature_is_told_with_the_command_that_signs_it(capsys: pytest.CaptureFixture[str]) -> None:
-    damage = Damage("local", "servers/shop/x/manifest.json", "local: servers/shop/x/manifest.json: it has no signature",
-                    ("x",), trouble="no other destination has the manifest of x")
+    damage = Damage(
+        "local",
+        "servers/shop/x/manifest.json",
+        "local: servers/shop/x/manifest.json: it has no signature",
+        ("x",),
+        trouble="no other destination has the manifest of x",
+    )
     show_damages(Screen(as_json=False), VerifyOutcome(("x",), 0, 0, (damage,)).as_json())
     text = " ".join(capsys.readouterr().out.split())
     assert "`backupd catalog sign DESTINATION`, then `backupd verify` again" in text
@@ -211,6 +225,7 @@ def test_what_has_no_signature_is_told_with_the_command_that_signs_it(capsys: py
 
 
 # Archive classes
+
 
 @pytest.fixture
 def vault(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> ColdDestination:
@@ -234,7 +249,7 @@ def test_what_is_cold_is_compared_by_the_places_checksum(shelf: Shelf, vault: Co
     assert (done.ok, done.cold, done.unseen, vault.asked) == (True, 1, 0, [])
     assert all(copy.verified_at is not None for copy in shelf.catalog.backups.get(one).copies)
     vault.recorded[key_of(b"1 of shop")] = "0" * 64
-    damage, = look(shelf).damages
+    (damage,) = look(shelf).damages
     assert (damage.destination, damage.repaired_from) == ("offsite", "local")
     assert "by the place's own SHA-256" in damage.problem
 
@@ -245,7 +260,9 @@ def test_a_copy_of_which_nothing_can_be_known_is_not_verified(shelf: Shelf, vaul
     done = look(shelf)
     assert (done.ok, done.cold, done.unseen) == (True, 1, 1)
     assert {copy.destination: copy.verified_at is not None for copy in shelf.catalog.backups.get(one).copies} == {
-        "local": True, "offsite": False}
+        "local": True,
+        "offsite": False,
+    }
 
 
 def test_one_object_a_year_is_thawed_and_read(shelf: Shelf, vault: ColdDestination) -> None:
@@ -273,7 +290,8 @@ def test_one_object_a_year_is_thawed_and_read(shelf: Shelf, vault: ColdDestinati
 
 
 def test_a_sample_that_went_cold_unread_is_asked_for_again_and_one_that_rots_is_repaired(
-        shelf: Shelf, vault: ColdDestination) -> None:
+    shelf: Shelf, vault: ColdDestination
+) -> None:
     written(shelf, '{schedule: "0 12 * * *", cold_sample: 1}')
     shelf.add(1, days=2)
     look(shelf)
@@ -288,5 +306,3 @@ def test_a_sample_that_went_cold_unread_is_asked_for_again_and_one_that_rots_is_
     done = look(shelf)
     assert "is damaged" in done.samples[0]
     assert [damage.repaired_from for damage in done.damages] == ["local"]
-
-

@@ -88,7 +88,8 @@ def manifest(number: int) -> str:
 
 
 def test_a_catalog_and_a_proof_that_anybody_can_seal_are_passed_over_by_a_rebuild(
-        wiring: Wiring, beneath: FilesystemDestination, tmp_path: Path) -> None:
+    wiring: Wiring, beneath: FilesystemDestination, tmp_path: Path
+) -> None:
     with signing(wiring, opens=True) as strict:
         strict.catalog.proofs.add(replace(proof(), id=OURS, server=SERVER))
         for told in write_copies(strict, now=True):
@@ -111,7 +112,8 @@ def test_a_catalog_and_a_proof_that_anybody_can_seal_are_passed_over_by_a_rebuil
 
 
 def test_proofs_and_copies_that_are_older_than_the_signatures_are_put_anew_signed(
-        wiring: Wiring, beneath: FilesystemDestination) -> None:
+    wiring: Wiring, beneath: FilesystemDestination
+) -> None:
     wiring.catalog.proofs.add(replace(proof(), id=OURS, server=SERVER))
     assert write_copies(wiring, now=True)[0].proofs == 1
     assert proofdoc.unsigned(beneath, SERVER) == {OURS}
@@ -124,10 +126,13 @@ def test_proofs_and_copies_that_are_older_than_the_signatures_are_put_anew_signe
         assert write_copies(strict, now=True)[0].configuration != "", "what nobody would believe is no copy"
 
 
-@pytest.mark.parametrize(("signed", "announced", "foreign"), [
-    (True, False, False), (True, True, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize(
+    ("signed", "announced", "foreign"),
+    [(True, False, False), (True, True, False), (False, True, False), (False, False, True)],
+)
 def test_a_backup_whose_row_was_lost_is_ours_by_its_signature_or_by_what_was_announced(
-        wiring: Wiring, beneath: FilesystemDestination, signed: bool, announced: bool, foreign: bool) -> None:
+    wiring: Wiring, beneath: FilesystemDestination, signed: bool, announced: bool, foreign: bool
+) -> None:
     """Killed between manifest and row. Of format 2."""
     with contextlib.ExitStack() as stack:
         house = stack.enter_context(signing(wiring, opens=True)) if signed else wiring
@@ -143,7 +148,8 @@ def test_a_backup_whose_row_was_lost_is_ours_by_its_signature_or_by_what_was_ann
 
 
 def test_another_manifest_than_was_announced_and_one_without_a_signature_are_not_ours(
-        wiring: Wiring, beneath: FilesystemDestination) -> None:
+    wiring: Wiring, beneath: FilesystemDestination
+) -> None:
     header = stored(beneath, sealer_of(wiring), 1)
     wiring.catalog.backups.announce(header.backup_id, "0" * 64)
     assert adopt_unknown(wiring, wiring.destination("local")) == [header.backup_id]
@@ -164,7 +170,8 @@ def test_without_the_secret_key_copies_fail_in_words(wiring: Wiring) -> None:
 
 
 def test_the_row_of_a_backup_has_the_digest_of_the_manifest_that_its_run_stored(
-        wiring: Wiring, beneath: FilesystemDestination) -> None:
+    wiring: Wiring, beneath: FilesystemDestination
+) -> None:
     assert wiring.destination("local").is_initialised()
     header = Stock(beneath, server=SERVER).add(1, {"a": b"a"})
     spec = cast(Any, SimpleNamespace(destinations=(beneath,)))
@@ -202,10 +209,12 @@ def other_recipients(header: Header) -> Header:
     return replace(header, recipients=("B" * 40,))
 
 
-@pytest.mark.parametrize("alter", [other_body, other_objects, other_object_digest, other_recipients],
-                         ids=lambda alter: alter.__name__)
+@pytest.mark.parametrize(
+    "alter", [other_body, other_objects, other_object_digest, other_recipients], ids=lambda alter: alter.__name__
+)
 def test_nobody_vouches_for_a_manifest_that_is_not_the_one_of_the_run(
-        wiring: Wiring, beneath: FilesystemDestination, strict: Wiring, alter: Any) -> None:
+    wiring: Wiring, beneath: FilesystemDestination, strict: Wiring, alter: Any
+) -> None:
     headers = [stored(beneath, sealer_of(strict), number) for number in (1, 2)]
     rebuild(wiring, "local", silent)
     for header in headers:
@@ -223,8 +232,7 @@ def test_nobody_vouches_for_a_manifest_that_is_not_the_one_of_the_run(
     assert vouch(replace(strict), "local").signed == 1, "the digest proves it, whatever became of its signature"
 
 
-def test_what_was_taken_in_from_a_place_proves_nothing_about_it(
-        beneath: FilesystemDestination, strict: Wiring) -> None:
+def test_what_was_taken_in_from_a_place_proves_nothing_about_it(beneath: FilesystemDestination, strict: Wiring) -> None:
     stored(beneath, sealer_of(strict), 1)
     segments.put_branch(beneath, BRANCH)
     rebuild(credulous(strict, beneath), "local", silent)
@@ -240,10 +248,12 @@ def test_asked_for_only_what_agrees_in_everything_is_signed(beneath: FilesystemD
     rows = strict.catalog.backups
     rows.add(replace(rows.get(header.backup_id), found=""), replace=True)  # as catalogs of earlier versions are
     assert vouch(strict, "local").signed == 0
-    for alter, words in ((other_body, "its body.jsonl.zst.gpg holds other bytes"),
-                         (other_objects, "the object list in the clear is not the one that was sealed"),
-                         (other_object_digest, "the object list in the clear is not the one that was sealed"),
-                         (lambda one: replace(one, tables_missing=3), "other sizes, times or positions")):
+    for alter, words in (
+        (other_body, "its body.jsonl.zst.gpg holds other bytes"),
+        (other_objects, "the object list in the clear is not the one that was sealed"),
+        (other_object_digest, "the object list in the clear is not the one that was sealed"),
+        (lambda one: replace(one, tables_missing=3), "other sizes, times or positions"),
+    ):
         commit_header(beneath, alter(header))
         (left,) = vouch(strict, "local", unproven=True).left
         assert words in left
@@ -260,14 +270,16 @@ def test_asked_for_only_what_agrees_in_everything_is_signed(beneath: FilesystemD
     assert decode_header(get_bytes(strict.destination("local"), manifest(1))) == header
 
 
-def test_a_mistake_in_a_policy_does_not_switch_signatures_off(
-        beneath: FilesystemDestination, strict: Wiring) -> None:
+def test_a_mistake_in_a_policy_does_not_switch_signatures_off(beneath: FilesystemDestination, strict: Wiring) -> None:
     Stock(beneath, server=SERVER).add(1, {"a": b"forged"})
     broken = mistaken(strict)
     assert signed_servers(broken.settings) == {SERVER}
     place = broken.destination("local")
-    assert [found.subject for found in examine(place, None, clock=broken.clock)
-            if found.invariant is Invariant.MANIFEST_INTACT] == [backup_id(1)]
+    assert [
+        found.subject
+        for found in examine(place, None, clock=broken.clock)
+        if found.invariant is Invariant.MANIFEST_INTACT
+    ] == [backup_id(1)]
     done = rebuild(broken, "local", silent)
     assert (done.backups, len(done.problems)) == (0, 1)
     (left,) = vouch(broken, "local", unproven=True).left

@@ -40,8 +40,10 @@ def job(wiring: Wiring) -> JobRun:
     return JobRun(JobRecord("1", str(JobKind.WITNESS), SERVER, JobState.RUNNING, wiring.clock(), leg="witness"))
 
 
-def test_the_schedule_is_a_leg_and_the_job_records_what_the_tables_held(wiring: Wiring, shared_server: PrivateServer,
-                                                                        ) -> None:
+def test_the_schedule_is_a_leg_and_the_job_records_what_the_tables_held(
+    wiring: Wiring,
+    shared_server: PrivateServer,
+) -> None:
     (leg,) = (leg for leg in legs(wiring.settings, SERVER) if leg.leg == "witness")
     assert (leg.kind, leg.cadence) == (JobKind.WITNESS, "0 */6 * * *")
     assert former_leg(SERVER, "witness", leg.rhythm, None).kind is JobKind.WITNESS

@@ -47,8 +47,16 @@ class Site:
 
     def enqueue(self, kind: JobKind = JobKind.FULL, *, leg: str = "", **arguments: object) -> str:
         now = self.wiring.clock()
-        job = JobRecord(id=new_id(now), kind=kind, server=SERVER, state=JobState.QUEUED, queued_at=now, leg=leg,
-                        requested_by="" if leg else "ops", arguments=arguments)
+        job = JobRecord(
+            id=new_id(now),
+            kind=kind,
+            server=SERVER,
+            state=JobState.QUEUED,
+            queued_at=now,
+            leg=leg,
+            requested_by="" if leg else "ops",
+            arguments=arguments,
+        )
         self.wiring.catalog.jobs.enqueue(job)
         return job.id
 
@@ -84,7 +92,7 @@ class Site:
                     return child
 
     def only(self, state: JobState, *, previous: str) -> JobRecord:
-        job, = self.wiring.catalog.jobs.list(previous=previous)
+        (job,) = self.wiring.catalog.jobs.list(previous=previous)
         assert job.state is state
         return job
 
@@ -96,15 +104,25 @@ class Site:
     def is_clean(self) -> None:
         """No process, lease, partial tree or temporary file is left, here or at the destination."""
         until(lambda: not processes(str(self.house.base)))
-        left = [str(path.relative_to(self.house.repository)) for folder in ("intents", "pins") for path in
-                (self.house.repository / folder).rglob("*") if path.is_file()]
-        left += [str(path) for path in self.house.repository.rglob("*")
-                 if path.name.endswith(".partial") or path.parent.name == ".tmp"]
+        left = [
+            str(path.relative_to(self.house.repository))
+            for folder in ("intents", "pins")
+            for path in (self.house.repository / folder).rglob("*")
+            if path.is_file()
+        ]
+        left += [
+            str(path)
+            for path in self.house.repository.rglob("*")
+            if path.name.endswith(".partial") or path.parent.name == ".tmp"
+        ]
         assert left == []
         manifests = {path.parent.name for path in self.house.repository.rglob("manifest.json")}
         assert manifests == {record.id for record in self.wiring.catalog.backups.list()}
-        named = {name for path in self.house.repository.rglob("manifest.json")
-                 for name in _objects(json.loads(path.read_text()))}
+        named = {
+            name
+            for path in self.house.repository.rglob("manifest.json")
+            for name in _objects(json.loads(path.read_text()))
+        }
         assert {path.name for path in self.house.objects()} == named
         assert not [path for path in (self.house.base / "scratch").glob("*") if path.is_dir()]
 
@@ -161,8 +179,11 @@ def test_two_workers_on_one_catalog_run_each_job_once(site: Site) -> None:
     for name in names:
         assert site.job(name).state is JobState.SUCCEEDED
         assert logs.read_log(site.wiring.settings, name).count("job-started") == 1
-    spans = sorted((job.started_at, job.finished_at) for job in map(site.job, names)
-                   if job.started_at is not None and job.finished_at is not None)
+    spans = sorted(
+        (job.started_at, job.finished_at)
+        for job in map(site.job, names)
+        if job.started_at is not None and job.finished_at is not None
+    )
     assert all(before[1] <= after[0] for before, after in pairwise(spans)), "one server, one job"
 
 
@@ -196,9 +217,17 @@ def _stop_at(site: Site, monkeypatch: pytest.MonkeyPatch, moment: str) -> tuple[
     return site.enqueue(), site.gate(monkeypatch, limit=limit).waiting
 
 
-@pytest.mark.parametrize("moment", [
-    "the tool's first byte", "the middle of the copy", "the tool's last bytes", "a test restore's fetch",
-    "a test restore's prepare", "a test restore's server"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "the tool's first byte",
+        "the middle of the copy",
+        "the tool's last bytes",
+        "a test restore's fetch",
+        "a test restore's prepare",
+        "a test restore's server",
+    ],
+)
 def test_a_cancelled_job_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     name, stuck = _stop_at(site, monkeypatch, moment)
     with working(site):
@@ -236,7 +265,7 @@ def test_a_backup_in_the_foreground_is_cancelled_from_elsewhere(site: Site) -> N
     site.house.env["PATH"] = gate.path
     with site.house.popen("backup", SERVER) as process:
         until(gate.waiting)
-        job, = site.wiring.catalog.jobs.list(state=JobState.RUNNING)
+        (job,) = site.wiring.catalog.jobs.list(state=JobState.RUNNING)
         site.house.ok("jobs", "cancel", job.id)
         out, err = process.communicate(timeout=240)
     assert process.returncode == 1, out + err
@@ -254,7 +283,7 @@ def test_a_backup_stopped_by_a_signal_is_cancelled(site: Site, number: signal.Si
         os.kill(process.pid, number)
         process.communicate(timeout=240)
     assert process.returncode == 128 + number
-    job, = site.wiring.catalog.jobs.list()
+    (job,) = site.wiring.catalog.jobs.list()
     assert (job.state, job.message) == (JobState.CANCELLED, f"stopped by {number.name}")
     site.is_clean()
 
@@ -263,7 +292,8 @@ def test_a_backup_stopped_by_a_signal_is_cancelled(site: Site, number: signal.Si
 
 
 def test_a_killed_process_is_abandoned_with_its_signal_and_tried_again(
-        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = site.gate(monkeypatch)
     name = site.enqueue(leg="physical.full")
     with working(site):
@@ -274,7 +304,7 @@ def test_a_killed_process_is_abandoned_with_its_signal_and_tried_again(
         assert job.state is JobState.ABANDONED
         assert "SIGKILL" in job.message
         gate.open()
-        again, = site.wiring.catalog.jobs.list(previous=name)
+        (again,) = site.wiring.catalog.jobs.list(previous=name)
         until(lambda: site.over(again.id))
     assert site.job(again.id).state is JobState.SUCCEEDED
     assert [event.kind for event in site.wiring.catalog.events.list()] == ["job-recovered", "job-abandoned"]
@@ -296,7 +326,8 @@ with open_catalog(settings.catalog) as catalog, Worker(Wiring(settings, catalog)
 
 
 def test_a_killed_worker_takes_its_jobs_with_it_and_the_next_one_takes_them_up(
-        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = site.gate(monkeypatch)
     name = site.enqueue(leg="physical.full")
     with subprocess.Popen([sys.executable, "-c", _WORKER, str(site.house.config)]) as worker:
@@ -316,7 +347,8 @@ def test_a_killed_worker_takes_its_jobs_with_it_and_the_next_one_takes_them_up(
 
 
 def test_a_sleeping_process_is_not_abandoned_and_one_that_was_taken_over_commits_nothing(
-        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = site.gate(monkeypatch)
     name = site.enqueue()
     with working(site) as worker:
@@ -370,21 +402,28 @@ def test_what_a_stopped_worker_had_to_end_is_done_by_the_next(site: Site, monkey
 
 
 def test_secrets_on_a_tools_stderr_reach_neither_row_nor_event_nor_log(
-        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = site.house.base / "bin"
     folder.mkdir()
     (folder / "mariadb-backup").write_text(
-        "#!/bin/bash\ncase \" $* \" in *--version*) exec /usr/bin/mariadb-backup --version ;; esac\n"
+        '#!/bin/bash\ncase " $* " in *--version*) exec /usr/bin/mariadb-backup --version ;; esac\n'
         f"echo \"GRANT RELOAD ON *.* TO b@l IDENTIFIED BY PASSWORD '{HASH}'\" >&2\n"
-        "echo \"INSERT INTO shop.customers VALUES (1,'Ada Lovelace')\" >&2\nexit 1\n")
+        "echo \"INSERT INTO shop.customers VALUES (1,'Ada Lovelace')\" >&2\nexit 1\n"
+    )
     (folder / "mariadb-backup").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     name = site.enqueue()
     with working(site):
         until(lambda: site.over(name))
     assert site.job(name).state is JobState.FAILED
-    told = "".join([site.house.run("jobs", "show", name, "--json").out, site.house.run("jobs", "log", name).out,
-                    *(json.dumps(event.as_json()) for event in site.wiring.catalog.events.list())])
+    told = "".join(
+        [
+            site.house.run("jobs", "show", name, "--json").out,
+            site.house.run("jobs", "log", name).out,
+            *(json.dumps(event.as_json()) for event in site.wiring.catalog.events.list()),
+        ]
+    )
     assert "GRANT RELOAD" in told
     for secret in (HASH[1:], "Lovelace"):
         assert secret not in told
@@ -398,18 +437,22 @@ def _job(server: str, kind: JobKind = JobKind.FULL, leg: str = "") -> JobRecord:
     return JobRecord(id=new_id(now), kind=kind, server=server, state=JobState.QUEUED, queued_at=now, leg=leg)
 
 
-@pytest.mark.parametrize(("concurrency", "running", "job", "expected"), [
-    ("{jobs: 2}", ["db1"], _job("db2"), True),
-    ("{jobs: 2, per_destination: 9}", ["db1", "db2"], _job("db3"), False),
-    ("{jobs: 9, per_destination: 9}", ["db1"], _job("db1", JobKind.VERIFY), False),
-    ("{jobs: 9, per_destination: 9, per_server: 2}", ["db1"], _job("db1", JobKind.VERIFY), True),
-    ("{jobs: 9, per_destination: 9, per_server: 2}", ["db1"], _job("db1", JobKind.INCREMENTAL), False),
-    ("{jobs: 9, per_destination: 2}", ["db1", "db2"], _job("db3"), False),
-    ("{jobs: 9, per_destination: 2}", ["db1", "db2"], _job("", JobKind.CHALLENGE), True),
-    ("{jobs: 9, per_destination: 2}", ["db1", "gone"], _job("db3"), True),
-])
+@pytest.mark.parametrize(
+    ("concurrency", "running", "job", "expected"),
+    [
+        ("{jobs: 2}", ["db1"], _job("db2"), True),
+        ("{jobs: 2, per_destination: 9}", ["db1", "db2"], _job("db3"), False),
+        ("{jobs: 9, per_destination: 9}", ["db1"], _job("db1", JobKind.VERIFY), False),
+        ("{jobs: 9, per_destination: 9, per_server: 2}", ["db1"], _job("db1", JobKind.VERIFY), True),
+        ("{jobs: 9, per_destination: 9, per_server: 2}", ["db1"], _job("db1", JobKind.INCREMENTAL), False),
+        ("{jobs: 9, per_destination: 2}", ["db1", "db2"], _job("db3"), False),
+        ("{jobs: 9, per_destination: 2}", ["db1", "db2"], _job("", JobKind.CHALLENGE), True),
+        ("{jobs: 9, per_destination: 2}", ["db1", "gone"], _job("db3"), True),
+    ],
+)
 def test_the_limits_decide_what_starts_beside_what(
-        tmp_path: Path, concurrency: str, running: list[str], job: JobRecord, expected: bool) -> None:
+    tmp_path: Path, concurrency: str, running: list[str], job: JobRecord, expected: bool
+) -> None:
     office = Office(tmp_path, servers=dict.fromkeys(("db1", "db2", "db3"), "gold"))
     settings = office.write(extra=f"concurrency: {concurrency}\n", gold=GOLD)
     assert may_start(settings, ())(job, [_job(server) for server in running]) is expected

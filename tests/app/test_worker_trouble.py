@@ -55,8 +55,10 @@ def place(office: Office) -> Iterator[Wiring]:
 
 def enqueue(place: Wiring, kind: JobKind = JobKind.FULL, server: str = "db1", **changes: Any) -> JobRecord:
     now = place.clock()
-    job = replace(JobRecord(id=new_id(now), kind=kind, server=server, state=JobState.QUEUED, queued_at=now,
-                            leg="physical.full"), **changes)
+    job = replace(
+        JobRecord(id=new_id(now), kind=kind, server=server, state=JobState.QUEUED, queued_at=now, leg="physical.full"),
+        **changes,
+    )
     place.catalog.jobs.enqueue(job)
     return job
 
@@ -66,7 +68,7 @@ def state(place: Wiring, job: JobRecord) -> JobState:
 
 
 def successor(place: Wiring, job: JobRecord) -> JobRecord:
-    found, = place.catalog.jobs.list(previous=job.id)
+    (found,) = place.catalog.jobs.list(previous=job.id)
     return found
 
 
@@ -95,10 +97,12 @@ def _no_ear(thread: threading.Thread) -> None:
     _start(thread)
 
 
-@pytest.mark.parametrize(("place_of_trouble", "trouble"), [
-    ("backupd.app.offspring.os.pipe2", _refuse), ("threading.Thread.start", _no_ear)])
+@pytest.mark.parametrize(
+    ("place_of_trouble", "trouble"), [("backupd.app.offspring.os.pipe2", _refuse), ("threading.Thread.start", _no_ear)]
+)
 def test_a_job_whose_process_cannot_be_started_has_failed_and_is_tried_again(
-        place: Wiring, monkeypatch: pytest.MonkeyPatch, place_of_trouble: str, trouble: Any) -> None:
+    place: Wiring, monkeypatch: pytest.MonkeyPatch, place_of_trouble: str, trouble: Any
+) -> None:
     instead(monkeypatch, "sleep", "60")
     first, second = enqueue(place), enqueue(place, server="db2")
     one = Worker(place)
@@ -113,8 +117,10 @@ def test_a_job_whose_process_cannot_be_started_has_failed_and_is_tried_again(
     assert state(place, second) is JobState.QUEUED, "what this one lacked, the next one would have lacked too"
 
 
-def test_a_claimed_job_that_was_never_begun_is_ended_at_the_next_look(place: Wiring, monkeypatch: pytest.MonkeyPatch,
-                                                                      ) -> None:
+def test_a_claimed_job_that_was_never_begun_is_ended_at_the_next_look(
+    place: Wiring,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job, cancelled = enqueue(place), enqueue(place, server="db2")
     one, other = Worker(place), Worker(place)
     with monkeypatch.context() as broken:
@@ -135,8 +141,10 @@ def test_a_claimed_job_that_was_never_begun_is_ended_at_the_next_look(place: Wir
 # -- one poisoned job
 
 
-def test_a_job_whose_repetition_cannot_be_told_ends_and_stops_no_other(place: Wiring, monkeypatch: pytest.MonkeyPatch,
-                                                                       ) -> None:
+def test_a_job_whose_repetition_cannot_be_told_ends_and_stops_no_other(
+    place: Wiring,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     poisoned, good = enqueue(place), enqueue(place, server="db2")
     for _ in range(2):
         assert place.catalog.jobs.claim("", NOW + timedelta(days=9000)) is not None
@@ -151,7 +159,7 @@ def test_a_job_whose_repetition_cannot_be_told_ends_and_stops_no_other(place: Wi
     assert {job.id for job in abandon_dead(place)} == {poisoned.id, good.id}
     assert state(place, poisoned) is JobState.ABANDONED
     assert successor(place, good).attempt == 2
-    event, = place.catalog.events.list(kind="job-not-followed")
+    (event,) = place.catalog.events.list(kind="job-not-followed")
     assert (event.job_id, "OverflowError" in event.message) == (poisoned.id, True)
 
 
@@ -165,7 +173,7 @@ def test_jobs_go_by_the_settings_in_force_whatever_the_files_say(office: Office,
         one.wake()
         until(lambda: state(place, job) not in (JobState.QUEUED, JobState.RUNNING))
         assert state(place, job) is JobState.SUCCEEDED, place.catalog.jobs.get(job.id)
-        before, = (office.base / "run").rglob("settings-*.json")
+        (before,) = (office.base / "run").rglob("settings-*.json")
         assert before.stat().st_mode & 0o777 == 0o600
         one.reload(replace(place, settings=office.write(extra="concurrency: {jobs: 3}\n")))
         until(lambda: not before.exists())
@@ -174,8 +182,9 @@ def test_jobs_go_by_the_settings_in_force_whatever_the_files_say(office: Office,
 # -- a stop, or a hold, in the moment of a start
 
 
-def test_a_job_that_is_being_claimed_counts_as_running_and_none_starts_after_it(place: Wiring,
-                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_being_claimed_counts_as_running_and_none_starts_after_it(
+    place: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever stops the service holds the worker, and asks whether anything runs that should have its grace."""
     instead(monkeypatch, "true")
     first, late = enqueue(place), enqueue(place, server="db2")
@@ -200,8 +209,10 @@ def test_a_job_that_is_being_claimed_counts_as_running_and_none_starts_after_it(
 # -- a process that stands still
 
 
-def test_a_process_that_stands_still_is_ended_and_counts_as_hanging(place: Wiring, monkeypatch: pytest.MonkeyPatch,
-                                                                    ) -> None:
+def test_a_process_that_stands_still_is_ended_and_counts_as_hanging(
+    place: Wiring,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     instead(monkeypatch, "sh", "-c", "kill -STOP $$")
     monkeypatch.setattr(worker, "STILL", timedelta(milliseconds=300))
     job = enqueue(place)
@@ -227,8 +238,10 @@ def test_kinds_that_report_no_progress_are_watched_too(place: Wiring, monkeypatc
     assert seen == [LONGEST_SILENCE, LONGEST_SILENCE, timedelta(seconds=1)]
 
 
-def test_whoever_waits_for_a_removal_gives_up_and_names_its_holder(place: Wiring, monkeypatch: pytest.MonkeyPatch,
-                                                                   ) -> None:
+def test_whoever_waits_for_a_removal_gives_up_and_names_its_holder(
+    place: Wiring,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(wiring, "REMOVAL_SECONDS", 0.3)
     monkeypatch.setattr(wiring, "_LOOK_SECONDS", 0.01)
     with place.removing() as held:
@@ -247,7 +260,8 @@ def test_whoever_waits_for_a_removal_gives_up_and_names_its_holder(place: Wiring
 
 
 def test_a_stop_while_the_catalog_is_locked_ends_and_the_job_is_queued_again_later(
-        office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     instead(monkeypatch, "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     monkeypatch.setattr(worker, "GRACE", 0.3)
     monkeypatch.setattr(database, "BUSY_SECONDS", 600)
@@ -313,13 +327,19 @@ def test_younger_jobs_do_not_take_what_an_older_one_waits_for(office: Office) ->
     with contextlib.suppress(ConfigurationError):  # the other destination follows
         office.write(gold=GOLD)
     text = office.file.read_text().replace(
-        "destinations:\n", f"destinations:\n  second: {{type: filesystem, path: {office.base}/second}}\n")
+        "destinations:\n", f"destinations:\n  second: {{type: filesystem, path: {office.base}/second}}\n"
+    )
     office.file.write_text(text + "concurrency: {jobs: 9, per_destination: 2}\n")
     allowed = may_start(load_settings(office.file), ())
 
     def job(server: str) -> JobRecord:
-        return JobRecord(id=server, kind=JobKind.FULL, server=server, state=JobState.QUEUED,
-                         queued_at=NOW + timedelta(seconds=server not in ("a1", "a2", "b1", "c")))
+        return JobRecord(
+            id=server,
+            kind=JobKind.FULL,
+            server=server,
+            state=JobState.QUEUED,
+            queued_at=NOW + timedelta(seconds=server not in ("a1", "a2", "b1", "c")),
+        )
 
     running = [job("a1"), job("a2"), job("b1")]
     assert not allowed(job("c"), running), "local is full"

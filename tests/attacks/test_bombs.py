@@ -80,8 +80,17 @@ def frame(size: int = HUGE, *, told: bool = True) -> bytes:
 
 def sealed(keys: Keys, content: bytes) -> bytes:
     """What only needs the public key."""
-    made = gpg(keys.public_home, "--trust-model", "always", "--compress-algo", "none", "--recipient", keys.fingerprint,
-               "--encrypt", stdin=content)
+    made = gpg(
+        keys.public_home,
+        "--trust-model",
+        "always",
+        "--compress-algo",
+        "none",
+        "--recipient",
+        keys.fingerprint,
+        "--encrypt",
+        stdin=content,
+    )
     assert len(made) < STORED
     return made
 
@@ -137,8 +146,17 @@ def body_of_entries(target: Target) -> None:
 
 def compressed_by_gpg(target: Target) -> None:
     """OpenPGP can compress by itself."""
-    content = gpg(target.keys.public_home, "--trust-model", "always", "--compress-algo", "zlib", "--recipient",
-                  target.keys.fingerprint, "--encrypt", stdin=frame(2 * MIB) + bytes(100 * MIB))
+    content = gpg(
+        target.keys.public_home,
+        "--trust-model",
+        "always",
+        "--compress-algo",
+        "zlib",
+        "--recipient",
+        target.keys.fingerprint,
+        "--encrypt",
+        stdin=frame(2 * MIB) + bytes(100 * MIB),
+    )
     forged_body(target, content, 2 * MIB)
 
 
@@ -178,32 +196,53 @@ def _fetched(target: Target, entry: Entry, item: StoredObject) -> None:
     stock = Stock(target.place)
     header = replace(stock.add(1, {}), objects=(item,))
     target.folder.mkdir()
-    fetch(header, replace(stock.body(header), entries=(entry,)), [target.place], target.unsealer, target.folder,
-          workers=1, report=silent)
+    fetch(
+        header,
+        replace(stock.body(header), entries=(entry,)),
+        [target.place],
+        target.unsealer,
+        target.folder,
+        workers=1,
+        report=silent,
+    )
 
 
 def proof(target: Target) -> None:
     """Lists in lists, each of which takes twenty times its text."""
     text = b'{"format":"backupd-proof/1","proof":[' + b"[]," * (100 * MIB // 3) + b"0]}"
-    target.put(layout.proof_key(SERVER, backup_id(1)),
-               sealed(target.keys, zstandard.ZstdCompressor(level=9).compress(text)))
+    target.put(
+        layout.proof_key(SERVER, backup_id(1)), sealed(target.keys, zstandard.ZstdCompressor(level=9).compress(text))
+    )
     proofdoc.load(target.place, SERVER, backup_id(1), target.unsealer)
 
 
 def stream_of_the_tool(_target: Target) -> None:
     """What a tool may say of the length of what follows."""
     length = (1 << 60).to_bytes(8, "little")
-    for bomb in (stream.header("P", b"a") + length + bytes(8) + bytes(4) + b"x" * 1000,
-                 stream.header("R", b"a") + (0xFFFFFFFF).to_bytes(4, "little") + b"x" * 1000,
-                 b"XBSTCK01\0P" + (0xFFFFFFFF).to_bytes(4, "little") + b"x" * 1000):
+    for bomb in (
+        stream.header("P", b"a") + length + bytes(8) + bytes(4) + b"x" * 1000,
+        stream.header("R", b"a") + (0xFFFFFFFF).to_bytes(4, "little") + b"x" * 1000,
+        b"XBSTCK01\0P" + (0xFFFFFFFF).to_bytes(4, "little") + b"x" * 1000,
+    ):
         with pytest.raises(StreamError):
             stream.Folder.of(bomb)
     raise DamagedError("all of them were refused", [])
 
 
-@pytest.mark.parametrize("attack", [
-    body, body_of_entries, compressed_by_gpg, index_of_log, part_of_log, object_of_a_file, bundle, proof,
-    stream_of_the_tool])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        body,
+        body_of_entries,
+        compressed_by_gpg,
+        index_of_log,
+        part_of_log,
+        object_of_a_file,
+        bundle,
+        proof,
+        stream_of_the_tool,
+    ],
+)
 def test_what_is_sealed_small_never_becomes_much_memory(target: Target, attack: Callable[[Target], None]) -> None:
     def refused() -> None:
         with pytest.raises(DamagedError):
@@ -231,8 +270,9 @@ def test_a_copy_of_a_lost_catalog_fills_neither_memory_nor_the_spool(tmp_path: P
     with wired(tmp_path, keys) as wiring:
         content = sealed(keys, frame(told=told))
         wiring.settings.spool.mkdir()
-        put_bytes(wiring.destination("local"), f"{layout.CATALOGS}20261121T040000Z-{'a' * 12}-{'b' * 12}.zst.gpg",
-                  content)
+        put_bytes(
+            wiring.destination("local"), f"{layout.CATALOGS}20261121T040000Z-{'a' * 12}-{'b' * 12}.zst.gpg", content
+        )
         assert cost(lambda: looked(wiring)) < MOST
         largest = opened_limit(len(content))
     assert len(lines) == 1
@@ -282,24 +322,28 @@ def _refused(look: Callable[[], object]) -> None:
 
 
 DOCUMENTS: dict[str, Callable[[Hollow], object]] = {
-    "manifest": lambda one: one.put(layout.manifest_key(SERVER, backup_id(1))) and load_header(
-        one.place, SERVER, backup_id(1)),
-    "binary log": lambda one: one.put(layout.segment_key(SERVER, SEGMENT)) and segments.load_header(
-        one.place, SERVER, SEGMENT),
+    "manifest": lambda one: (
+        one.put(layout.manifest_key(SERVER, backup_id(1))) and load_header(one.place, SERVER, backup_id(1))
+    ),
+    "binary log": lambda one: (
+        one.put(layout.segment_key(SERVER, SEGMENT)) and segments.load_header(one.place, SERVER, SEGMENT)
+    ),
     "text": lambda one: get_bytes(one.place, one.put(layout.RECOVER)),
     "head": lambda one: one.put(layout.head_key(SERVER)) and head.read(one.place, SERVER),
-    "proof": lambda one: one.put(layout.proof_key(SERVER, backup_id(1))) and proofdoc.load(
-        one.place, SERVER, backup_id(1), Unsealer(one.folder)),
+    "proof": lambda one: (
+        one.put(layout.proof_key(SERVER, backup_id(1)))
+        and proofdoc.load(one.place, SERVER, backup_id(1), Unsealer(one.folder))
+    ),
     "object": lambda one: objects.fetch(one.place, StoredObject(one.put(layout.object_key(NAME))[-81:], 10 * HUGE, "")),
     "body": lambda one: objects.fetch_side(one.place, one.put("x"), StoredObject("x", 10 * HUGE, "")),
     "signed": lambda one: SignedDestination(one.place, Signing(one.folder, None, ()), lambda _server: True).get(
-        one.put(layout.manifest_key(SERVER, backup_id(1)))),
+        one.put(layout.manifest_key(SERVER, backup_id(1)))
+    ),
 }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_document_of_ten_gigabytes_is_damaged(
-        hollow: Hollow, document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_of_ten_gigabytes_is_damaged(hollow: Hollow, document: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert DOCUMENT_LIMIT <= MOST
     for module in (manifestio, signed_places):  # less of it, to be quicker
         monkeypatch.setattr(module, "DOCUMENT_LIMIT", 8 * MIB)

@@ -72,16 +72,23 @@ def store(house: House, unpack: bytes, signer: Signing, *, of: str = SERVER) -> 
     server that it is of."""
     sealer = Sealer(house.wiring.recipients()[1], house.home)
     sealed = {layout.BODY: sealer.seal(b"body"), layout.UNPACK: sealer.seal(unpack)}
-    header = replace(Stock(FilesystemDestination("local", house.store), server=of).header(1, ()),
-                     body=described(layout.BODY, sealed[layout.BODY]),
-                     unpack=described(layout.UNPACK, sealed[layout.UNPACK]))
-    runbook = render_logical_runbook(header, Body(facts(backup_id(1), header), ()), destinations=["local"],
-                                     signed=True).encode()
+    header = replace(
+        Stock(FilesystemDestination("local", house.store), server=of).header(1, ()),
+        body=described(layout.BODY, sealed[layout.BODY]),
+        unpack=described(layout.UNPACK, sealed[layout.UNPACK]),
+    )
+    runbook = render_logical_runbook(
+        header, Body(facts(backup_id(1), header), ()), destinations=["local"], signed=True
+    ).encode()
     header = replace(header, runbook=described(layout.RUNBOOK, runbook))
     house.folder.mkdir(parents=True, exist_ok=True)
     manifest = encode_header(header)
-    for name, content in {**sealed, layout.RUNBOOK: runbook, layout.MANIFEST: manifest,
-                          layout.signature_key(layout.MANIFEST): sign(signer, manifest)}.items():
+    for name, content in {
+        **sealed,
+        layout.RUNBOOK: runbook,
+        layout.MANIFEST: manifest,
+        layout.signature_key(layout.MANIFEST): sign(signer, manifest),
+    }.items():
         (house.folder / name).write_bytes(content)
     return header
 
@@ -90,10 +97,18 @@ def follow(house: House, work: Path, *, of: str = backup_id(1), **more: str) -> 
     """The first two steps of the runbook, word for word."""
     runbook = house.folder.with_name(of) / layout.RUNBOOK
     blocks = re.findall(r"^```sh\n(.*?)^```$", runbook.read_text(), re.MULTILINE | re.DOTALL)
-    environment = {"PATH": "/usr/bin:/bin", "REPOSITORY": str(house.store), "WORK": str(work), "CLIENT": "true",
-                   "GNUPGHOME": str(house.home), "SIGNER": house.signer, **more}
-    return subprocess.run(["sh", "-c", "\n".join(blocks[:2])], env=environment, capture_output=True, text=True,
-                          check=False)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "REPOSITORY": str(house.store),
+        "WORK": str(work),
+        "CLIENT": "true",
+        "GNUPGHOME": str(house.home),
+        "SIGNER": house.signer,
+        **more,
+    }
+    return subprocess.run(
+        ["sh", "-c", "\n".join(blocks[:2])], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def by_recover(house: House, tmp_path: Path, *blocks: int, **more: str) -> subprocess.CompletedProcess[str]:
@@ -101,9 +116,21 @@ def by_recover(house: House, tmp_path: Path, *blocks: int, **more: str) -> subpr
     text = (house.store / "RECOVER.md").read_text()
     found = [part.partition("```")[0] for part in text.split("```sh\n")[1:]]
     return subprocess.run(
-        ["sh", "-c", "".join(found[number] for number in blocks)], capture_output=True, text=True, check=False,
-        env={"PATH": "/usr/bin:/bin", "BASE": str(tmp_path / "b"), "GNUPGHOME": str(house.home), "DATADIR": "/d",
-             "REPOSITORY": str(house.store), "SIGNER": house.signer, "SERVER": SERVER, **more})
+        ["sh", "-c", "".join(found[number] for number in blocks)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "BASE": str(tmp_path / "b"),
+            "GNUPGHOME": str(house.home),
+            "DATADIR": "/d",
+            "REPOSITORY": str(house.store),
+            "SIGNER": house.signer,
+            "SERVER": SERVER,
+            **more,
+        },
+    )
 
 
 def forged(house: House) -> bytes:
@@ -130,12 +157,21 @@ def remove_signature(house: House) -> None:
     (house.folder / "manifest.json.sig").unlink()
 
 
-@pytest.mark.parametrize(("attack", "words"), [
-    (replace_script, "unpack.sh.zst.gpg is not the file that was stored"),
-    (replace_description, "is not signed, or it was altered"), (remove_signature, "is not signed, or it was altered"),
-    (replace_signature, "is signed by somebody else than SIGNER")])
-def test_a_forged_script_is_never_run(house: House, tmp_path: Path, attack: Callable[[House], None], words: str,
-                                      ) -> None:
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (replace_script, "unpack.sh.zst.gpg is not the file that was stored"),
+        (replace_description, "is not signed, or it was altered"),
+        (remove_signature, "is not signed, or it was altered"),
+        (replace_signature, "is signed by somebody else than SIGNER"),
+    ],
+)
+def test_a_forged_script_is_never_run(
+    house: House,
+    tmp_path: Path,
+    attack: Callable[[House], None],
+    words: str,
+) -> None:
     store(house, HARMLESS, signing(house.wiring.settings))
     attack(house)
     done = follow(house, tmp_path / "work")
@@ -160,8 +196,14 @@ def test_who_follows_the_page_stops_at_its_command_where_text_signature_and_key_
     assert page.command in page.text
 
     def asked() -> tuple[int, str]:
-        done = subprocess.run(["sh", "-c", page.command], cwd=house.store, capture_output=True, text=True, check=False,
-                              env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(house.home)})
+        done = subprocess.run(
+            ["sh", "-c", page.command],
+            cwd=house.store,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(house.home)},
+        )
         return done.returncode, done.stdout.strip()
 
     assert asked() == (0, "OK")
@@ -216,8 +258,11 @@ def test_a_runbook_that_compares_less_is_followed_only_where_somebody_says_so(ho
     write_copies(house.wiring)
     runbook = (house.folder / layout.RUNBOOK).read_bytes().replace(b"CHECKED=", b"BEFORE=")
     manifest = encode_header(replace(header, kind="physical-full", runbook=described(layout.RUNBOOK, runbook)))
-    for name, content in {layout.RUNBOOK: runbook, layout.MANIFEST: manifest, layout.signature_key(layout.MANIFEST):
-                          sign(signing(house.wiring.settings), manifest)}.items():
+    for name, content in {
+        layout.RUNBOOK: runbook,
+        layout.MANIFEST: manifest,
+        layout.signature_key(layout.MANIFEST): sign(signing(house.wiring.settings), manifest),
+    }.items():
         (house.folder / name).write_bytes(content)
     done = by_recover(house, tmp_path, 0, -1)
     assert "Restore with backupd, which does; or, where nobody else could write here, set UNCOMPARED=yes" in done.stderr
@@ -263,8 +308,13 @@ def test_an_object_that_was_not_stored_is_never_opened(keys: Keys, tmp_path: Pat
         (tmp_path / "r" / layout.object_key(entry.objects[0])).write_bytes(gpg_seal(keys, evil))
     script = tmp_path / "unpack.sh"
     script.write_bytes(render_unpack(backup_id(1), entries, builder.stored.values()))
-    done = subprocess.run(["sh", str(script), str(tmp_path / "r"), str(tmp_path / "out")], capture_output=True,
-                          text=True, check=False, env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(keys.secret_home)})
+    done = subprocess.run(
+        ["sh", str(script), str(tmp_path / "r"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(keys.secret_home)},
+    )
     assert (done.returncode, victim.read_text()) == (1, "root's own"), done.stderr
     assert f"object {entries[0].bundle} is not what was stored" in done.stderr
 

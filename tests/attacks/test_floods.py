@@ -29,8 +29,9 @@ def test_one_token_cannot_take_every_stream_of_events(tmp_path: Path) -> None:
 
 def _asking(house: Rig, source: str, path: str = "/healthz") -> socket.socket:
     """A connection from ``source``, an address of this host's loopback, with all of a request but its end."""
-    connection = socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2])), timeout=60,
-                                          source_address=(source, 0))
+    connection = socket.create_connection(
+        ("127.0.0.1", int(house.url.rpartition(":")[2])), timeout=60, source_address=(source, 0)
+    )
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode())
     return connection
 
@@ -43,7 +44,8 @@ def _answer(connection: socket.socket, rest: bytes = b"\r\n") -> bytes:
 
 
 def test_strangers_that_flood_leave_room_for_who_is_known_and_for_this_host(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Http, "most_of_strangers", 8)
     # 127.0.0.1 is this host; other addresses of the loopback stand for hosts elsewhere.
     monkeypatch.setattr("api.server.is_loopback", lambda host: host == "127.0.0.1")

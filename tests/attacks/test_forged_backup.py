@@ -74,10 +74,19 @@ def test_no_file_of_the_host_is_handed_out_as_a_key(forged: Taken, short_tmp: Pa
     (base / "backup-my.cnf").write_text(f"[mysqld]\n{lines}")
     for allowed, said in (((), "configuration"), ((ours,), "/etc/shadow")):
         with pytest.raises(RefusedError, match=said):
-            prepare(the_tool(), base, [], forged.receipts, memory=MEMORY, logs=short_tmp / "logs", report=silent,
-                    key_files=allowed)
-        config = ServerConfig("mariadbd", base, short_tmp / "run", options=options_for_copy(base, {}),
-                              key_files=allowed)
+            prepare(
+                the_tool(),
+                base,
+                [],
+                forged.receipts,
+                memory=MEMORY,
+                logs=short_tmp / "logs",
+                report=silent,
+                key_files=allowed,
+            )
+        config = ServerConfig(
+            "mariadbd", base, short_tmp / "run", options=options_for_copy(base, {}), key_files=allowed
+        )
         with pytest.raises(RefusedError, match=said), LaunchedServer(config):
             pass
     assert list(short_tmp.rglob("backupd-keys*")) == []
@@ -111,7 +120,9 @@ def test_whatever_runs_there_has_no_power_and_cannot_leave(
     short_tmp.chmod(0o777)
     said = _asked(
         "grep -E '^(Cap|NoNewPrivs|Uid)' /proc/self/status; mount -o remount,rw,bind /usr 2>/dev/null && echo left:usr;"
-        "touch /usr/local/pwned 2>/dev/null && echo left:touched; ulimit -c | sed s/^/Core:/", short_tmp)
+        "touch /usr/local/pwned 2>/dev/null && echo left:touched; ulimit -c | sed s/^/Core:/",
+        short_tmp,
+    )
     assert {said[name] for name in said if name.startswith("Cap") and name != "CapBnd"} == {"0" * 16}
     assert (said["NoNewPrivs"], said["Core"], "left" in said) == ("1", "0", False)
     if runs_as_root():

@@ -29,12 +29,12 @@ def _forge(log: Path, before: str, after: str) -> int:
     data = bytearray(log.read_bytes())
     at, found = len(MAGIC), 0
     while at < len(data):
-        _when, kind, _id, length, _end, _flags = HEADER.unpack(data[at:at + HEADER.size])
+        _when, kind, _id, length, _end, _flags = HEADER.unpack(data[at : at + HEADER.size])
         begin = data.find(before.encode(), at, at + length)
         if kind == QUERY and begin >= 0:
-            data[begin:begin + len(before)] = after.encode().ljust(len(before))
-            body = data[at:at + length - CRC_SIZE]
-            data[at + length - CRC_SIZE:at + length] = zlib.crc32(body).to_bytes(CRC_SIZE, "little")
+            data[begin : begin + len(before)] = after.encode().ljust(len(before))
+            body = data[at : at + length - CRC_SIZE]
+            data[at + length - CRC_SIZE : at + length] = zlib.crc32(body).to_bytes(CRC_SIZE, "little")
             found += 1
         at += length
     log.write_bytes(data)
@@ -53,8 +53,10 @@ def test_a_statement_of_the_log_has_no_file_of_roots_sent_by_the_client(short_tm
         what = logs(source, short_tmp / "logs", first(MARIADB), end)
         statement = f"LOAD DATA LOCAL INFILE '{secret}' INTO TABLE d.leak"
         assert sum(_forge(path, _TEXT, statement) for path in what.files) == 1
-        with running_copy(MARIADB, source, empty_copy(MARIADB, short_tmp / "c")) as (server, info), \
-                asking(server) as ask:
+        with (
+            running_copy(MARIADB, source, empty_copy(MARIADB, short_tmp / "c")) as (server, info),
+            asking(server) as ask,
+        ):
             with contextlib.suppress(BackupdError):
                 roll(server, info, what, method=ReplayMethod.PIPE)
             assert [row[0] for row in ask("SELECT * FROM d.leak") if "SECRET" in row[0]] == []

@@ -59,8 +59,10 @@ def test_the_oldest_backup_cannot_be_dated_as_the_newest(shared_server: PrivateS
         assert "the clear manifest is not the one that was sealed with it" in problem
         assert (told["backups"], told["bound"], told["unbound"]) == (1, 1, 0)
         assert house.ok("plan", SERVER, "--to", "latest")["backup"] == new
-        assert old in house.fails("restore", SERVER, "--to", f"backup:{old}", "--datadir", str(house.base / "x"),
-                                  code=2).all
+        assert (
+            old
+            in house.fails("restore", SERVER, "--to", f"backup:{old}", "--datadir", str(house.base / "x"), code=2).all
+        )
 
 
 def test_a_backup_of_another_server_cannot_be_filed_under_this_one(shared_server: PrivateServer, keys: Keys) -> None:
@@ -74,8 +76,17 @@ def test_a_backup_of_another_server_cannot_be_filed_under_this_one(shared_server
         told = burnt(house)
         assert any(theirs in problem and "was not taken in" in problem for problem in told["problems"])
         assert house.ok("plan", SERVER, "--to", "latest")["backup"] == newest
-        out = house.fails("restore", SERVER, "--to", f"backup:{theirs}", "--tables", "shop.orders", "--sql",
-                          str(house.base / "sql"), code=2)
+        out = house.fails(
+            "restore",
+            SERVER,
+            "--to",
+            f"backup:{theirs}",
+            "--tables",
+            "shop.orders",
+            "--sql",
+            str(house.base / "sql"),
+            code=2,
+        )
         assert theirs in out.all
         assert not list(house.base.glob("sql/**/*.sql"))
 

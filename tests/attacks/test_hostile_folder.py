@@ -59,11 +59,18 @@ def turned(place: FilesystemDestination, key: str, to: Path) -> None:
     found.symlink_to(to)
 
 
-@pytest.mark.parametrize("doing", [
-    FilesystemDestination.clear_leftovers, lambda place: list(place.leftovers()),
-    lambda place: put(place, MANIFEST, b"new"), lambda place: place.remove_tree(TREE)])
+@pytest.mark.parametrize(
+    "doing",
+    [
+        FilesystemDestination.clear_leftovers,
+        lambda place: list(place.leftovers()),
+        lambda place: put(place, MANIFEST, b"new"),
+        lambda place: place.remove_tree(TREE),
+    ],
+)
 def test_a_link_in_the_place_of_temporary_files_leads_nowhere(
-        place: FilesystemDestination, victim: Path, doing: Callable[[FilesystemDestination], object]) -> None:
+    place: FilesystemDestination, victim: Path, doing: Callable[[FilesystemDestination], object]
+) -> None:
     """Everything in it counts as left behind by somebody who died, and is deleted."""
     place.link(OBJECT, TREE, "files/a")
     place.publish(TREE)
@@ -75,17 +82,30 @@ def test_a_link_in_the_place_of_temporary_files_leads_nowhere(
     assert contents(victim) == before
 
 
-@pytest.mark.parametrize(("key", "way"), [(OBJECT, OBJECT.rpartition("/")[0]), (OBJECT, "objects"),
-                                          (MANIFEST, MANIFEST.rpartition("/")[0]), (MANIFEST, "servers/shop")])
-def test_nothing_is_written_read_or_deleted_behind_a_link(place: FilesystemDestination, victim: Path, key: str,
-                                                          way: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        (OBJECT, OBJECT.rpartition("/")[0]),
+        (OBJECT, "objects"),
+        (MANIFEST, MANIFEST.rpartition("/")[0]),
+        (MANIFEST, "servers/shop"),
+    ],
+)
+def test_nothing_is_written_read_or_deleted_behind_a_link(
+    place: FilesystemDestination, victim: Path, key: str, way: str
+) -> None:
     inner = victim / key.removeprefix(way + "/")
     inner.parent.mkdir(parents=True, exist_ok=True)
     inner.write_bytes(SECRET)
     before = contents(victim)
     turned(place, way, victim)
-    for doing in (lambda: put(place, key, b"new"), lambda: place.get(key), lambda: place.stat(key),
-                  lambda: place.delete(key), lambda: place.identity(key)):
+    for doing in (
+        lambda: put(place, key, b"new"),
+        lambda: place.get(key),
+        lambda: place.stat(key),
+        lambda: place.delete(key),
+        lambda: place.identity(key),
+    ):
         with pytest.raises(DestinationError) as failed:
             doing()
         assert "is a symbolic link" in failed.value.detail
@@ -136,8 +156,12 @@ def test_a_folder_that_becomes_a_link_in_the_middle_leads_nowhere(place: Filesys
         until, tries = time.monotonic() + 1.5, 0
         while time.monotonic() < until:
             tries += 1
-            for doing in (lambda: place.delete(MANIFEST), lambda: put(place, MANIFEST, b"{}"),
-                          lambda: place.get(MANIFEST).read(), lambda: place.remove_tree(TREE)):
+            for doing in (
+                lambda: place.delete(MANIFEST),
+                lambda: put(place, MANIFEST, b"{}"),
+                lambda: place.get(MANIFEST).read(),
+                lambda: place.remove_tree(TREE),
+            ):
                 with contextlib.suppress(DestinationError):
                     assert doing() != SECRET
             assert contents(victim) == before

@@ -19,11 +19,29 @@ from tests.support.server import SERVICE_USER, quote_name
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
 LINE = "line\nSet-Cookie: a=b"
-SCHEMAS = (LINE, "../x", "-rf", "\u202egnp.exe", "it's \"quoted\"")
+SCHEMAS = (LINE, "../x", "-rf", "\u202egnp.exe", 'it\'s "quoted"')
 TABLES = (
-    "two\r\nBcc: eve@example.com", "\u202elmth.evil", "\u2066isolate", "\u2028separator", "\x1b[2J\x1b]0;title\x07",
-    "../../../../PWNED", "..", ".", "--help", "-rf", "'; DROP TABLE x; --", "a'b\"c", "$(touch PWNED)", "|touch PWNED",
-    "<script>alert(1)</script>", "*", "%s%n{0}", "END_OF_THE_LIST_OF_FILES", "\\!id", "-" * 49)
+    "two\r\nBcc: eve@example.com",
+    "\u202elmth.evil",
+    "\u2066isolate",
+    "\u2028separator",
+    "\x1b[2J\x1b]0;title\x07",
+    "../../../../PWNED",
+    "..",
+    ".",
+    "--help",
+    "-rf",
+    "'; DROP TABLE x; --",
+    "a'b\"c",
+    "$(touch PWNED)",
+    "|touch PWNED",
+    "<script>alert(1)</script>",
+    "*",
+    "%s%n{0}",
+    "END_OF_THE_LIST_OF_FILES",
+    "\\!id",
+    "-" * 49,
+)
 FORBIDDEN = ("\r", "\x1b", "\x07", "\u202e", "\u2066", "\u2028")
 """What no terminal may be given."""
 BEGINNINGS = ("Set-Cookie", "Bcc")
@@ -64,8 +82,14 @@ def test_a_server_takes_no_name_of_64_letters_of_four_bytes(house: House) -> Non
 
 
 def test_they_are_backed_up_and_proved_and_every_output_stays_whole(house: House) -> None:
-    done = [house.run(*words) for words in (
-        ("backup", SERVER, "--kind", "full"), ("backups", "show", house.backups()[0]["id"]), ("test-restore", SERVER))]
+    done = [
+        house.run(*words)
+        for words in (
+            ("backup", SERVER, "--kind", "full"),
+            ("backups", "show", house.backups()[0]["id"]),
+            ("test-restore", SERVER),
+        )
+    ]
     assert [one.code for one in done] == [0, 0, 0], [one.all for one in done if one.code]
     assert "proved" in done[-1].all
     asserted_clean(house, *done)
@@ -73,11 +97,13 @@ def test_they_are_backed_up_and_proved_and_every_output_stays_whole(house: House
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=ascii)
 def test_a_table_of_theirs_comes_back(house: House, schema: str, tmp_path: Path) -> None:
-    out = house.run("restore", SERVER, "--to", "latest", "--tables", f"{quote_name(schema)}.*", "--sql",
-                    str(tmp_path / "sql"))
+    out = house.run(
+        "restore", SERVER, "--to", "latest", "--tables", f"{quote_name(schema)}.*", "--sql", str(tmp_path / "sql")
+    )
     assert out.code == 0, out.all
-    refused = house.run("restore", SERVER, "--to", "latest", "--tables", f"{quote_name(schema)}.none", "--sql",
-                        str(tmp_path / "none"))
+    refused = house.run(
+        "restore", SERVER, "--to", "latest", "--tables", f"{quote_name(schema)}.none", "--sql", str(tmp_path / "none")
+    )
     assert refused.code != 0
     asserted_clean(house, out, refused)
     assert {path.resolve().is_relative_to(tmp_path / "sql") for path in (tmp_path / "sql").rglob("*")} == {True}

@@ -47,8 +47,11 @@ def _as_mysql(script: str) -> None:
 def server() -> Iterator[PrivateServer]:
     with PrivateServer(options={"symbolic_links": 1}, tcp=True) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (i INT PRIMARY KEY)",
-                       "CREATE TABLE shop.leak (i INT NOT NULL) ENGINE=CSV")
+        server.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.t (i INT PRIMARY KEY)",
+            "CREATE TABLE shop.leak (i INT NOT NULL) ENGINE=CSV",
+        )
         yield server
 
 
@@ -64,13 +67,17 @@ def secret(server: PrivateServer) -> Iterator[Path]:
 
 # -- what the server has the tool load
 
+
 @pytest.fixture
 def evil(short_tmp: Path) -> Iterator[PrivateServer]:
     """Its user has put another library in the place of its encryption plugin, which the server has loaded."""
     plugins, keys = short_tmp / "plugins", short_tmp / "keys"
     _as_mysql(f"mkdir {plugins}; echo '1;{'ab' * 32}' > {keys}; cp /usr/lib/mysql/plugin/{LIBRARY} {plugins}")
     options: dict[str, str | int | None] = {
-        "plugin_dir": str(plugins), "plugin_load_add": "file_key_management", "file_key_management_filename": str(keys)}
+        "plugin_dir": str(plugins),
+        "plugin_load_add": "file_key_management",
+        "file_key_management_filename": str(keys),
+    }
     with PrivateServer(options=options) as server:
         server.create_backup_users()
         (short_tmp / "evil").write_bytes(evil_library())
@@ -169,6 +176,7 @@ def test_nothing_is_read_as_a_user_who_is_not_the_servers(server: PrivateServer,
 
 # -- what lies in the data directory
 
+
 def _refused(server: PrivateServer, place: Path) -> str:
     with pytest.raises(RefusedError) as caught:
         take(server, place / "taken")
@@ -183,14 +191,17 @@ def _refused(server: PrivateServer, place: Path) -> str:
     return caught.value.detail
 
 
-@pytest.mark.parametrize(("name", "made", "told"), [
-    ("shop/leak.CSV", "ln -sf {secret} {path}", "shop/leak.CSV is a link to {secret}, a file of user root"),
-    ("shop/other.MYD", "ln -s {secret} {path}", "shop/other.MYD is a link to {secret}, a file of user root"),
-    ("ibdata9", "ln -s {secret} {path}", "ibdata9 is a link to {secret}, a file of user root"),
-    ("stolen", "ln -s /etc {path}", "stolen is a link to /etc, a folder of user root"),
-    ("shop/pipe.MYI", "mkfifo {path}", "shop/pipe.MYI is a pipe"),
-    ("shop/far.isl", "printf %s {secret} > {path}", "shop/far.isl leads to {secret}, a file of user root"),
-])
+@pytest.mark.parametrize(
+    ("name", "made", "told"),
+    [
+        ("shop/leak.CSV", "ln -sf {secret} {path}", "shop/leak.CSV is a link to {secret}, a file of user root"),
+        ("shop/other.MYD", "ln -s {secret} {path}", "shop/other.MYD is a link to {secret}, a file of user root"),
+        ("ibdata9", "ln -s {secret} {path}", "ibdata9 is a link to {secret}, a file of user root"),
+        ("stolen", "ln -s /etc {path}", "stolen is a link to /etc, a folder of user root"),
+        ("shop/pipe.MYI", "mkfifo {path}", "shop/pipe.MYI is a pipe"),
+        ("shop/far.isl", "printf %s {secret} > {path}", "shop/far.isl leads to {secret}, a file of user root"),
+    ],
+)
 def test_a_link_to_a_file_of_somebody_else_is_refused_by_name(
     server: PrivateServer, secret: Path, short_tmp: Path, name: str, made: str, told: str
 ) -> None:
@@ -227,8 +238,10 @@ def test_every_one_is_named(server: PrivateServer, secret: Path) -> None:
     finally:
         for name in names:
             (server.datadir / name).unlink(missing_ok=True)
-    assert caught.value.detail.splitlines()[49:] == [f"shop/x49.TRG is a link to {secret}, a file of user root",
-                                                     "and 10 more"]
+    assert caught.value.detail.splitlines()[49:] == [
+        f"shop/x49.TRG is a link to {secret}, a file of user root",
+        "and 10 more",
+    ]
 
 
 def test_a_link_that_comes_later_is_not_followed_by_root(
@@ -260,17 +273,28 @@ def test_what_belongs_to_a_server_is_taken_from_wherever_it_is(server: PrivateSe
     (server.datadir / "shop/db.opt").chmod(0o644)
     os.chown(server.datadir / "shop/db.opt", 0, 0)  # restored by hand, and chown was forgotten: all may read it
     server.execute(
-        "CREATE TABLE linked.t (i INT PRIMARY KEY)", "CREATE TABLE linked.m (i INT) ENGINE=MyISAM",
-        "CREATE DATABASE `lost+found`", "CREATE TABLE `lost+found`.t (i INT PRIMARY KEY)",
+        "CREATE TABLE linked.t (i INT PRIMARY KEY)",
+        "CREATE TABLE linked.m (i INT) ENGINE=MyISAM",
+        "CREATE DATABASE `lost+found`",
+        "CREATE TABLE `lost+found`.t (i INT PRIMARY KEY)",
         f"CREATE TABLE shop.far (i INT PRIMARY KEY) DATA DIRECTORY='{short_tmp}/far'",
-        f"CREATE TABLE shop.old (i INT) ENGINE=MyISAM DATA DIRECTORY='{old}' INDEX DIRECTORY='{old}'")
+        f"CREATE TABLE shop.old (i INT) ENGINE=MyISAM DATA DIRECTORY='{old}' INDEX DIRECTORY='{old}'",
+    )
     server.restart()
     try:
         taken = take(server, short_tmp / "taken")
     finally:
         server.execute("DROP TABLE shop.far", "DROP TABLE shop.old", "DROP DATABASE `lost+found`")
-    assert {"linked/t.ibd", "linked/m.MYD", "shop/far.ibd", "shop/far.isl", "shop/old.MYD", "shop/old.MYI",
-            "shop/db.opt", "lost@002bfound/t.ibd"} <= taken.sizes.keys()
+    assert {
+        "linked/t.ibd",
+        "linked/m.MYD",
+        "shop/far.ibd",
+        "shop/far.isl",
+        "shop/old.MYD",
+        "shop/old.MYI",
+        "shop/db.opt",
+        "lost@002bfound/t.ibd",
+    } <= taken.sizes.keys()
     assert "shadow" not in "".join(taken.sizes)
 
 
@@ -300,8 +324,13 @@ print(json.dumps([found, told]))
 def _taken_under(words: Sequence[str], server: PrivateServer, base: Path) -> tuple[list[str], str]:
     """What is found before a backup, and what comes of it."""
     env = {**os.environ, "BACKUPD_RUNTIME": str(base / "run/backupd")}
-    done = subprocess.run([*words, sys.executable, "-c", TAKING, str(server.socket), str(base / "var/lib/backupd/b")],
-                          env=env, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [*words, sys.executable, "-c", TAKING, str(server.socket), str(base / "var/lib/backupd/b")],
+        env=env,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     found, told = json.loads(done.stdout)
     return found, str(told)
 
@@ -311,8 +340,9 @@ def far(server: PrivateServer, short_tmp: Path) -> Iterator[Path]:
     """The schema's folder of a table with a DATA DIRECTORY."""
     (short_tmp / "far").mkdir()
     shutil.chown(short_tmp / "far", "mysql", "mysql")
-    server.execute("CREATE DATABASE elsewhere",
-                   f"CREATE TABLE elsewhere.t (i INT PRIMARY KEY) DATA DIRECTORY='{short_tmp}/far'")
+    server.execute(
+        "CREATE DATABASE elsewhere", f"CREATE TABLE elsewhere.t (i INT PRIMARY KEY) DATA DIRECTORY='{short_tmp}/far'"
+    )
     yield server.datadir / "elsewhere"
     server.execute("DROP DATABASE elsewhere")
 
@@ -324,7 +354,7 @@ def test_tables_elsewhere_need_a_folder_more_under_the_unit(server: PrivateServe
         base.mkdir(mode=0o711)
         words = confined(base)
         at = words.index("--chdir")
-        words = [*words[:at], *named, "--chdir", str(Path(__file__).parents[2]), *words[at + 2:]]
+        words = [*words[:at], *named, "--chdir", str(Path(__file__).parents[2]), *words[at + 2 :]]
         found, told = _taken_under(words, server, base)
         if named:
             assert found == []

@@ -53,8 +53,14 @@ def _assert_untouched(victim: Path) -> None:
 def test_a_server_is_not_started_through_links_of_its_user(short_tmp: Path, victim: Path) -> None:
     initialise(short_tmp / "data")
     _links(short_tmp / "run", victim)
-    config = ServerConfig(program=find_tool(("mariadbd",)).path, datadir=short_tmp / "data",
-                          directory=short_tmp / "run", memory=64 << 20, own_account=True, skip_grants=False)
+    config = ServerConfig(
+        program=find_tool(("mariadbd",)).path,
+        datadir=short_tmp / "data",
+        directory=short_tmp / "run",
+        memory=64 << 20,
+        own_account=True,
+        skip_grants=False,
+    )
     with pytest.raises((OSError, BackupdError)), LaunchedServer(config):
         pass
     _assert_untouched(victim)
@@ -63,8 +69,15 @@ def test_a_server_is_not_started_through_links_of_its_user(short_tmp: Path, vict
 def test_a_server_that_stays_is_not_laid_out_through_links_either(short_tmp: Path, victim: Path) -> None:
     initialise(short_tmp / "data")
     _links(short_tmp / "run", victim)
-    config = server_config("/nonexistent/mariadbd", short_tmp / "data", short_tmp / "run", {},
-                           account=find_account("mysql"), store=short_tmp / "none", memory=64 << 20)
+    config = server_config(
+        "/nonexistent/mariadbd",
+        short_tmp / "data",
+        short_tmp / "run",
+        {},
+        account=find_account("mysql"),
+        store=short_tmp / "none",
+        memory=64 << 20,
+    )
     with pytest.raises((OSError, BackupdError)):
         start_for_good(config, seconds=5)
     _assert_untouched(victim)
@@ -109,8 +122,11 @@ def test_an_agent_that_holds_the_opened_key_ends_with_the_command(short_tmp: Pat
     key = make_key(home)
     stop_agent(home)
     (short_tmp / "run").mkdir()
-    subprocess.run([sys.executable, "-c", _OPEN, str(home), key], check=True,
-                   env={**os.environ, "BACKUPD_RUNTIME": str(short_tmp / "run")})
+    subprocess.run(
+        [sys.executable, "-c", _OPEN, str(home), key],
+        check=True,
+        env={**os.environ, "BACKUPD_RUNTIME": str(short_tmp / "run")},
+    )
     deadline = time.monotonic() + 20
     while _agents(short_tmp) and time.monotonic() < deadline:
         time.sleep(0.1)

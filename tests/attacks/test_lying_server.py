@@ -44,7 +44,7 @@ def rotating_to(name: str) -> Callable[[bytes], bytes]:
     def alter(data: bytes) -> bytes:
         altered, at = b"", 0
         while at + 4 <= len(data):
-            end = at + 4 + int.from_bytes(data[at:at + 3], "little")
+            end = at + 4 + int.from_bytes(data[at : at + 3], "little")
             altered += _renamed(data[at:end], name.encode())
             at = end
         return altered + data[at:]
@@ -56,22 +56,28 @@ def _renamed(packet: bytes, name: bytes) -> bytes:
     event = packet[5:]
     if len(event) < _EVENT.size + 8 or packet[4] != 0:
         return packet
-    when, kind, server_id, length, end, flags = _EVENT.unpack(event[:_EVENT.size])
+    when, kind, server_id, length, end, flags = _EVENT.unpack(event[: _EVENT.size])
     if kind != _ROTATE or length != len(event):
         return packet
     is_summed = zlib.crc32(event[:-_CRC]).to_bytes(_CRC, "little") == event[-_CRC:]
-    body = event[_EVENT.size:_EVENT.size + 8] + name
+    body = event[_EVENT.size : _EVENT.size + 8] + name
     made = _EVENT.pack(when, kind, server_id, _EVENT.size + len(body) + (_CRC if is_summed else 0), end, flags) + body
     made += zlib.crc32(made).to_bytes(_CRC, "little") if is_summed else b""
     return (len(made) + 1).to_bytes(3, "little") + packet[3:5] + made
 
 
-@pytest.mark.parametrize("confined", [
-    pytest.param(True, marks=pytest.mark.skipif(not is_available(),
-                                                reason="bubblewrap cannot confine anything on this host")),
-    pytest.param(False, marks=pytest.mark.skipif(not runs_as_root(), reason="only root can become somebody else"))])
-def test_a_rotate_event_writes_no_file_of_its_own_choice(server: Server, tmp_path: Path, short_tmp: Path,
-                                                         monkeypatch: pytest.MonkeyPatch, *, confined: bool) -> None:
+@pytest.mark.parametrize(
+    "confined",
+    [
+        pytest.param(
+            True, marks=pytest.mark.skipif(not is_available(), reason="bubblewrap cannot confine anything on this host")
+        ),
+        pytest.param(False, marks=pytest.mark.skipif(not runs_as_root(), reason="only root can become somebody else")),
+    ],
+)
+def test_a_rotate_event_writes_no_file_of_its_own_choice(
+    server: Server, tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch, *, confined: bool
+) -> None:
     """On the code of before this wrote the file as root. ``short_tmp`` is open for everybody in the first case."""
     victim = short_tmp / "there" / "x"
     victim.parent.mkdir()
@@ -126,8 +132,12 @@ def test_the_program_is_never_root_and_what_it_made_is_ours_in_the_end(server: S
         assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o600)
         # Nothing of the connection is left for others to read.
         if (user := worker()) is not None:
-            assert subprocess.run(["ls", str(streaming.spool.folder)], user=user, check=False, cwd="/",
-                                  capture_output=True).returncode != 0
+            assert (
+                subprocess.run(
+                    ["ls", str(streaming.spool.folder)], user=user, check=False, cwd="/", capture_output=True
+                ).returncode
+                != 0
+            )
 
 
 @pytest.mark.skipif(not runs_as_root(), reason="only root can become somebody else")
@@ -136,21 +146,33 @@ def test_an_account_that_logs_in_as_root_of_the_system_still_streams(tmp_path: P
     with make_server(MARIADB) as running:
         prepare(running)
         running.execute("ALTER USER root@localhost IDENTIFIED VIA unix_socket")
-        with Streaming(running, tmp_path / "spool", connection=Connection(socket=str(running.socket), user="root"),
-                       programs=tmp_path) as streaming:
+        with Streaming(
+            running,
+            tmp_path / "spool",
+            connection=Connection(socket=str(running.socket), user="root"),
+            programs=tmp_path,
+        ) as streaming:
             streaming.has_all(running)
             insert(running, 3)
             streaming.has_all(running)
             assert_identical(streaming.spool, running)
-            (path,) = [Path(os.fsdecode(word)).parent / "s.sock" for pid in Path("/proc").glob("[0-9]*")
-                       if _is_copying(pid, streaming.spool.folder)
-                       for word in (pid / "cmdline").read_bytes().replace(b"=", b"\0").split(b"\0")
-                       if word.endswith(b"options.cnf")]
+            (path,) = [
+                Path(os.fsdecode(word)).parent / "s.sock"
+                for pid in Path("/proc").glob("[0-9]*")
+                if _is_copying(pid, streaming.spool.folder)
+                for word in (pid / "cmdline").read_bytes().replace(b"=", b"\0").split(b"\0")
+                if word.endswith(b"options.cnf")
+            ]
             assert path.exists()
             # Nobody but the program gets through to the server as root.
             asked = subprocess.run(
-                ["/usr/bin/python3", "-c", _ASK, str(path)], user=worker(), check=False, cwd="/",
-                capture_output=True, text=True)
+                ["/usr/bin/python3", "-c", _ASK, str(path)],
+                user=worker(),
+                check=False,
+                cwd="/",
+                capture_output=True,
+                text=True,
+            )
             assert asked.stdout.split() == ["0"], asked.stderr
 
 
@@ -171,8 +193,11 @@ def _is_copying(process: Path, spool: Path) -> bool:
     """Is it the program itself, beginning in the intake of this spool (in whatever way it sees it)?"""
     try:
         words = (process / "cmdline").read_bytes().split(b"\0")
-        return b"--raw" in words and b"binlog" in Path(os.fsdecode(words[0])).name.encode() and str(
-            (process / "cwd").readlink()).endswith(f"{spool.name}/intake")
+        return (
+            b"--raw" in words
+            and b"binlog" in Path(os.fsdecode(words[0])).name.encode()
+            and str((process / "cwd").readlink()).endswith(f"{spool.name}/intake")
+        )
     except OSError:
         return False
 
@@ -209,9 +234,24 @@ def test_a_name_that_a_server_lists_is_no_option() -> None:
             BinlogSource(through_socket(running)).look()
 
 
-@pytest.mark.parametrize(("name", "is_one"), [
-    ("binlog.000042", True), ("mysql-bin.1000000", True), ("db1.example.com-bin.000001", True), ("bön.000001", True),
-    ("../x.000001", False), ("/etc/x.000001", False), ("-x.000001", False), (".x.000001", False), ("x.1", False),
-    ("x.00000a", False), ("a\nb.000001", False), ("x\\y.000001", False), (f"{'x' * 300}.000001", False), ("", False)])
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("binlog.000042", True),
+        ("mysql-bin.1000000", True),
+        ("db1.example.com-bin.000001", True),
+        ("bön.000001", True),
+        ("../x.000001", False),
+        ("/etc/x.000001", False),
+        ("-x.000001", False),
+        (".x.000001", False),
+        ("x.1", False),
+        ("x.00000a", False),
+        ("a\nb.000001", False),
+        ("x\\y.000001", False),
+        (f"{'x' * 300}.000001", False),
+        ("", False),
+    ],
+)
 def test_what_a_binary_log_can_be_called(name: str, is_one: bool) -> None:
     assert is_log_name(name) is is_one

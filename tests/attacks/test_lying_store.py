@@ -75,8 +75,12 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
 def bucket(liar: Liar, tmp_path: Path) -> Iterator[S3Destination]:
     credentials = tmp_path / "credentials"
     credentials.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
-    made = S3Destination("offsite", S3Config.model_validate({
-        "type": "s3", "bucket": "vault", "endpoint_url": liar.endpoint, "credentials_file": str(credentials)}))
+    made = S3Destination(
+        "offsite",
+        S3Config.model_validate(
+            {"type": "s3", "bucket": "vault", "endpoint_url": liar.endpoint, "credentials_file": str(credentials)}
+        ),
+    )
     yield made
     made.close()
 
@@ -100,14 +104,19 @@ def ended(what: Callable[[], object], seconds: float = 20.0) -> str:
 
 
 def listing(keys: list[str], more: str) -> str:
-    items = "".join(f"<Contents><Key>{key}</Key><LastModified>2026-11-21T00:00:00Z</LastModified><Size>1</Size>"
-                    "</Contents>" for key in keys)
-    return (f"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{more}</NextContinuationToken>"
-            f"{items}</ListBucketResult>")
+    items = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-11-21T00:00:00Z</LastModified><Size>1</Size></Contents>"
+        for key in keys
+    )
+    return (
+        f"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{more}</NextContinuationToken>"
+        f"{items}</ListBucketResult>"
+    )
 
 
-def test_a_listing_of_nothing_that_never_ends_is_left(liar: Liar, bucket: S3Destination,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_of_nothing_that_never_ends_is_left(
+    liar: Liar, bucket: S3Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(s3, "_BARREN", 20)
     liar.answer = lambda _query: listing([], f"t{len(liar.asked)}")
     assert "pages without a key of ours" in ended(lambda: list(bucket.list("")))
@@ -121,7 +130,8 @@ def test_a_listing_of_what_is_not_ours_that_goes_in_circles_is_left(liar: Liar, 
 def test_a_listing_of_uploads_that_goes_in_circles_is_left(liar: Liar, bucket: S3Destination) -> None:
     for marks in ("", "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"):
         liar.answer = lambda _query, marks=marks: (  # type: ignore[misc]  # one value of the loop
-            f"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>{marks}</ListMultipartUploadsResult>")
+            f"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>{marks}</ListMultipartUploadsResult>"
+        )
         assert "looking for leftovers" in ended(lambda: list(bucket.leftovers()))
 
 

@@ -28,8 +28,9 @@ def house(shared_server: PrivateServer, keys: Keys) -> Iterator[House]:
     with short_directory() as base:
         house = House(base, shared_server, keys)
         place = f"  local: {{type: filesystem, path: {house.repository}}}\n"
-        house.config.write_text(house.config.read_text().replace(
-            place, f"{place}  second: {{type: filesystem, path: {base}/second}}\n"))
+        house.config.write_text(
+            house.config.read_text().replace(place, f"{place}  second: {{type: filesystem, path: {base}/second}}\n")
+        )
         policy = base / "policies/gold.yaml"
         policy.write_text(policy.read_text().replace("required: [local]", "required: [local, second]"))
         yield house
@@ -51,7 +52,8 @@ def open_incidents(house: House) -> list[tuple[str, str]]:
 
 
 def test_another_manifest_is_not_believed_another_copy_is_used_and_verify_puts_it_right(
-        house: House, shared_server: PrivateServer) -> None:
+    house: House, shared_server: PrivateServer
+) -> None:
     taken = house.backup()["id"]
     true = house.manifest(taken).read_bytes()
     forged(house, SERVER, taken, without_tables)
@@ -66,10 +68,13 @@ def test_another_manifest_is_not_believed_another_copy_is_used_and_verify_puts_i
         assert checksum_everything(connection) == wanted
     assert open_incidents(house) == [(SERVER, "local")]
     assert {copy["destination"]: copy["state"] for copy in house.backups()[0]["copies"]} == {
-        "local": "damaged", "second": "complete"}
+        "local": "damaged",
+        "second": "complete",
+    }
     verified = house.ok("verify")
-    assert [damage["repaired_from"] for damage in verified["damages"]
-            if damage["key"].endswith("manifest.json")] == ["second"]
+    assert [damage["repaired_from"] for damage in verified["damages"] if damage["key"].endswith("manifest.json")] == [
+        "second"
+    ]
     assert house.manifest(taken).read_bytes() == true
     house.ok("verify")
     assert open_incidents(house) == []
@@ -81,8 +86,10 @@ def test_where_no_other_copy_is_nothing_of_it_is_restored_proved_or_removed(hous
         house.repository = place
         forged(house, SERVER, taken, without_tables)
     house.repository = house.base / "repository"
-    assert "is not what was stored" in house.fails("restore", SERVER, "--to", "latest", "--datadir",
-                                                   str(house.base / "new")).all
+    assert (
+        "is not what was stored"
+        in house.fails("restore", SERVER, "--to", "latest", "--datadir", str(house.base / "new")).all
+    )
     house.fails("test-restore", SERVER)
     house.fails("verify")
     assert open_incidents(house) == [(SERVER, "local"), (SERVER, "second")]
@@ -98,9 +105,15 @@ def test_another_description_of_a_binary_log_is_not_believed(house: House, share
     true = document.read_bytes()
     edited(document, sha256="0" * 64)
     verified = house.ok("verify")
-    assert [(damage["repaired_from"], "not what was stored" in damage["problem"]) for damage in verified["damages"]
-            if damage["key"].endswith("segment.json")] == [("second", True)]
+    assert [
+        (damage["repaired_from"], "not what was stored" in damage["problem"])
+        for damage in verified["damages"]
+        if damage["key"].endswith("segment.json")
+    ] == [("second", True)]
     assert document.read_bytes() == true
     with wired(house) as wiring:
-        assert [one.kind for one in wiring.catalog.events.list() if one.subject == "local"
-                and one.kind in (TAMPERED.broken, TAMPERED.mended)] == [TAMPERED.mended, TAMPERED.broken]
+        assert [
+            one.kind
+            for one in wiring.catalog.events.list()
+            if one.subject == "local" and one.kind in (TAMPERED.broken, TAMPERED.mended)
+        ] == [TAMPERED.mended, TAMPERED.broken]

@@ -60,8 +60,11 @@ def _collected(server: PrivateServer) -> tuple[dict[str, str], str]:
     connection = connection_to(server)
     found = collect(connection, probe(connection))
     with tarfile.open(fileobj=io.BytesIO(found.content)) as tar:
-        texts = {member.name: (tar.extractfile(member) or io.BytesIO()).read().decode("utf-8", "replace")
-                 for member in tar if member.isfile()}
+        texts = {
+            member.name: (tar.extractfile(member) or io.BytesIO()).read().decode("utf-8", "replace")
+            for member in tar
+            if member.isfile()
+        }
     return texts, " ".join(found.warnings)
 
 
@@ -117,8 +120,10 @@ def test_files_that_the_server_names_hold_nobody_up(server: PrivateServer, short
         kernel = replace(lying, variables={**info.variables, "log_bin_basename": "/proc/x"})
         with pytest.raises(PermissionError):  # a file by its kind; who reads it waits for the kernel's next message
             log_digest(kernel, Position(file="kmsg", pos=4))
-        for attempt in (lambda: log_digest(lying, Position(file=pipe.name, pos=4)),
-                        lambda: has_old_pages(pipe, lsn=1, page_size=16384)):
+        for attempt in (
+            lambda: log_digest(lying, Position(file=pipe.name, pos=4)),
+            lambda: has_old_pages(pipe, lsn=1, page_size=16384),
+        ):
             with pytest.raises(OSError, match="no plain file"):
                 attempt()
     finally:
@@ -176,14 +181,16 @@ def test_powers_are_given_back(secret: Path) -> None:
     keys = ("Uid:", "Gid:", "Groups:", "CapEff:")
     now = Path("/proc/thread-self/status").read_text()
     assert [line for line in now.splitlines() if line.startswith(keys)] == [
-        line for line in own.splitlines() if line.startswith(keys)]
+        line for line in own.splitlines() if line.startswith(keys)
+    ]
 
 
 def test_who_looked_as_somebody_else_still_ends_with_its_parent_and_shows_its_memory_to_nobody() -> None:
     """The kernel takes the signal of a parent's end from a thread that becomes somebody else; the jobs of a service
     that was killed would go on."""
-    done = subprocess.run(["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", _POWERS], capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", _POWERS], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["9", "0", "9", "0", "1"]
 
 

@@ -42,8 +42,14 @@ def documents(tmp_path: Path, keys: Keys) -> Iterator[tuple[Any, list[Path]]]:
         Stock(place, server=SERVER).add(2, {"a": b"2"})
         store(wiring, keys, real_logs()[:1], known=False)
         root = tmp_path / "local"
-        yield wiring, [root / layout.manifest_key("ghost", backup_id(1)), *root.glob("binlogs/*/*/branch.json"),
-                       *root.glob("binlogs/*/*/*/segment.json")]
+        yield (
+            wiring,
+            [
+                root / layout.manifest_key("ghost", backup_id(1)),
+                *root.glob("binlogs/*/*/branch.json"),
+                *root.glob("binlogs/*/*/*/segment.json"),
+            ],
+        )
 
 
 def test_what_no_document_of_ours_holds_is_damage(documents: tuple[Any, list[Path]]) -> None:

@@ -16,9 +16,13 @@ from tests.api.rig import Rig, rig
 from tests.api.state import fill, number, two_servers
 from tests.api.test_roles import ADMIN, OPERATOR
 
-IDS = {"backups": number("20261121T120000Z", 0), "jobs": number("20261101T020000Z", 0),
-       "proofs": number("20261103T020000Z", 1), "restores": number("20261102T020000Z", 1),
-       "alerts": number("20261104T020000Z", 0)}
+IDS = {
+    "backups": number("20261121T120000Z", 0),
+    "jobs": number("20261101T020000Z", 0),
+    "proofs": number("20261103T020000Z", 1),
+    "restores": number("20261102T020000Z", 1),
+    "alerts": number("20261104T020000Z", 0),
+}
 LASTS = "/v1/events"
 ABOUT_NO_SERVER = {"/v1/whoami", "/v1/policies/schema", "/v1/policies/validate"}
 
@@ -38,8 +42,17 @@ def asked(house: Rig) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
             continue
         address = path.replace("{server}", "db1").replace("{name}", "gold")
         address = address.replace("{id}", IDS.get(path.split("/")[2], number("20261109T020000Z", 1)))
-        body = next((one["value"] for one in operation.get("requestBody", {}).get("content", {}).get(
-            "application/json", {}).get("examples", {}).values()), None)
+        body = next(
+            (
+                one["value"]
+                for one in operation.get("requestBody", {})
+                .get("content", {})
+                .get("application/json", {})
+                .get("examples", {})
+                .values()
+            ),
+            None,
+        )
         if method == "delete" and "{id}" not in path:
             address += "?server=db1"
         yield method.upper(), path, address, body and {**body, **({"server": "db1"} if "server" in body else {})}
@@ -52,9 +65,15 @@ def needed(method: str, path: str) -> Role:
 
 def state(house: Rig) -> tuple[object, ...]:
     catalog = house.catalog
-    return (catalog.jobs.list(), catalog.holds.all(), catalog.restores.list(),
-            [(one.id, one.revoked_at) for one in catalog.tokens.list()],
-            catalog.backups.list(), catalog.incidents.list(), len(house.reloads))
+    return (
+        catalog.jobs.list(),
+        catalog.holds.all(),
+        catalog.restores.list(),
+        [(one.id, one.revoked_at) for one in catalog.tokens.list()],
+        catalog.backups.list(),
+        catalog.incidents.list(),
+        len(house.reloads),
+    )
 
 
 def test_no_lower_role_does_anything_and_no_token_of_another_server_sees_anything(house: Rig) -> None:
@@ -80,7 +99,8 @@ def test_no_lower_role_does_anything_and_no_token_of_another_server_sees_anythin
                 assert answer.status_code not in (401, 403, 405, 500), where
             elif path not in ABOUT_NO_SERVER:
                 assert answer.status_code in (403, 404) or (
-                    method == "GET" and answer.status_code == 200 and '"db1"' not in answer.text), where
+                    method == "GET" and answer.status_code == 200 and '"db1"' not in answer.text
+                ), where
     assert state(house) == before
     assert told["nobody"] == {401}
     assert told["admin of db2"] >= {200, 403, 404}

@@ -116,15 +116,17 @@ def test_what_a_renewal_costs_at_each_place(house: Wiring, monkeypatch: pytest.M
     for name in ("put", "get"):
         before = getattr(FilesystemDestination, name)
 
-        def counted(self: FilesystemDestination, key: str, *args: Any, _name: str = name, _before: Any = before,
-                    **more: Any) -> Any:
+        def counted(
+            self: FilesystemDestination, key: str, *args: Any, _name: str = name, _before: Any = before, **more: Any
+        ) -> Any:
             asked.append(f"{_name} {self.name}")
             return _before(self, key, *args, **more)
 
         monkeypatch.setattr(FilesystemDestination, name, counted)
     heads.renew(house)
     assert {one: asked.count(one) for one in asked} == {
-        f"{what} {place}": count for place in PLACES for what, count in (("put", 3), ("get", 4))}
+        f"{what} {place}": count for place in PLACES for what, count in (("put", 3), ("get", 4))
+    }
 
 
 def test_the_service_renews_it_every_quarter_of_an_hour(house: Wiring) -> None:
@@ -141,13 +143,15 @@ def test_one_place_that_was_turned_back_is_known_by_the_other(house: Wiring, tmp
     lines, problems = rebuilt(house, tmp_path)
     assert any(line.startswith(f"head of {SERVER} at local: counter 1, of {then}, 2h 10m ago") for line in lines), lines
     (said,) = [problem for problem in problems if "rolled back" in problem]
-    assert said.startswith(f"local was possibly rolled back to {then}: its head of {SERVER} has counter 1, that of "
-                           "offsite 2")
+    assert said.startswith(
+        f"local was possibly rolled back to {then}: its head of {SERVER} has counter 1, that of offsite 2"
+    )
     assert "rebuild from offsite" in said
 
 
 def test_a_store_that_was_turned_back_as_a_whole_is_known_by_the_time_and_by_the_report(
-        house: Wiring, tmp_path: Path) -> None:
+    house: Wiring, tmp_path: Path
+) -> None:
     then = turned_back(house, tmp_path, PLACES)
     quiet = compare(house)
     assert (len(quiet.lines), quiet.suspicions) == (2, ()), "nothing in the store says so"
@@ -177,7 +181,8 @@ def test_the_newest_that_is_gone_while_its_head_was_left_is_known(house: Wiring,
     told = [problem for problem in problems if "somebody took" in problem]
     assert [problem.partition(",")[0] for problem in told] == [
         *(f"{place} does not hold backup {backup_id(2)} of {SERVER}" for place in PLACES),
-        f"binary logs of {SERVER} at offsite end at byte {first.size} of file {first.number} of branch {BRANCH.id}"]
+        f"binary logs of {SERVER} at offsite end at byte {first.size} of file {first.number} of branch {BRANCH.id}",
+    ]
 
 
 def test_a_head_of_another_server_of_nobody_or_without_signature_is_not_believed(house: Wiring, tmp_path: Path) -> None:
@@ -206,10 +211,14 @@ def rowed(wiring: Wiring, number: int) -> None:
     """As ``taken``, with the row that a run writes."""
     for place in PLACES:
         header = Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
-    wiring.catalog.backups.add(replace(
-        backup(number, server=SERVER), id=header.backup_id,
-        manifest=hashlib.sha256(encode_header(header)).hexdigest(),
-        copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES)))
+    wiring.catalog.backups.add(
+        replace(
+            backup(number, server=SERVER),
+            id=header.backup_id,
+            manifest=hashlib.sha256(encode_header(header)).hexdigest(),
+            copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES),
+        )
+    )
     heads.renew(wiring)
 
 
@@ -244,7 +253,8 @@ def test_a_place_that_is_turned_back_is_an_incident_until_all_is_there_again(hou
     assert rolled_back(house) == ["local"]
     (told,) = house.catalog.events.list(kind=ROLLED_BACK.broken)
     assert "it took the head with counter 2, and it holds the one with counter 1, of 2026-11-21T12:00:00Z" in (
-        told.message)
+        told.message
+    )
     later(house, 15)
     HeadWatch(house).step()
     assert rolled_back(house) == ["local"], "the new head that we put hides nothing"
@@ -260,15 +270,18 @@ def test_a_place_that_is_turned_back_is_an_incident_until_all_is_there_again(hou
 
 
 def test_verify_tells_it_before_a_renewal_is_due_and_a_head_that_is_gone_is_one_too(
-        house: Wiring, tmp_path: Path) -> None:
+    house: Wiring, tmp_path: Path
+) -> None:
     rowed(house, 1)
     runbook = f"{backup_id(1)}, SHA-256 {hashlib.sha256(b'runbook').hexdigest()}"
     assert [f"runbook of {SERVER}", runbook] in [
-        list(map(str, row)) for grid in report_now(house, house.clock()).grids for row in grid.rows]
+        list(map(str, row)) for grid in report_now(house, house.clock()).grids for row in grid.rows
+    ]
     (tmp_path / "local" / layout.head_key(SERVER)).unlink()
     scrubbed(house)
     assert [one.message for one in house.catalog.events.list(kind=ROLLED_BACK.broken)] == [
-        f"local was possibly rolled back: of {SERVER} it took the head with counter 1, and it holds none"]
+        f"local was possibly rolled back: of {SERVER} it took the head with counter 1, and it holds none"
+    ]
 
 
 def test_a_place_that_was_away_when_heads_were_put_was_not_turned_back(house: Wiring, tmp_path: Path) -> None:

@@ -79,16 +79,27 @@ def test_nothing_outside_is_reached(way: Way, places: tuple[Path, Path], monkeyp
         monkeypatch.setenv(name, "/nonexistent")
     (mine / "inside.py").write_text(INSIDE)
     (mine / "inside.py").chmod(0o644)
-    with socket.socket(socket.AF_UNIX) as listener, (mine / "inside.py").open() as left_open, \
-            Path(os.devnull).open("r+b") as nothing:
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        (mine / "inside.py").open() as left_open,
+        Path(os.devnull).open("r+b") as nothing,
+    ):
         listener.bind("\0backupd-attack")
         listener.listen()
         os.set_inheritable(left_open.fileno(), True)
-        beside = spawn(_made(Command(("sleep", "30"), user=worker()), way, [theirs], [], network_of=None, network=False,
-                             scratch=True), stdin=nothing.fileno(), stdout=nothing.fileno(), stderr=nothing.fileno())
+        beside = spawn(
+            _made(
+                Command(("sleep", "30"), user=worker()), way, [theirs], [], network_of=None, network=False, scratch=True
+            ),
+            stdin=nothing.fileno(),
+            stdout=nothing.fileno(),
+            stderr=nothing.fileno(),
+        )
         try:
-            command = Command(("/usr/bin/python3", str(mine / "inside.py"), str(beside.pid), str(theirs),
-                               "backupd-attack"), user=worker())
+            command = Command(
+                ("/usr/bin/python3", str(mine / "inside.py"), str(beside.pid), str(theirs), "backupd-attack"),
+                user=worker(),
+            )
             done = run(_made(command, way, [mine], [], network_of=None, network=False, scratch=True), timeout=20)
             assert beside.poll() is None
         finally:
@@ -96,5 +107,15 @@ def test_nothing_outside_is_reached(way: Way, places: tuple[Path, Path], monkeyp
     told = json.loads(done.stdout)
     assert told["got"] == []
     assert told["fds"] == [0, 1, 2]
-    assert not set(told["env"]) - {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "PWD", "LC_ALL",
-                                   "LC_CTYPE"}
+    assert not set(told["env"]) - {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TZ",
+        "TMPDIR",
+        "PWD",
+        "LC_ALL",
+        "LC_CTYPE",
+    }

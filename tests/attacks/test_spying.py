@@ -16,8 +16,10 @@ from tests.support.places import runs_as_root
 
 pytestmark = [
     pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's"),
-    pytest.mark.skipif(runs_as_root() and worker() != WORKER, reason=f"there is no user {WORKER} here: programs that "
-                       "work on copies are the database's user"),
+    pytest.mark.skipif(
+        runs_as_root() and worker() != WORKER,
+        reason=f"there is no user {WORKER} here: programs that work on copies are the database's user",
+    ),
 ]
 
 SPY = r"""
@@ -95,8 +97,15 @@ def _spied(house: House, place: Path, *args: str) -> tuple[set[str], set[tuple[s
     """Names of the programs of one command that were seen, and what could be had of which."""
     ready = place / "ready"
     with house.popen(*args) as command:
-        with subprocess.Popen(["/usr/bin/python3", "-c", SPY, str(command.pid), str(ready)], user="mysql",
-                              group="mysql", extra_groups=[], cwd="/", stdout=subprocess.PIPE, text=True) as spy:
+        with subprocess.Popen(
+            ["/usr/bin/python3", "-c", SPY, str(command.pid), str(ready)],
+            user="mysql",
+            group="mysql",
+            extra_groups=[],
+            cwd="/",
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as spy:
             out, err = command.communicate()
             told = json.loads(spy.communicate()[0])
     assert command.returncode == 0, out + err
@@ -106,11 +115,26 @@ def _spied(house: House, place: Path, *args: str) -> tuple[set[str], set[tuple[s
 
 def test_the_spy_sees_what_its_own_user_runs(short_tmp: Path) -> None:
     with subprocess.Popen(["sleep", "3"], user="mysql", group="mysql", extra_groups=[], cwd="/") as victim:
-        done = subprocess.run(["/usr/bin/python3", "-c", SPY, str(victim.pid), str(short_tmp / "ready")], user="mysql",
-                              group="mysql", extra_groups=[], cwd="/", capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["/usr/bin/python3", "-c", SPY, str(victim.pid), str(short_tmp / "ready")],
+            user="mysql",
+            group="mysql",
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     told = json.loads(done.stdout)
     assert {way for name, way in told["got"] if name == "sleep"} >= {
-        "environ", "fd", "root", "cwd", "signal", "mem", "ptrace"}
+        "environ",
+        "fd",
+        "root",
+        "cwd",
+        "signal",
+        "mem",
+        "ptrace",
+    }
 
 
 def test_nothing_is_had_of_a_proof(short_tmp: Path, shared_server: PrivateServer, keys: Keys) -> None:

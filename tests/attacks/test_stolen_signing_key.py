@@ -77,12 +77,20 @@ def house(tmp_path: Path, keys: Keys) -> Iterator[House]:
         found = House(wiring, tmp_path)
         for number in (1, 2):
             header = put(found, number, PLACES)
-            row = record_of_manifest(wiring, wiring.destination("local"), header, Copy("local", "complete",
-                                     header.finished_at), pinned=False)
-            wiring.catalog.backups.add(replace(row, manifest=row.found, found="", copies=tuple(
-                Copy(place, "complete", header.finished_at) for place in PLACES)))
-        store(wiring, Keys(signing(wiring.settings).home, signing(wiring.settings).home, found.former),
-              (real_logs()[0],))
+            row = record_of_manifest(
+                wiring, wiring.destination("local"), header, Copy("local", "complete", header.finished_at), pinned=False
+            )
+            wiring.catalog.backups.add(
+                replace(
+                    row,
+                    manifest=row.found,
+                    found="",
+                    copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES),
+                )
+            )
+        store(
+            wiring, Keys(signing(wiring.settings).home, signing(wiring.settings).home, found.former), (real_logs()[0],)
+        )
         wiring.catalog.proofs.add(replace(proof(), id=PROOF, server=SERVER))
         heads.renew(wiring)
         yield found
@@ -92,8 +100,10 @@ def put(house: House, number: int, places: tuple[str, ...], signer: Signing | No
     """A backup whose body is sealed as a true one is; signed by this installation, or by ``signer`` beneath it."""
     sealer = Sealer(house.wiring.recipients()[1], signing(house.wiring.settings).home)
     stock = Stock(house.beneath(places[0]), server=SERVER)
-    header, plain = bound(header := stock.add(number, {"a": b"%d" % number}, commit=False),
-                          replace(stock.body(header), facts=facts(backup_id(number), header)))
+    header, plain = bound(
+        header := stock.add(number, {"a": b"%d" % number}, commit=False),
+        replace(stock.body(header), facts=facts(backup_id(number), header)),
+    )
     sealed = sealer.seal(plain)
     header = replace(header, body=described(layout.BODY, sealed))
     key = manifest(number)
@@ -118,14 +128,23 @@ def unbelieved(wiring: Wiring) -> list[str]:
     for name in PLACES:
         place = wiring.destination(name)
         assert isinstance(place, SignedDestination)
-        found += [f"{name}: {info.key}" for info in place.list("") if layout.signed_of(info.key) is not None
-                  and place.problem(info.key, place.as_it_lies(info.key))]
+        found += [
+            f"{name}: {info.key}"
+            for info in place.list("")
+            if layout.signed_of(info.key) is not None and place.problem(info.key, place.as_it_lies(info.key))
+        ]
     return found
 
 
 def page_says(house: House, wiring: Wiring, command: str) -> str:
-    return subprocess.run(["sh", "-c", command], cwd=house.base / "local", capture_output=True, text=True, check=False,
-                          env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(signing(wiring.settings).home)}).stdout.strip()
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=house.base / "local",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(signing(wiring.settings).home)},
+    ).stdout.strip()
 
 
 def thief_of(house: House) -> Signing:
@@ -160,8 +179,10 @@ def test_what_a_thief_signs_is_believed_until_the_key_is_replaced_and_never_afte
     assert noted(new)[SERVER].counter == 2
     assert f"{former} signed until counter 1" in " ".join(heads.compare(new).lines)
 
-    assert [f"It says that {former}, which is trusted here, was replaced at " in said
-            for said in heads.compare(old).suspicions] == [True, True], "a configuration of before is told so"
+    assert [
+        f"It says that {former}, which is trusted here, was replaced at " in said
+        for said in heads.compare(old).suspicions
+    ] == [True, True], "a configuration of before is told so"
 
     (told,) = new.catalog.events.list(kind=ROTATED)
     assert "print the recovery page again" in told.hint
@@ -171,8 +192,12 @@ def test_what_a_thief_signs_is_believed_until_the_key_is_replaced_and_never_afte
     assert page_says(house, new, former_page).startswith("STOP")
     verified = subprocess.run(
         ["gpg", "--batch", "--status-fd", "1", "--verify", "manifest.json.sig", "manifest.json"],
-        cwd=house.base / "local" / layout.backup_folder(SERVER, backup_id(1)), capture_output=True, text=True,
-        check=False, env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(signing(new.settings).home)}).stdout
+        cwd=house.base / "local" / layout.backup_folder(SERVER, backup_id(1)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(signing(new.settings).home)},
+    ).stdout
     assert f"VALIDSIG {done.key}" in verified, "by hand, with the new page"
 
 
@@ -211,8 +236,11 @@ def test_what_was_only_taken_in_from_a_place_is_signed_when_somebody_says_so(hou
     put(house, 3, PLACES, thief_of(house))
     assert [adopt_unknown(house.wiring, house.wiring.destination(place)) for place in PLACES] == [[backup_id(3)]] * 2
     begun = rotate_signing(house.wiring)
-    assert all("where whoever has the former key could have put it" in text for place in begun.places.values()
-               for text in place.left)
+    assert all(
+        "where whoever has the former key could have put it" in text
+        for place in begun.places.values()
+        for text in place.left
+    )
     assert [len(place.left) for place in begun.places.values()] == [1, 1]
     again = rotate_signing(house.wiring, to=begun.key, unproven=True)
     assert (again.ok, [place.signed for place in again.places.values()]) == (True, [1, 1])
@@ -232,8 +260,9 @@ def test_what_cannot_be_done_is_refused_before_anything_is_signed(house: House, 
         rotate_signing(replace(wiring, catalog=empty))
     other = make_key(signing(wiring.settings).home, "backupd signing other")
     file = wiring.settings.file
-    file.write_text(file.read_text().replace(f"signing_key: {former}",
-                                             f"signing_key: {other}, trusted_signers: [{former}]"))
+    file.write_text(
+        file.read_text().replace(f"signing_key: {former}", f"signing_key: {other}, trusted_signers: [{former}]")
+    )
     trusting = Wiring(load_settings(file), wiring.catalog, wiring.clock)
     with pytest.raises(RefusedError, match="trusted_signers names it"):
         rotate_signing(trusting, former=former)
@@ -254,8 +283,9 @@ def test_a_rebuild_makes_all_native_under_the_key_that_is_named_and_until_then_n
         (held,) = sweep_destination(strange, strange.destination("local"))
         assert "no object is collected while manifests cannot be read" in held
     assert everything(house.beneath()) >= before, "what nobody can read is kept, and all that it may name"
-    file.write_text(file.read_text().replace(f"signing_key: {other}",
-                                             f"signing_key: {other}, trusted_signers: [{former}]"))
+    file.write_text(
+        file.read_text().replace(f"signing_key: {other}", f"signing_key: {other}, trusted_signers: [{former}]")
+    )
     named = Wiring(load_settings(file), house.wiring.catalog, house.wiring.clock)
     assert heads.compare(named).suspicions == ()
     done, native = house.rebuilt(named, "named")

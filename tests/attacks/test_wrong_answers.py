@@ -105,10 +105,14 @@ def test_no_program_sends_a_file_either(program: str, short_tmp: Path) -> None:
     options = short_tmp / "o.cnf"
     with Rogue(_asks_for_a_file, to=b"\3") as rogue:
         options.write_text(f"[client]\nuser=bob\npassword=x\nhost=127.0.0.1\nport={rogue.port}\n")
-        words = {"mariadb-dump": ["shop"], "mydumper": ["-o", str(short_tmp / "out")],
-                 "mariadb-binlog": ["--read-from-remote-server", "--raw", "x.000001"]}[program]
-        subprocess.run([program, f"--defaults-file={options}", *words], check=False, capture_output=True, timeout=30,
-                       cwd=short_tmp)
+        words = {
+            "mariadb-dump": ["shop"],
+            "mydumper": ["-o", str(short_tmp / "out")],
+            "mariadb-binlog": ["--read-from-remote-server", "--raw", "x.000001"],
+        }[program]
+        subprocess.run(
+            [program, f"--defaults-file={options}", *words], check=False, capture_output=True, timeout=30, cwd=short_tmp
+        )
     assert rogue.got
     assert not any(b"root:" in sent for sent in rogue.got)
 
@@ -144,7 +148,7 @@ def test_what_is_no_answer_is_an_error_of_the_server() -> None:
             at = dice.randrange(len(bodies))
             body = bytearray(bodies[at])
             for _ in range(dice.randrange(1, 4)):
-                body[dice.randrange(len(body)):dice.randrange(len(body) + 1)] = dice.randbytes(dice.randrange(3))
+                body[dice.randrange(len(body)) : dice.randrange(len(body) + 1)] = dice.randbytes(dice.randrange(3))
                 body = body or bytearray(b"\0")
             bodies[at] = bytes(body)
         yield b"".join(_packet(number, body) for number, body in enumerate(bodies, start=1))

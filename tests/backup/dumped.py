@@ -60,17 +60,29 @@ class Shelf:
         folder.mkdir(mode=0o700)
 
         def documents(body: Body, header: Header) -> Documents:
-            return Documents(render_logical_runbook(header, body, destinations=["local"]).encode(),
-                             render_unpack(header.backup_id, body.entries, header.objects))
+            return Documents(
+                render_logical_runbook(header, body, destinations=["local"]).encode(),
+                render_unpack(header.backup_id, body.entries, header.objects),
+            )
 
         include = tuple(TablePattern.parse(pattern) for pattern in patterns or ("*.*",))
         spec = LogicalSpec(
-            backup_id=new_id(now()), server="shop", connection=self.connection, info=info,
-            destinations=(self.destination,), recipients=(self.keys.fingerprint,), gnupg_home=self.keys.public_home,
-            identity_key=b"k" * 32, started_at=now(), documents=documents,
-            select=partial(select, include=include), whole=lambda schema: True,
-            tools=tuple(tools) or (mydumper_tool(info.flavour), ExactDump()), folder=folder,
-            max_lock=30.0)  # what a policy may allow at most: the machine of the tests may be slow
+            backup_id=new_id(now()),
+            server="shop",
+            connection=self.connection,
+            info=info,
+            destinations=(self.destination,),
+            recipients=(self.keys.fingerprint,),
+            gnupg_home=self.keys.public_home,
+            identity_key=b"k" * 32,
+            started_at=now(),
+            documents=documents,
+            select=partial(select, include=include),
+            whole=lambda schema: True,
+            tools=tuple(tools) or (mydumper_tool(info.flavour), ExactDump()),
+            folder=folder,
+            max_lock=30.0,
+        )  # what a policy may allow at most: the machine of the tests may be slow
         return replace(spec, **others)
 
     def dump(self, *patterns: str, **others: Any) -> LogicalOutcome:

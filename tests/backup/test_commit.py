@@ -24,15 +24,33 @@ from tests.transfer.stock import FakeClock, Stock, backup_id, facts
 VERSION = Version(10, 11, 6)
 
 
-def take(place: Destination, keys: Keys, clock: FakeClock, number: int, files: dict[str, bytes],
-         parent: int | None = None, fence: Callable[[], None] = lambda: None) -> None:
+def take(
+    place: Destination,
+    keys: Keys,
+    clock: FakeClock,
+    number: int,
+    files: dict[str, bytes],
+    parent: int | None = None,
+    fence: Callable[[], None] = lambda: None,
+) -> None:
     info = facts(backup_id(1), Stock(MemoryDestination("elsewhere")).header(1, ())).server
-    captured = Captured(BackupKind.PHYSICAL_FULL, Tool("t", "/t", VERSION, "10.11.6"),
-                        Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"))
+    captured = Captured(
+        BackupKind.PHYSICAL_FULL,
+        Tool("t", "/t", VERSION, "10.11.6"),
+        Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"),
+    )
     spec = BackupSpec(
-        backup_id=backup_id(number), server="shop", connection=Connection(socket="/nowhere", user="nobody"),
-        info=info, destinations=(place,), recipients=(keys.fingerprint,), gnupg_home=keys.public_home,
-        identity_key=b"k" * 32, started_at=clock(), documents=lambda _body, _header: Documents(b"run", b"unpack"))
+        backup_id=backup_id(number),
+        server="shop",
+        connection=Connection(socket="/nowhere", user="nobody"),
+        info=info,
+        destinations=(place,),
+        recipients=(keys.fingerprint,),
+        gnupg_home=keys.public_home,
+        identity_key=b"k" * 32,
+        started_at=clock(),
+        documents=lambda _body, _header: Documents(b"run", b"unpack"),
+    )
     parents = () if parent is None else (backup_id(parent),)
     with making(spec, parents=parents, clock=clock) as made, Packer(made.fanout, workers=1) as packer:
         for path, content in files.items():

@@ -29,7 +29,8 @@ def service(server: PrivateServer | MySQLServer) -> Connection:
 
 
 def test_a_local_server_gives_its_option_file_settings_accounts_and_host(
-        shared_server: PrivateServer, tmp_path: Path) -> None:
+    shared_server: PrivateServer, tmp_path: Path
+) -> None:
     connection = service(shared_server)
     info = probe(connection)
     (tmp_path / "script").write_text("#!/bin/sh\n")

@@ -14,9 +14,16 @@ def table(schema: str, name: str, engine: str) -> Table:
     return Table(TableName(schema, name), "BASE TABLE", engine, 1, None, "")
 
 
-TABLES = [table("shop", "orders", "InnoDB"), table("shop", "notes", "MyISAM"), table("shop", "toku", "TokuDB"),
-          table("crm", "toku", "TokuDB"), table("shop", "cache", "MEMORY"), table("shop", "far", "FEDERATED"),
-          table("shop", "torn", ""), table("mysql", "user", "TokuDB")]
+TABLES = [
+    table("shop", "orders", "InnoDB"),
+    table("shop", "notes", "MyISAM"),
+    table("shop", "toku", "TokuDB"),
+    table("crm", "toku", "TokuDB"),
+    table("shop", "cache", "MEMORY"),
+    table("shop", "far", "FEDERATED"),
+    table("shop", "torn", ""),
+    table("mysql", "user", "TokuDB"),
+]
 
 
 def findings(tool: str = "mariadb-backup", logical: dict[str, object] | None = None) -> list[tuple[str, str]]:
@@ -27,8 +34,9 @@ def findings(tool: str = "mariadb-backup", logical: dict[str, object] | None = N
 def test_tables_that_no_backup_covers_are_named() -> None:
     ((severity, message),) = findings()
     assert severity == "warning"
-    assert message == ("of engine TokuDB, which physical backups leave out, 2 tables are in no backup at all: "
-                       "shop.toku, crm.toku")
+    assert message == (
+        "of engine TokuDB, which physical backups leave out, 2 tables are in no backup at all: shop.toku, crm.toku"
+    )
 
 
 def test_a_logical_leg_with_a_schedule_covers_them_whatever_it_includes_and_whatever_their_size() -> None:

@@ -41,9 +41,12 @@ def _text(node: ast.expr) -> str:
 
 
 def test_every_line_of_check_that_is_ok_was_tried_or_says_that_it_was_not() -> None:
-    found = [_text(call.args[1]) for path in sorted(PRODUCT.rglob("*.py"))
-             for call in ast.walk(ast.parse(path.read_text()))
-             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "fine"]
+    found = [
+        _text(call.args[1])
+        for path in sorted(PRODUCT.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "fine"
+    ]
     assert len(found) > len(TRIED)
     unknown = [text for text in found if "not probed" not in text and not any(text.startswith(one) for one in TRIED)]
     assert not unknown, "try it in small, or say `not probed`; then name it above"

@@ -35,7 +35,8 @@ def test_option_files_are_followed_through_includes_links_and_circles(tmp_path: 
     (tmp_path / "open.cnf").chmod(0o666)
     (tmp_path / "main.cnf").write_text(
         f"!includedir {tmp_path}/conf.d\n!include {tmp_path}/missing.cnf\n!include {tmp_path}/open.cnf\n"
-        f"!include {tmp_path}/conf.d\n")
+        f"!include {tmp_path}/conf.d\n"
+    )
     (tmp_path / "my.cnf").symlink_to("main.cnf")
     files = HostFiles()
     files.option_file(tmp_path / "my.cnf")
@@ -50,8 +51,7 @@ def test_option_files_are_followed_through_includes_links_and_circles(tmp_path: 
     assert content(files, tmp_path / "conf.d/b.cnf") == b"[mysqld]\nserver_id=1\n"
 
 
-def test_folders_are_taken_whole_and_what_is_no_file_is_noted(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_taken_whole_and_what_is_no_file_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "scripts"
     deepest = folder / "/".join(["d"] * 700)
     deepest.mkdir(parents=True)
@@ -126,8 +126,9 @@ def test_too_much_is_left_out_with_a_warning_that_names_it(tmp_path: Path, monke
     assert "with its 90 B all would be more than 250 B" in files.warnings[1]
 
 
-def test_a_folder_of_data_that_is_named_by_mistake_gives_few_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                                      ) -> None:
+def test_a_folder_of_data_that_is_named_by_mistake_gives_few_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hostfiles, "LARGEST_FILE", 1)
     for number in range(100):
         (tmp_path / f"{number:03}.ibd").write_bytes(b"xx")

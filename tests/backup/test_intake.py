@@ -77,12 +77,28 @@ class Slow:
             self.gate.acquire()
 
 
-def taken(shelf: Shelf, run: Writing, *, throttle: Throttle, room: int, cancel: threading.Event | None = None,
-          pressure: str = "") -> tuple[Packed, int]:
+def taken(
+    shelf: Shelf,
+    run: Writing,
+    *,
+    throttle: Throttle,
+    room: int,
+    cancel: threading.Event | None = None,
+    pressure: str = "",
+) -> tuple[Packed, int]:
     """Everything of ``run``, packed; and how many rows were counted."""
     with making(shelf.spec(), clock=now) as made, Packer(made.fanout, workers=1, together=together) as packer:
-        with Intake(packer, throttle=throttle, pressure=lambda: pressure, room=room, cancel=cancel,
-                    arrived=lambda _table, _size: None) as intake, run:
+        with (
+            Intake(
+                packer,
+                throttle=throttle,
+                pressure=lambda: pressure,
+                room=room,
+                cancel=cancel,
+                arrived=lambda _table, _size: None,
+            ) as intake,
+            run,
+        ):
             assert intake.take([run]) == {}
             rows = intake.rows(ORDERS)
             intake.keep(ORDERS)
@@ -140,10 +156,13 @@ def test_a_cancelled_intake_ends(shelf: Shelf, short_tmp: Path) -> None:
     assert shelf.objects() == set()
 
 
-OF_OLD = (b'/* (no) */\nINSERT INTO `t` VALUES\n(1,"a(\\n(b"),\n(2,NULL),\n(3,"x)\\\\");\n'
-          b'INSERT INTO `t` VALUES\n(4,"");\n')
-OF_NEW = (b'/* (no) */\nINSERT INTO `t` VALUES(1,"a(\\n,(b")\n,(2,NULL)\n,(3,"x)\\\\")\n;\n'
-          b'INSERT INTO `t` (`a`,`b`) VALUES(4,"")\n;\n')
+OF_OLD = (
+    b'/* (no) */\nINSERT INTO `t` VALUES\n(1,"a(\\n(b"),\n(2,NULL),\n(3,"x)\\\\");\nINSERT INTO `t` VALUES\n(4,"");\n'
+)
+OF_NEW = (
+    b'/* (no) */\nINSERT INTO `t` VALUES(1,"a(\\n,(b")\n,(2,NULL)\n,(3,"x)\\\\")\n;\n'
+    b'INSERT INTO `t` (`a`,`b`) VALUES(4,"")\n;\n'
+)
 
 
 @pytest.mark.parametrize("text", [OF_OLD, OF_NEW])
@@ -151,5 +170,5 @@ OF_NEW = (b'/* (no) */\nINSERT INTO `t` VALUES(1,"a(\\n,(b")\n,(2,NULL)\n,(3,"x)
 def test_rows_are_counted_wherever_the_pieces_are_cut(text: bytes, size: int) -> None:
     meter = RowMeter()
     for start in range(0, len(text), size):
-        meter.add(text[start:start + size])
+        meter.add(text[start : start + size])
     assert meter.rows == 4

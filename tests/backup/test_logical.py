@@ -31,8 +31,10 @@ from tests.support.server import Server, query
 def some_tables(server: Server, *names: str, rows: int = 200) -> None:
     server.execute("CREATE DATABASE IF NOT EXISTS shop")
     for name in names:
-        server.execute(f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v VARCHAR(100))",
-                       f"INSERT INTO shop.{name} SELECT seq, REPEAT('x', 50) FROM shop.seq_1_to_{rows}")
+        server.execute(
+            f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v VARCHAR(100))",
+            f"INSERT INTO shop.{name} SELECT seq, REPEAT('x', 50) FROM shop.seq_1_to_{rows}",
+        )
 
 
 def test_every_table_and_object_is_there_and_an_unchanged_server_costs_nothing_more(shelf: Shelf) -> None:
@@ -41,14 +43,20 @@ def test_every_table_and_object_is_there_and_an_unchanged_server_costs_nothing_m
     body = shelf.body(first)
     rows = {one.name: one.rows for one in first.dump.dumped}
     assert not first.dump.failed
-    for (schema, name) in shelf.server.query(
-            "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' AND "
-            "TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema')"):
+    for schema, name in shelf.server.query(
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' AND "
+        "TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema')"
+    ):
         counted = shelf.server.scalar(f"SELECT COUNT(*) FROM `{schema}`.`{name}`")
         assert rows[next(one for one in rows if (one.schema, one.table) == (schema, name))] == counted
     paths = {entry.path for entry in body.entries}
-    assert {"schemas/shop/create.sql", "schemas/shop/views.sql", "schemas/shop/routines.sql",
-            "tables/shop/orders/definition.sql", "tables/shop/orders/data-00000.sql"} <= paths
+    assert {
+        "schemas/shop/create.sql",
+        "schemas/shop/views.sql",
+        "schemas/shop/routines.sql",
+        "tables/shop/orders/definition.sql",
+        "tables/shop/orders/data-00000.sql",
+    } <= paths
     assert any(path.endswith("triggers.sql") for path in paths)
     assert first.facts.position == body.facts.position
     assert first.facts.position.gtid == shelf.server.scalar("SELECT @@gtid_binlog_pos")
@@ -71,16 +79,28 @@ def bring_back(shelf: Shelf, outcome: LogicalOutcome) -> None:
     for schema in {one.name.schema for one in outcome.dump.tables}:
         shelf.server.execute(f"DROP DATABASE `{schema}`")
     client = shelf.server.client_file()
-    done = subprocess.run(["sh", "-c", script], text=True, capture_output=True, check=False, env={
-        "PATH": "/usr/bin:/bin", "GNUPGHOME": str(shelf.keys.secret_home), "REPOSITORY": str(shelf.base / "repository"),
-        "WORK": str(shelf.base / "work"), "CLIENT": f"mariadb --defaults-file={client}"})
+    done = subprocess.run(
+        ["sh", "-c", script],
+        text=True,
+        capture_output=True,
+        check=False,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "GNUPGHOME": str(shelf.keys.secret_home),
+            "REPOSITORY": str(shelf.base / "repository"),
+            "WORK": str(shelf.base / "work"),
+            "CLIENT": f"mariadb --defaults-file={client}",
+        },
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_by_hand_the_runbook_brings_every_table_back(shelf: Shelf) -> None:
     sample.create(shelf.server)
-    shelf.server.execute("CREATE TABLE shop.`odd. na/me$%` (id INT PRIMARY KEY, f FLOAT, b BLOB)",
-                         "INSERT INTO shop.`odd. na/me$%` VALUES (1, 16777217, x'000A0D1A5C27'), (2, 123456.789, NULL)")
+    shelf.server.execute(
+        "CREATE TABLE shop.`odd. na/me$%` (id INT PRIMARY KEY, f FLOAT, b BLOB)",
+        "INSERT INTO shop.`odd. na/me$%` VALUES (1, 16777217, x'000A0D1A5C27'), (2, 123456.789, NULL)",
+    )
     with shelf.server.connect() as connection:
         before = sample.checksum_everything(connection)
         described = sample.describe_everything(connection)
@@ -96,8 +116,11 @@ def test_by_hand_the_runbook_brings_every_table_back(shelf: Shelf) -> None:
 
 def test_a_crashed_table_is_named_and_the_others_are_there(shelf: Shelf) -> None:
     some_tables(shelf.server, *(f"good_{number}" for number in range(9)))
-    shelf.server.execute("CREATE TABLE shop.ledger (id INT PRIMARY KEY, v VARCHAR(50)) ENGINE=MyISAM",
-                         "INSERT INTO shop.ledger SELECT seq, REPEAT('v', 40) FROM shop.seq_1_to_2000", "FLUSH TABLES")
+    shelf.server.execute(
+        "CREATE TABLE shop.ledger (id INT PRIMARY KEY, v VARCHAR(50)) ENGINE=MyISAM",
+        "INSERT INTO shop.ledger SELECT seq, REPEAT('v', 40) FROM shop.seq_1_to_2000",
+        "FLUSH TABLES",
+    )
     data = shelf.server.datadir / "shop/ledger.MYD"
     data.write_bytes(data.read_bytes()[:1000])
     outcome = shelf.dump()
@@ -110,9 +133,13 @@ def test_a_crashed_table_is_named_and_the_others_are_there(shelf: Shelf) -> None
 
 
 def test_a_damaged_table_is_repaired_first_where_the_policy_wants_that(shelf: Shelf) -> None:
-    shelf.server.execute("CREATE DATABASE shop", "CREATE TABLE shop.ledger (id INT PRIMARY KEY) ENGINE=MyISAM",
-                         "INSERT INTO shop.ledger SELECT seq FROM shop.seq_1_to_500", "FLUSH TABLES",
-                         "GRANT INSERT ON shop.* TO backupd@localhost")
+    shelf.server.execute(
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.ledger (id INT PRIMARY KEY) ENGINE=MyISAM",
+        "INSERT INTO shop.ledger SELECT seq FROM shop.seq_1_to_500",
+        "FLUSH TABLES",
+        "GRANT INSERT ON shop.* TO backupd@localhost",
+    )
     data = shelf.server.datadir / "shop/ledger.MYD"
     data.write_bytes(data.read_bytes()[:700])
     outcome = shelf.dump(repair=True)
@@ -170,8 +197,10 @@ def test_a_table_that_is_dropped_while_the_dump_runs_is_named(shelf: Shelf) -> N
 
 def test_a_table_that_is_altered_while_the_dump_runs_is_dumped_again_with_a_place_of_its_own(shelf: Shelf) -> None:
     some_tables(shelf.server, "kept", "wider")
-    tool = Meddled(ExactDump(), before=lambda: shelf.server.execute(
-        "ALTER TABLE shop.wider ADD COLUMN more INT DEFAULT 7, ALGORITHM=INSTANT"))
+    tool = Meddled(
+        ExactDump(),
+        before=lambda: shelf.server.execute("ALTER TABLE shop.wider ADD COLUMN more INT DEFAULT 7, ALGORITHM=INSTANT"),
+    )
     outcome = shelf.dump(tools=[tool])
     wider = table(outcome, "shop.wider")
     assert (wider.outcome, wider.rows) == (Outcome.DUMPED, 200)
@@ -186,13 +215,17 @@ def test_a_table_that_is_altered_while_the_dump_runs_is_dumped_again_with_a_plac
 
 def test_a_table_that_takes_the_name_of_another_one_is_dumped_again(shelf: Shelf) -> None:
     some_tables(shelf.server, "orders", "kept")
-    shelf.server.execute("CREATE TABLE shop._orders_new LIKE shop.orders",
-                         "INSERT INTO shop._orders_new SELECT * FROM shop.orders LIMIT 10")
+    shelf.server.execute(
+        "CREATE TABLE shop._orders_new LIKE shop.orders",
+        "INSERT INTO shop._orders_new SELECT * FROM shop.orders LIMIT 10",
+    )
 
     def swap() -> None:
-        shelf.server.execute("INSERT IGNORE INTO shop._orders_new SELECT * FROM shop.orders",
-                             "RENAME TABLE shop.orders TO shop._orders_old, shop._orders_new TO shop.orders",
-                             "DROP TABLE shop._orders_old")
+        shelf.server.execute(
+            "INSERT IGNORE INTO shop._orders_new SELECT * FROM shop.orders",
+            "RENAME TABLE shop.orders TO shop._orders_old, shop._orders_new TO shop.orders",
+            "DROP TABLE shop._orders_old",
+        )
 
     outcome = shelf.dump(tools=[Meddled(ExactDump(), before=swap)])
     orders = table(outcome, "shop.orders")
@@ -204,8 +237,9 @@ def test_a_table_that_only_got_another_name_while_the_dump_runs_is_not_missing(s
     some_tables(shelf.server, "orders", "orders_new", "kept", "gone")
 
     def swap() -> None:
-        shelf.server.execute("RENAME TABLE shop.orders TO shop.orders_old, shop.orders_new TO shop.orders",
-                             "DROP TABLE shop.gone")
+        shelf.server.execute(
+            "RENAME TABLE shop.orders TO shop.orders_old, shop.orders_new TO shop.orders", "DROP TABLE shop.gone"
+        )
 
     outcome = shelf.dump(tools=[Meddled(ExactDump(), before=swap)])
     assert [one.name.table for one in outcome.dump.dumped] == ["kept", "orders", "orders_old"]
@@ -263,7 +297,8 @@ def test_the_rows_of_a_new_mydumper_are_taken_as_they_are_and_come_back(shelf: S
         "INSERT INTO shop.odd VALUES (0, UNHEX('225C270A28310D3B0A2C28'), -1.5, NOW()), (1, NULL, NULL, NULL), "
         "(2, '', 0, NULL)",
         "CREATE TABLE shop.long (id INT PRIMARY KEY, v LONGTEXT)",
-        "INSERT INTO shop.long SELECT seq, REPEAT('line\n,(', IF(seq = 30, 200000, 20000)) FROM shop.seq_1_to_30")
+        "INSERT INTO shop.long SELECT seq, REPEAT('line\n,(', IF(seq = 30, 200000, 20000)) FROM shop.seq_1_to_30",
+    )
     names = ("a", "b", "empty", "isam", "long", "odd")
     sums = f"CHECKSUM TABLE {', '.join(f'shop.{name}' for name in names)}"
     before = shelf.server.query(sums)
@@ -306,8 +341,10 @@ def test_lost_connections_cost_another_pass(shelf: Shelf) -> None:
 
 def test_a_full_disk_under_the_spool_is_told_of_each_table(shelf: Shelf) -> None:
     some_tables(shelf.server, "small")
-    shelf.server.execute("CREATE TABLE shop.big (id INT PRIMARY KEY, v LONGTEXT)",
-                         "INSERT INTO shop.big SELECT seq, REPEAT('x', 1000000) FROM shop.seq_1_to_12")
+    shelf.server.execute(
+        "CREATE TABLE shop.big (id INT PRIMARY KEY, v LONGTEXT)",
+        "INSERT INTO shop.big SELECT seq, REPEAT('x', 1000000) FROM shop.seq_1_to_12",
+    )
     spec = shelf.spec(tools=[ExactDump()])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(spec.folder)], check=True)
     try:
@@ -340,8 +377,10 @@ def test_a_selection_without_tables_is_refused(shelf: Shelf) -> None:
 
 def test_tables_without_rows_of_their_own_come_with_their_definition(shelf: Shelf) -> None:
     some_tables(shelf.server, "a")
-    shelf.server.execute("CREATE TABLE shop.real (id INT) ENGINE=MyISAM",
-                         "CREATE TABLE shop.void (id INT) ENGINE=MERGE UNION=(shop.real)")
+    shelf.server.execute(
+        "CREATE TABLE shop.real (id INT) ENGINE=MyISAM",
+        "CREATE TABLE shop.void (id INT) ENGINE=MERGE UNION=(shop.real)",
+    )
     outcome = shelf.dump()
     void = table(outcome, "shop.void")
     assert (void.outcome, void.files) == (Outcome.DUMPED, 0)

@@ -64,10 +64,14 @@ def under_way(server: Server, statement: str) -> Iterator[int]:
 def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(shelf: Shelf) -> None:
     a_shop(shelf.server)
     shelf.server.execute(
-        "CREATE DATABASE secret", "CREATE TABLE secret.b (id INT)", "CREATE PROCEDURE shop.pp() SELECT 1",
-        "CREATE VIEW shop.vv AS SELECT 1", "CREATE USER poor@localhost IDENTIFIED BY 'p'",
+        "CREATE DATABASE secret",
+        "CREATE TABLE secret.b (id INT)",
+        "CREATE PROCEDURE shop.pp() SELECT 1",
+        "CREATE VIEW shop.vv AS SELECT 1",
+        "CREATE USER poor@localhost IDENTIFIED BY 'p'",
         "GRANT RELOAD, PROCESS, BINLOG MONITOR, SLAVE MONITOR ON *.* TO poor@localhost",
-        "GRANT SELECT, SHOW VIEW, TRIGGER, EVENT, LOCK TABLES ON shop.* TO poor@localhost")
+        "GRANT SELECT, SHOW VIEW, TRIGGER, EVENT, LOCK TABLES ON shop.* TO poor@localhost",
+    )
     shelf.connection = Connection(socket=str(shelf.server.socket), user="poor", password="p")
     outcome = shelf.dump(include=(TablePattern("*.*"),), tools=[ExactDump()])
     assert table(outcome, "shop.a").outcome is Outcome.DUMPED
@@ -77,6 +81,7 @@ def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(shelf: 
     assert warnings[1].startswith("schema shop: poor@localhost has no privilege that shows those of others")
     assert "routines that it may not see are missing" in warnings[1]
     with shelf.connection.connect() as session:
+
         def checked(*include: str) -> list[str]:
             leg = Logical.model_validate({"schedule": "every 24h", "tables": {"include": include}})
             return [one.message for one in examine_sight(session, probe(shelf.connection), read_grants(session), leg)]
@@ -112,8 +117,14 @@ def test_a_table_that_is_locked_for_a_while_is_waited_for(shelf: Shelf) -> None:
     with shelf.connection.connect() as session:
         hurry(session)
         with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a") as number:
-            found = listed(lambda: list_tables(session, strict=True), shelf.connection, longer_than=60, patience=0,
-                           cancel=None, report=report)
+            found = listed(
+                lambda: list_tables(session, strict=True),
+                shelf.connection,
+                longer_than=60,
+                patience=0,
+                cancel=None,
+                report=report,
+            )
     assert TableName("shop", "a") in [one.name for one in found]
     assert "CREATE TABLE shop.l" in said[0]
 
@@ -124,8 +135,10 @@ def test_who_waits_for_a_table_of_the_dump_is_told_while_waiting_and_afterwards(
     with shelf.server.connect() as reader:
         query(reader, "BEGIN")
         query(reader, "SELECT * FROM shop.a")
-        with (WaitWatch(shelf.connection, [TableName("shop", "a")], bound=0.3, tell=said.append) as watch,
-              under_way(shelf.server, "ALTER TABLE shop.a ADD COLUMN v INT")):
+        with (
+            WaitWatch(shelf.connection, [TableName("shop", "a")], bound=0.3, tell=said.append) as watch,
+            under_way(shelf.server, "ALTER TABLE shop.a ADD COLUMN v INT"),
+        ):
             until(lambda: bool(said))
             query(reader, "ROLLBACK")
             until(lambda: said[-1] == "")

@@ -39,8 +39,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         pytest.skip(why_not())
     with PrivateServer() if request.param == "mariadb" else MySQLServer() as private:
         private.create_backup_users()
-        private.execute("CREATE DATABASE shop", "CREATE TABLE shop.beats (id INT AUTO_INCREMENT PRIMARY KEY, v INT)",
-                        "INSERT INTO shop.beats (v) VALUES (1)")
+        private.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.beats (id INT AUTO_INCREMENT PRIMARY KEY, v INT)",
+            "INSERT INTO shop.beats (v) VALUES (1)",
+        )
         yield private
 
 
@@ -84,6 +87,7 @@ class Beating:
 @contextmanager
 def reading(server: Server) -> Iterator[None]:
     """A SELECT that takes its time."""
+
     def read(connection: RawConnection[Any]) -> None:
         with suppress(pymysql.err.OperationalError):
             query(connection, "SELECT SLEEP(3600) FROM shop.beats LIMIT 1")
@@ -175,8 +179,12 @@ except NotOpenedError as error:
 
 
 def test_commits_go_on_when_whoever_blocks_them_is_stopped(server: Server) -> None:
-    with subprocess.Popen([sys.executable, "-c", _BLOCKING, str(server.socket), SERVICE_USER, SERVICE_PASSWORD],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as blocking:
+    with subprocess.Popen(
+        [sys.executable, "-c", _BLOCKING, str(server.socket), SERVICE_USER, SERVICE_PASSWORD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as blocking:
         assert blocking.stdout is not None
         assert blocking.stdout.readline() == "blocked\n"
         blocking.send_signal(signal.SIGSTOP)
@@ -193,8 +201,9 @@ def test_commits_go_on_when_whoever_blocks_them_is_stopped(server: Server) -> No
     assert "could not be opened while commits were blocked" in told
 
 
-def test_commits_that_were_blocked_for_longer_than_allowed_are_told_of(server: Server, short_tmp: Path,
-                                                                       keys: Keys) -> None:
+def test_commits_that_were_blocked_for_longer_than_allowed_are_told_of(
+    server: Server, short_tmp: Path, keys: Keys
+) -> None:
     tool = Meddled(ExactDump(), opened=lambda _run: time.sleep(0.8))
     outcome = Shelf(short_tmp, server, keys).dump("shop.beats", tools=[tool], max_lock=0.5)
     assert table(outcome, "shop.beats").outcome is Outcome.DUMPED
@@ -202,15 +211,19 @@ def test_commits_that_were_blocked_for_longer_than_allowed_are_told_of(server: S
     assert any("logical.max_lock allows (0.5 s)" in warning for warning in outcome.facts.warnings)
 
 
-def test_a_primary_key_that_the_server_made_is_a_column_like_others(server: Server, short_tmp: Path,
-                                                                    keys: Keys) -> None:
+def test_a_primary_key_that_the_server_made_is_a_column_like_others(
+    server: Server, short_tmp: Path, keys: Keys
+) -> None:
     if server.sequences:
         pytest.skip("MariaDB makes none")
     with server.connect() as connection:
         query(connection, "SET SESSION sql_generate_invisible_primary_key = ON")
         query(connection, "CREATE TABLE shop.keyless (v INT)")
-    server.execute("INSERT INTO shop.keyless (v) VALUES (1), (2), (3)", "DELETE FROM shop.keyless WHERE v = 2",
-                   "SET GLOBAL show_gipk_in_create_table_and_information_schema = OFF")
+    server.execute(
+        "INSERT INTO shop.keyless (v) VALUES (1), (2), (3)",
+        "DELETE FROM shop.keyless WHERE v = 2",
+        "SET GLOBAL show_gipk_in_create_table_and_information_schema = OFF",
+    )
     shelf = Shelf(short_tmp, server, keys)
     client = client_dump_tool(Flavour.MYSQL, paths={"mysqldump": beside(mysqld(), "mysqldump")})
     try:

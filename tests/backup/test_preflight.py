@@ -203,18 +203,26 @@ def test_grants_are_read_in_every_flavours_words() -> None:
 
 def test_what_lacks_is_said_to_whom_it_lacks(spec: PreflightSpec, server: PrivateServer) -> None:
     server.create_user("little", "x", ["SELECT"])
-    dumps = replace(spec, connection=Connection(socket=str(server.socket), user="little", password="x"),
-                    physical=False, logical=Logical.model_validate({"schedule": "every 24h"}))
+    dumps = replace(
+        spec,
+        connection=Connection(socket=str(server.socket), user="little", password="x"),
+        physical=False,
+        logical=Logical.model_validate({"schedule": "every 24h"}),
+    )
     told = [found.message for found in preflight(dumps, now=_now()) if found.subject == "privileges"]
-    assert ("little@localhost lacks RELOAD on *.*: a dump cannot block commits for the moment in which it begins, so "
-            "every dump fails") in told
+    assert (
+        "little@localhost lacks RELOAD on *.*: a dump cannot block commits for the moment in which it begins, so "
+        "every dump fails"
+    ) in told
     assert not [text for text in told if "physical" in text or "LOCK TABLES" in text]
     mariadb = dialect_of(Flavour.MARIADB, Version(10, 11))
     (need,) = set(needs(mariadb, rocksdb=True)) - set(needs(mariadb))
     assert (need.privilege, need.required) == ("SUPER", True)
     assert needs(mariadb, rocksdb=True, physical=False) == needs(mariadb, physical=False)
-    assert str(hint_of("Access denied; you need (at least one of) the SUPER privilege(s) for this operation")) \
+    assert (
+        str(hint_of("Access denied; you need (at least one of) the SUPER privilege(s) for this operation"))
         == "grant the account what is named; `backupd check` names each missing privilege"
+    )
 
 
 def test_tables_of_myrocks_are_said_to_be_in_no_proof() -> None:
@@ -241,24 +249,33 @@ def test_a_tool_of_another_series_or_none_is_an_error(spec: PreflightSpec, short
 
 
 def test_the_program_that_will_dump_tables_is_named_and_why_it_is_not_a_faster_one(
-        spec: PreflightSpec, short_tmp: Path) -> None:
+    spec: PreflightSpec, short_tmp: Path
+) -> None:
     logical = replace(spec, logical=Logical.model_validate({"schedule": "every 24h"}), gnupg_home=short_tmp)
     assert "dump tool: " not in _of(preflight(spec, now=_now()), Severity.OK)
     assert "dump tool: mydumper 0." in _of(preflight(logical, now=_now()), Severity.OK)
     real = shutil.which("mydumper")
     lost = short_tmp / "mydumper"
-    lost.write_text(f'#!/bin/sh\ntest "$1" = --version && exec {real} --version\n'
-                    "echo '** (mydumper:1): CRITICAL **: Error connecting to database: Unknown system variable' >&2\n"
-                    "exit 1\n")
+    lost.write_text(
+        f'#!/bin/sh\ntest "$1" = --version && exec {real} --version\n'
+        "echo '** (mydumper:1): CRITICAL **: Error connecting to database: Unknown system variable' >&2\n"
+        "exit 1\n"
+    )
     lost.chmod(0o755)
-    (finding,) = (found for found in preflight(replace(logical, programs={"mydumper": str(lost)}), now=_now())
-                  if found.subject == "dump tool")
+    (finding,) = (
+        found
+        for found in preflight(replace(logical, programs={"mydumper": str(lost)}), now=_now())
+        if found.subject == "dump tool"
+    )
     assert finding.severity is Severity.WARNING
     assert "cannot dump from this server, and backupd writes the rows of tables in its place" in finding.message
     assert "Unknown system variable" in finding.message
     strange = newmydumper.make(short_tmp / "tool", newmydumper.Knobs(version="0.12.7-3"))
-    (finding,) = (found for found in preflight(replace(logical, programs={"mydumper": str(strange)}), now=_now())
-                  if found.subject == "dump tool")
+    (finding,) = (
+        found
+        for found in preflight(replace(logical, programs={"mydumper": str(strange)}), now=_now())
+        if found.subject == "dump tool"
+    )
     assert finding.severity is Severity.WARNING
     assert "mydumper 0.12.7 is not supported" in finding.message
     assert "mariadb-dump writes the rows of tables in its place" in finding.message
@@ -295,15 +312,19 @@ def test_a_decryption_key_on_this_machine_is_said_aloud(spec: PreflightSpec, key
 
 
 def test_whether_restored_copies_can_be_started_here_is_told_where_restores_are_configured(
-        spec: PreflightSpec, keys: Keys, short_tmp: Path) -> None:
+    spec: PreflightSpec, keys: Keys, short_tmp: Path
+) -> None:
     assert "restores: " not in str(preflight(spec, now=_now()))
     here = replace(spec, restore_gnupg_home=keys.secret_home)
     assert "restores: mariadbd 10.11." in _of(preflight(here, now=_now()), Severity.OK)
     strange = short_tmp / "strange"
     strange.write_text("#!/bin/sh\necho 'mysqld  Ver 9.7.4 for Linux on x86_64 (MySQL Community Server - GPL)'\n")
     strange.chmod(0o755)
-    (finding,) = (found for found in preflight(replace(here, programs={"mariadbd": str(strange)}), now=_now())
-                  if found.subject == "restores")
+    (finding,) = (
+        found
+        for found in preflight(replace(here, programs={"mariadbd": str(strange)}), now=_now())
+        if found.subject == "restores"
+    )
     assert finding.severity is Severity.WARNING
     assert finding.message.startswith("no restored copy can be started on this machine: mariadbd 9.7.4 must not be")
     assert "`programs: {mariadbd: " in finding.hint
@@ -323,7 +344,8 @@ def test_a_stream_needs_a_binary_log_and_the_right_to_read_it(spec: PreflightSpe
     assert "/no/such/program" in _errors(replace(spec, streaming=Streaming(), programs=gone))
     poor = replace(spec, connection=replace(spec.connection, user=BACKUP_USER, password=BACKUP_PASSWORD))
     assert "lacks REPLICATION SLAVE on *.*: the binary log cannot be streamed" in _errors(
-        replace(poor, streaming=Streaming()))
+        replace(poor, streaming=Streaming())
+    )
     assert "REPLICATION SLAVE" not in _errors(poor)
     (found,) = _binlog(spec, replace(probe(spec.connection), log_bin=False))
     assert (found.severity, "log_bin is off" in found.message) == (Severity.ERROR, True)
@@ -341,7 +363,8 @@ def test_a_log_that_is_kept_for_too_short_a_time_and_tables_without_transactions
     _tool, apart = _binlog(spec, kept(2 * 86_400), timedelta(days=7))
     assert "full backups are up to 7d apart" in apart.message
     assert [f.severity for f in _binlog(spec, kept(8 * 86_400, InnoDB=3, BLACKHOLE=1), timedelta(days=7))] == [
-        Severity.OK]
+        Severity.OK
+    ]
     never = replace(kept(3600), variables={**kept(3600).variables, "binlog_expire_logs_auto_purge": "OFF"})
     assert [f.severity for f in _binlog(spec, never)] == [Severity.OK]
     _tool, engines = _binlog(spec, kept(0, InnoDB=3, MyISAM=2), timedelta(days=7))

@@ -34,8 +34,11 @@ class Early(Meddled):
 
 
 def flagged(server: Server) -> None:
-    server.execute("CREATE DATABASE shop", "CREATE TABLE shop.wide (id INT PRIMARY KEY, flag INT DEFAULT 0)",
-                   "INSERT INTO shop.wide VALUES (1, 11), (2, 12)")
+    server.execute(
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.wide (id INT PRIMARY KEY, flag INT DEFAULT 0)",
+        "INSERT INTO shop.wide VALUES (1, 11), (2, 12)",
+    )
 
 
 def test_a_column_that_is_dropped_and_added_again_in_one_statement_is_noticed(shelf: Shelf) -> None:
@@ -58,16 +61,22 @@ def test_a_snapshot_tells_that_a_column_was_dropped_and_added_again(shelf: Shelf
 
 def test_what_is_changed_between_the_definitions_and_the_snapshot_is_read_again(shelf: Shelf) -> None:
     server = shelf.server
-    server.execute("CREATE DATABASE shop", "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT)",
-                   "CREATE TABLE shop.loose (id INT PRIMARY KEY, a INT, UNIQUE KEY once (a), CHECK (a < 1000))",
-                   "INSERT INTO shop.loose VALUES (1, 1)")
+    server.execute(
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT)",
+        "CREATE TABLE shop.loose (id INT PRIMARY KEY, a INT, UNIQUE KEY once (a), CHECK (a < 1000))",
+        "INSERT INTO shop.loose VALUES (1, 1)",
+    )
 
     def change() -> None:
-        server.execute("ALTER TABLE shop.loose DROP INDEX once, DROP CONSTRAINT CONSTRAINT_1",
-                       "INSERT INTO shop.loose VALUES (2, 1), (3, 5000)", "INSERT INTO shop.kept VALUES (7)",
-                       "CREATE TRIGGER shop.fired BEFORE INSERT ON shop.loose FOR EACH ROW SET NEW.a = 0",
-                       "CREATE VIEW shop.seen AS SELECT * FROM shop.loose",
-                       "CREATE PROCEDURE shop.called() SELECT 1")
+        server.execute(
+            "ALTER TABLE shop.loose DROP INDEX once, DROP CONSTRAINT CONSTRAINT_1",
+            "INSERT INTO shop.loose VALUES (2, 1), (3, 5000)",
+            "INSERT INTO shop.kept VALUES (7)",
+            "CREATE TRIGGER shop.fired BEFORE INSERT ON shop.loose FOR EACH ROW SET NEW.a = 0",
+            "CREATE VIEW shop.seen AS SELECT * FROM shop.loose",
+            "CREATE PROCEDURE shop.called() SELECT 1",
+        )
 
     outcome = shelf.dump(tools=[Early(ExactDump(), first=change)])
     loose, kept = table(outcome, "shop.loose"), table(outcome, "shop.kept")
@@ -106,16 +115,22 @@ def altering(server: Server) -> Iterator[Callable[[], None]]:
 
 
 def test_tables_that_cannot_be_dumped_again_cost_nothing_but_themselves(shelf: Shelf) -> None:
-    shelf.server.execute("CREATE DATABASE shop", "CREATE TABLE shop.held (id INT)",
-                         "CREATE TABLE shop.good (id INT PRIMARY KEY)", "INSERT INTO shop.good VALUES (1)",
-                         "CREATE TABLE shop.moved (id INT PRIMARY KEY)")
+    shelf.server.execute(
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.held (id INT)",
+        "CREATE TABLE shop.good (id INT PRIMARY KEY)",
+        "INSERT INTO shop.good VALUES (1)",
+        "CREATE TABLE shop.moved (id INT PRIMARY KEY)",
+    )
     with altering(shelf.server) as begin:
+
         def trouble() -> None:
             shelf.server.execute("ALTER TABLE shop.moved ADD COLUMN more INT", "CREATE TABLE shop.late (id INT)")
             begin()
 
-        outcome = shelf.dump("shop.good", "shop.moved", "shop.late", long_queries=1.0,
-                             tools=[Meddled(ExactDump(), before=trouble)])
+        outcome = shelf.dump(
+            "shop.good", "shop.moved", "shop.late", long_queries=1.0, tools=[Meddled(ExactDump(), before=trouble)]
+        )
     assert (table(outcome, "shop.good").outcome, table(outcome, "shop.good").rows) == (Outcome.DUMPED, 1)
     for name, why in (("shop.moved", "definition was changed"), ("shop.late", "made while the backup ran")):
         assert table(outcome, name).outcome is Outcome.FAILED

@@ -176,8 +176,12 @@ class Books:
         self._open()
         for key in keys:
             held = [other for name, other in self.segments if name == destination and other != key]
-            assert self.forgotten or any((other.branch, other.number) == (key.branch, key.number)
-                                         and other.start <= key.start and key.end <= other.end for other in held)
+            assert self.forgotten or any(
+                (other.branch, other.number) == (key.branch, key.number)
+                and other.start <= key.start
+                and key.end <= other.end
+                for other in held
+            )
             self.segments.pop((destination, key), None)
         self.faults.behind()
 
@@ -197,8 +201,16 @@ class Books:
 class House:
     """Fills a spool by hand and archives it to ``destinations``."""
 
-    def __init__(self, folder: Path, destinations: Sequence[Destination], clock: Clock, *, sealer: Sealer | None = None,
-                 books: Books | None = None, branch: str = BRANCH) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        destinations: Sequence[Destination],
+        clock: Clock,
+        *,
+        sealer: Sealer | None = None,
+        books: Books | None = None,
+        branch: str = BRANCH,
+    ) -> None:
         self.spool = Spool(folder)
         self.destinations: Mapping[str, Destination] = {item.name: item for item in destinations}
         self.clock = clock
@@ -222,9 +234,16 @@ class House:
         self.spool.end(self.grow(log, size), log.ending)
 
     def archiver(self, **settings: float) -> Archiver:
-        return Archiver(self.spool, self.destinations, self.sealer, self.books, checkpoint=CHECKPOINT,
-                        clock=self.clock, patience=settings.pop("patience", 300.0),
-                        most_sealed=int(settings.pop("most_sealed", 1 << 30)))
+        return Archiver(
+            self.spool,
+            self.destinations,
+            self.sealer,
+            self.books,
+            checkpoint=CHECKPOINT,
+            clock=self.clock,
+            patience=settings.pop("patience", 300.0),
+            most_sealed=int(settings.pop("most_sealed", 1 << 30)),
+        )
 
     def step(self, seconds: float = 0, **settings: float) -> Shipped:
         """One step of an archiver of its own."""
@@ -259,18 +278,21 @@ class House:
         destination = self.destinations[name]
         found = [header for header in segments.headers(destination) if isinstance(header, SegmentHeader)]
         assert [(h.segment.number, h.segment.start, h.segment.end) for h in found] == [
-            (log.number, 0, log.size) for log in logs]
+            (log.number, 0, log.size) for log in logs
+        ]
         for header, log in zip(found, logs, strict=True):
             same(plain_of(destination, header), log.archived, header.folder)
             assert header.segment.ending is log.ending
             assert header.segment.transactions == len(log.transactions)
             assert self.books.segments[name, header.segment.key] == header.segment
         assert self.books.of(name) == [header.segment.key for header in found]
+
         def later() -> datetime:
             return self.clock() + timedelta(days=30)
 
         assert {item.invariant for item in examine(destination, None, clock=later)} <= {
-            Invariant.NO_ORPHAN_SEGMENT_PART}
+            Invariant.NO_ORPHAN_SEGMENT_PART
+        }
         collect(destination, clock=later)
         assert examine(destination, None, clock=later) == []
 
@@ -287,5 +309,13 @@ def plain_of(destination: Destination, header: SegmentHeader) -> bytes:
 
 
 def branch_of(name: str) -> Branch:
-    return Branch(server="shop", id=name, noticed_at=START, reason=BranchReason.FIRST, server_uuid="u",
-                  flavour="mariadb", basename="binlog", first_number=1)
+    return Branch(
+        server="shop",
+        id=name,
+        noticed_at=START,
+        reason=BranchReason.FIRST,
+        server_uuid="u",
+        flavour="mariadb",
+        basename="binlog",
+        first_number=1,
+    )

@@ -15,8 +15,14 @@ from tests.binlog.archived import Books
 
 def main(spool: str, home: str, key: str, folder: str) -> None:
     destination = FilesystemDestination("disk", Path(folder))
-    with Archiver(Spool(Path(spool)), {"disk": destination}, Sealer([key], Path(home)), Books(forgotten=True),
-                  checkpoint=timedelta(0), clock=lambda: datetime.now(UTC)) as archiver:
+    with Archiver(
+        Spool(Path(spool)),
+        {"disk": destination},
+        Sealer([key], Path(home)),
+        Books(forgotten=True),
+        checkpoint=timedelta(0),
+        clock=lambda: datetime.now(UTC),
+    ) as archiver:
         print("archiving", flush=True)
         while True:
             archiver.step(datetime.now(UTC))

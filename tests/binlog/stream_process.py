@@ -17,7 +17,15 @@ from tests.binlog.streaming import FAST, PASSWORD, USER
 
 if __name__ == "__main__":
     socket, flavour, program, folder = sys.argv[1:]
-    Streamer("db1", BinlogSource(Connection(socket=socket, user=USER, password=PASSWORD)),
-             binlog_tool(Flavour(flavour), paths={"mysqlbinlog": program} if program else {}), Spool(Path(folder)),
-             installation="test", wanted=None, max_spool_bytes=2**40, clock=lambda: datetime.now(UTC),
-             on_event=lambda _event: None, pace=FAST).run(threading.Event())
+    Streamer(
+        "db1",
+        BinlogSource(Connection(socket=socket, user=USER, password=PASSWORD)),
+        binlog_tool(Flavour(flavour), paths={"mysqlbinlog": program} if program else {}),
+        Spool(Path(folder)),
+        installation="test",
+        wanted=None,
+        max_spool_bytes=2**40,
+        clock=lambda: datetime.now(UTC),
+        on_event=lambda _event: None,
+        pace=FAST,
+    ).run(threading.Event())

@@ -42,8 +42,11 @@ def prepare(server: Server) -> None:
     """An account with just the privileges that a stream needs, and something to write to."""
     mariadb = isinstance(server, PrivateServer)
     server.query(f"CREATE USER {USER}@'%%' IDENTIFIED BY %s", (PASSWORD,))
-    server.execute(f"GRANT REPLICATION SLAVE, {'BINLOG MONITOR' if mariadb else 'REPLICATION CLIENT'} ON *.*"
-                   f" TO {USER}@'%'", "CREATE DATABASE shop", TABLE)
+    server.execute(
+        f"GRANT REPLICATION SLAVE, {'BINLOG MONITOR' if mariadb else 'REPLICATION CLIENT'} ON *.* TO {USER}@'%'",
+        "CREATE DATABASE shop",
+        TABLE,
+    )
 
 
 def through_socket(server: Server, password: str = PASSWORD) -> Connection:
@@ -94,18 +97,40 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> N
 class Streaming:
     """A streamer at work while the block lasts."""
 
-    def __init__(self, server: Server, folder: Path, *, connection: Connection | None = None,
-                 wanted: Position | None = None, limit: int = 2**40, tool: BinlogTool | None = None,
-                 marker: Callable[[str], str] = lambda _datadir: "", archived_to: ArchivedTo = lambda: None,
-                 pace: Pace = FAST, installation: str = "test", programs: Path | None = None,
-                 given_up: GivenUp = lambda: ()) -> None:
+    def __init__(
+        self,
+        server: Server,
+        folder: Path,
+        *,
+        connection: Connection | None = None,
+        wanted: Position | None = None,
+        limit: int = 2**40,
+        tool: BinlogTool | None = None,
+        marker: Callable[[str], str] = lambda _datadir: "",
+        archived_to: ArchivedTo = lambda: None,
+        pace: Pace = FAST,
+        installation: str = "test",
+        programs: Path | None = None,
+        given_up: GivenUp = lambda: (),
+    ) -> None:
         self.spool = Spool(folder)
         self.events: list[StreamEvent] = []
         source = BinlogSource(connection or through_socket(server), marker=marker)
-        self.streamer = Streamer("db1", source, tool or tool_of(server), self.spool, installation=installation,
-                                 wanted=wanted, max_spool_bytes=limit, clock=lambda: datetime.now(UTC),
-                                 on_event=self.events.append,
-                                 archived_to=archived_to, programs=programs, given_up=given_up, pace=pace)
+        self.streamer = Streamer(
+            "db1",
+            source,
+            tool or tool_of(server),
+            self.spool,
+            installation=installation,
+            wanted=wanted,
+            max_spool_bytes=limit,
+            clock=lambda: datetime.now(UTC),
+            on_event=self.events.append,
+            archived_to=archived_to,
+            programs=programs,
+            given_up=given_up,
+            pace=pace,
+        )
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="streamer", daemon=True)
@@ -120,8 +145,9 @@ class Streaming:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join(120)
         assert not self._thread.is_alive(), "the streamer did not stop"
@@ -133,6 +159,7 @@ class Streaming:
 
     def has_all(self, server: Server) -> None:
         """Wait until the spool holds what the server has."""
+
         def reached() -> bool:
             if self._error is not None:
                 raise self._error
@@ -205,8 +232,15 @@ class Proxy:
         self._stop = threading.Event()
 
     def connection(self, **more: object) -> Connection:
-        return Connection(host="127.0.0.1", port=self.port, user=USER, password=PASSWORD, answer_timeout=1.0,
-                          connect_timeout=1.0, **more)  # type: ignore[arg-type]  # what a test says
+        return Connection(
+            host="127.0.0.1",
+            port=self.port,
+            user=USER,
+            password=PASSWORD,
+            answer_timeout=1.0,
+            connect_timeout=1.0,
+            **more,  # type: ignore[arg-type]  # what a test says
+        )
 
     def cut(self) -> None:
         """Every connection breaks."""
@@ -218,8 +252,9 @@ class Proxy:
         self._start(self._accept)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._threads[0].join()  # who lets connections in: from now on there are no new ones
         self.cut()

@@ -166,11 +166,14 @@ def test_a_file_that_ends_where_its_only_piece_ended_gets_its_ending(house: Hous
     house.check("two", [short])
 
 
-@pytest.mark.parametrize("trouble", [
-    DestinationError("destination two is not mounted"),
-    DestinationFullError("destination two is full", destination="two"),
-    OSError(5, "Input/output error"),
-])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        DestinationError("destination two is not mounted"),
+        DestinationFullError("destination two is full", destination="two"),
+        OSError(5, "Input/output error"),
+    ],
+)
 def test_a_destination_in_trouble_delays_only_itself(house: House, two: Faulty, trouble: Exception) -> None:
     logs = real_logs()
     two.refuse = trouble
@@ -201,7 +204,8 @@ def test_a_destination_in_trouble_delays_only_itself(house: House, two: Faulty, 
 
 
 def test_one_that_hangs_holds_back_nobody_and_is_caught_up_later(
-        house: House, two: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House, two: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(standing, "SLOW", 0.2)
     logs = real_logs()
     two.hang = threading.Event()
@@ -239,7 +243,8 @@ def test_a_destination_that_loses_what_it_took_is_not_believed(house: House, two
 
 
 def test_what_others_stored_under_the_same_key_is_named_and_never_overwritten(
-        tmp_path: Path, clock: Clock, house: House, one: Faulty) -> None:
+    tmp_path: Path, clock: Clock, house: House, one: Faulty
+) -> None:
     log, other = real_logs()[1:3]
     assert log.size == other.size
     house.end(log)
@@ -253,7 +258,8 @@ def test_what_others_stored_under_the_same_key_is_named_and_never_overwritten(
 
 
 def test_an_archive_that_is_longer_than_the_source_is_kept_and_named(
-        tmp_path: Path, clock: Clock, house: House, one: Faulty) -> None:
+    tmp_path: Path, clock: Clock, house: House, one: Faulty
+) -> None:
     log = real_logs()[0]
     house.grow(log, log.cuts[3])
     house.step()
@@ -323,8 +329,9 @@ def test_what_the_server_had_and_lost_is_never_confirmed(house: House) -> None:
         assert house.books.confirmations["one"] == ((logs[1].number, logs[1].cuts[0]), later)
 
 
-@pytest.mark.parametrize("trouble", [
-    KeyUnusableError("cannot encrypt: the key has expired"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "trouble", [KeyUnusableError("cannot encrypt: the key has expired"), OSError(28, "No space left on device")]
+)
 def test_what_cannot_be_sealed_waits_in_the_spool_and_is_told(house: House, trouble: Exception) -> None:
     logs = real_logs()
     assert isinstance(house.sealer, QuickSealer)
@@ -371,8 +378,9 @@ def test_a_damaged_file_is_kept_as_far_as_it_can_be_read_and_the_gap_is_named(ho
 
 
 @pytest.mark.parametrize("harm", ["flip", "zeros", "truncation"])
-def test_a_file_that_was_damaged_in_the_spool_is_archived_when_it_was_fetched_again(house: House, tmp_path: Path,
-                                                                                    harm: str) -> None:
+def test_a_file_that_was_damaged_in_the_spool_is_archived_when_it_was_fetched_again(
+    house: House, tmp_path: Path, harm: str
+) -> None:
     logs = real_logs()
     for log in logs[:2]:
         house.end(log)
@@ -486,7 +494,8 @@ def test_a_new_branch_follows_and_keeps_its_own_numbers(house: House) -> None:
 
 
 def test_killed_at_any_operation_nothing_is_missing_and_nothing_is_stored_twice(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # a kill needs none, and there are hundreds of lives
     logs = real_logs()[:2]
     undisturbed = Faults()
@@ -505,8 +514,11 @@ def _life(folder: Path, logs: tuple[RealLog, ...], faults: Faults) -> int:
     house = House(folder, [destination], clock, books=Books(faults=faults), sealer=QuickSealer(faults))
     first, second = logs
     stages: list[Callable[[], object]] = [
-        lambda: house.grow(first, first.cuts[0]), lambda: house.grow(first, first.cuts[2]),
-        lambda: house.end(first), lambda: house.end(second)]
+        lambda: house.grow(first, first.cuts[0]),
+        lambda: house.grow(first, first.cuts[2]),
+        lambda: house.end(first),
+        lambda: house.end(second),
+    ]
 
     def survive(work: Callable[[], object]) -> bool:
         try:

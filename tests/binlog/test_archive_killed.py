@@ -26,8 +26,13 @@ def test_a_process_killed_at_random_leaves_every_log_whole(short_tmp: Path, keys
     clock.now = datetime.now(UTC)
     disk = FilesystemDestination("disk", short_tmp / "d")
     disk.initialise(clock())
-    house = House(short_tmp / "spool", [disk], clock, sealer=Sealer([keys.fingerprint], keys.public_home),
-                  books=Books(forgotten=True))
+    house = House(
+        short_tmp / "spool",
+        [disk],
+        clock,
+        sealer=Sealer([keys.fingerprint], keys.public_home),
+        books=Books(forgotten=True),
+    )
     logs = real_logs()
     for turn in range(rounds(6)):
         log = logs[turn % len(logs)]
@@ -35,9 +40,18 @@ def test_a_process_killed_at_random_leaves_every_log_whole(short_tmp: Path, keys
             house.grow(log, dice.choice(log.cuts))
             if turn:
                 house.end(logs[turn - 1])
-        with subprocess.Popen([sys.executable, "-m", "tests.binlog.archiving", str(short_tmp / "spool"),
-                               str(keys.public_home), keys.fingerprint, str(disk.root)],
-                              stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.binlog.archiving",
+                str(short_tmp / "spool"),
+                str(keys.public_home),
+                keys.fingerprint,
+                str(disk.root),
+            ],
+            stdout=subprocess.PIPE,
+        ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"archiving\n"
             time.sleep(dice.uniform(0, 0.25))  # not for synchronisation: the moment of the kill is what is random

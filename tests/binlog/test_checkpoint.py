@@ -17,14 +17,17 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize(("size", "cut_at", "start"), [
-    (0, None, None),  # nothing there
-    (100, None, 100 - 100),  # the first one ever
-    (100, NOW, None),  # one was cut just now
-    (100, at(-59), None),
-    (100, at(-60), 0),
-    (100, at(3600), 0),  # the clock was set back
-])
+@pytest.mark.parametrize(
+    ("size", "cut_at", "start"),
+    [
+        (0, None, None),  # nothing there
+        (100, None, 100 - 100),  # the first one ever
+        (100, NOW, None),  # one was cut just now
+        (100, at(-59), None),
+        (100, at(-60), 0),
+        (100, at(3600), 0),  # the clock was set back
+    ],
+)
 def test_a_piece_is_due_once_in_a_checkpoint(size: int, cut_at: datetime | None, start: int | None) -> None:
     assert next_piece(FILE, size, now=NOW, cut_at=cut_at, checkpoint=MINUTE) == start
 

@@ -25,8 +25,16 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tmp_path: Path, ahead: timedelta) -> None:
     moments = [NOW, NOW + timedelta(seconds=7)]
     streamer = Streamer(
-        "db1", cast(BinlogSource, SimpleNamespace()), cast(BinlogTool, SimpleNamespace()), Spool(tmp_path / "spool"),
-        installation="i", wanted=None, max_spool_bytes=1, clock=lambda: moments[0], on_event=lambda _event: None)
+        "db1",
+        cast(BinlogSource, SimpleNamespace()),
+        cast(BinlogTool, SimpleNamespace()),
+        Spool(tmp_path / "spool"),
+        installation="i",
+        wanted=None,
+        max_spool_bytes=1,
+        clock=lambda: moments[0],
+        on_event=lambda _event: None,
+    )
 
     def look(*, files: bool) -> SimpleNamespace:
         del files
@@ -34,8 +42,9 @@ def test_neither_a_clock_of_the_server_that_is_ahead_nor_ours_claims_anything(tm
         return SimpleNamespace(server_time=NOW + ahead, position=Position("binlog.000001", 900), logs=())
 
     streamer._approach = SimpleNamespace(look=look)  # type: ignore[assignment]  # the fake server
-    watch = SimpleNamespace(asked=lambda: None, contradiction=lambda *_all: "", is_stalled=lambda: False,
-                            is_note_due=lambda: False)
+    watch = SimpleNamespace(
+        asked=lambda: None, contradiction=lambda *_all: "", is_stalled=lambda: False, is_note_due=lambda: False
+    )
     session = SimpleNamespace(received=(1, 900), start=SimpleNamespace(branch=SimpleNamespace(id="b")))
     assert streamer._poll(cast(Session, session), cast(Watch, watch)) == ""
     assert streamer._status.server_time == min(NOW, NOW + ahead)

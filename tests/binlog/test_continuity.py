@@ -36,10 +36,21 @@ UUID = "256cdffa-e59c-11f1-8b9d-02fc00000001"
 
 def source(*numbers: int, gtid: str = "0-1-60", flavour: Flavour = Flavour.MARIADB, **more: object) -> SourceState:
     logs = tuple(ListedLog(f"binlog.{number:06d}", number, 5000) for number in numbers)
-    state = SourceState(NOW, "uuid-1", 1, flavour, Version(10, 11, 19), "on", "binlog", logs,
-                        Position(logs[-1].name, 5000, gtid), 200_000, 200_000, gtid)
+    state = SourceState(
+        NOW,
+        "uuid-1",
+        1,
+        flavour,
+        Version(10, 11, 19),
+        "on",
+        "binlog",
+        logs,
+        Position(logs[-1].name, 5000, gtid),
+        200_000,
+        200_000,
+        gtid,
+    )
     return replace(state, **more)  # type: ignore[arg-type]  # fields by name
-
 
 
 def no_question(_name: str) -> str | None:
@@ -54,14 +65,18 @@ def test_a_purge_without_a_loss_goes_on() -> None:
     assert without_file(TAIL, SEEN, source(6, 7), lambda _name: "0-1-50") == GoOn(6)
 
 
-@pytest.mark.parametrize(("tail", "numbers", "before", "word"), [
-    (TAIL, (6, 7), "0-1-52", "too early"),
-    (TAIL, (8,), "0-1-55", "too early"),
-    (TAIL, (8,), "0-1-50", "no transaction is missing"),
-    (replace(TAIL, ended=Ending.ROTATED), (8,), "0-1-55", "too early"),
-])
+@pytest.mark.parametrize(
+    ("tail", "numbers", "before", "word"),
+    [
+        (TAIL, (6, 7), "0-1-52", "too early"),
+        (TAIL, (8,), "0-1-55", "too early"),
+        (TAIL, (8,), "0-1-50", "no transaction is missing"),
+        (replace(TAIL, ended=Ending.ROTATED), (8,), "0-1-55", "too early"),
+    ],
+)
 def test_a_purge_that_lost_something_is_a_gap_of_the_same_branch(
-        tail: Tail, numbers: tuple[int, ...], before: str, word: str) -> None:
+    tail: Tail, numbers: tuple[int, ...], before: str, word: str
+) -> None:
     found = without_file(tail, SEEN, source(*numbers), lambda _name: before)
     assert isinstance(found, GoOn)
     assert found.number == numbers[0]
@@ -100,8 +115,7 @@ def test_a_file_that_lost_transactions_forks_at_their_beginning() -> None:
     common = Position("binlog.000005", 3000, "0-1-47")
     found = with_file(TAIL, Compared(common, 7, lost=True), SEEN, source(5, 6), no_question)
     assert isinstance(found, Fork)
-    assert (found.reason, found.fork, found.number, found.names_go_on) == (
-        BranchReason.LOST_TAIL, common, 5, True)
+    assert (found.reason, found.fork, found.number, found.names_go_on) == (BranchReason.LOST_TAIL, common, 5, True)
 
 
 def test_half_a_transaction_that_the_server_never_finished_is_no_loss() -> None:
@@ -145,8 +159,10 @@ def test_a_restored_mysql_tells_by_its_gtids_where_it_forked() -> None:
 def test_another_server_is_a_failover_whatever_its_files_are_called() -> None:
     other = source(4, 5, 6, server_id=2, server_uuid="uuid-2")
     assert another(SEEN, other)
-    for found in (without_file(TAIL, SEEN, other, no_question),
-                  with_file(TAIL, Compared(None, 0, lost=True), SEEN, other, no_question)):
+    for found in (
+        without_file(TAIL, SEEN, other, no_question),
+        with_file(TAIL, Compared(None, 0, lost=True), SEEN, other, no_question),
+    ):
         assert isinstance(found, Fork)
         assert found.reason is BranchReason.FAILOVER
 

@@ -87,8 +87,14 @@ class Archive:
         self.books: Books = before.books if before else Books()
         self.destination: MemoryDestination = before.destination if before else MemoryDestination("one")
         self.troubles: list[str] = []
-        self.archiver = Archiver(streaming.spool, {"one": self.destination}, QuickSealer(), self.books,
-                                 checkpoint=timedelta(0), clock=lambda: datetime.now(UTC))
+        self.archiver = Archiver(
+            streaming.spool,
+            {"one": self.destination},
+            QuickSealer(),
+            self.books,
+            checkpoint=timedelta(0),
+            clock=lambda: datetime.now(UTC),
+        )
 
     def __enter__(self) -> Archive:
         self.archiver.__enter__()
@@ -126,8 +132,18 @@ class Archive:
         except AssertionError as error:
             told = [f"{event.kind} {event.message} {event.detail}" for event in self.streaming.events]
             sizes = {name: (len(data), len(wanted.get(name, b""))) for name, data in self.archived().items()}
-            raise AssertionError("\n".join([str(error), str(self.streaming.streamer.status()), str(sizes),
-                                            str(list(wanted)), *told, *self.troubles[-3:]])) from None
+            raise AssertionError(
+                "\n".join(
+                    [
+                        str(error),
+                        str(self.streaming.streamer.status()),
+                        str(sizes),
+                        str(list(wanted)),
+                        *told,
+                        *self.troubles[-3:],
+                    ]
+                )
+            ) from None
 
 
 def rotate(server: Server, count: int = 1) -> None:
@@ -141,8 +157,11 @@ def file_of(streaming: Streaming, name: str) -> Spooled:
 
 
 @pytest.mark.parametrize("harm", [zeros, flip, truncation])
-def test_damage_in_the_newest_file_is_fetched_again_after_a_restart(server: Server, tmp_path: Path, harm: Harm,
-                                                                    ) -> None:
+def test_damage_in_the_newest_file_is_fetched_again_after_a_restart(
+    server: Server,
+    tmp_path: Path,
+    harm: Harm,
+) -> None:
     first, _ = log_status(server)
     with Streaming(server, tmp_path / "spool") as streaming, Archive(streaming) as archive:
         insert(server, 2, size=3_000)
@@ -201,12 +220,14 @@ def test_a_network_that_alters_bytes_costs_time_and_nothing_else(server: Server,
         if len(data) < 600 or dice.random() < 0.3:
             return data
         place = dice.randrange(len(data))
-        return data[:place] + bytes([data[place] ^ (1 << dice.randrange(8))]) + data[place + 1:]
+        return data[:place] + bytes([data[place] ^ (1 << dice.randrange(8))]) + data[place + 1 :]
 
     first, _ = log_status(server)
-    with Proxy(server.port) as proxy, \
-            Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming, \
-            Archive(streaming) as archive:
+    with (
+        Proxy(server.port) as proxy,
+        Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming,
+        Archive(streaming) as archive,
+    ):
         insert(server)
         streaming.has_all(server)
         proxy.alters = alter
@@ -228,7 +249,8 @@ def test_a_network_that_alters_bytes_costs_time_and_nothing_else(server: Server,
 
 @pytest.mark.parametrize("stack", STREAMED)
 def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_behind_it(
-        stack: Stack, tmp_path: Path) -> None:
+    stack: Stack, tmp_path: Path
+) -> None:
     with make_server(stack) as server:
         prepare(server)
         rotate(server)
@@ -238,8 +260,8 @@ def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_be
         insert(server, 3, size=2_000)
         flip(server.datadir / bad, 3_000)
         flip(server.datadir / growing, 3_000)
-        with Streaming(server, tmp_path / "spool", wanted=Position(bad, 4)) as streaming, \
-                Archive(streaming) as archive:
+        with Streaming(server, tmp_path / "spool", wanted=Position(bad, 4)) as streaming, Archive(streaming) as archive:
+
             def told(what: str) -> None:
                 def was_told() -> bool:
                     archive.step()
@@ -276,7 +298,7 @@ def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_be
         assert 0 < one.after.pos <= 3_000
         assert "damaged at the server" in one.reason
         kept = archive.archived()[bad]
-        assert kept == plain(server.datadir / bad)[:one.after.pos]
+        assert kept == plain(server.datadir / bad)[: one.after.pos]
         assert len(streaming.spool.branches()) == 1
         # It was a disk that read wrong, say, and reads right now: what was given up is archived whole after all.
         flip(server.datadir / bad, 3_000)
@@ -292,13 +314,15 @@ def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_be
         assert {key.start for key in archive.books.of("one") if key.number in again_whole} == {0}
         assert len(again.kinds(StreamEventKind.MENDED)) == 2
         whole = [archive.books.segments["one", key] for key in archive.books.of("one") if key.start == 0]
-        assert [without(gap, segment) for gap in (one, other) for segment in whole
-                if segment.file == gap.after.file] == [None, None]
+        assert [
+            without(gap, segment) for gap in (one, other) for segment in whole if segment.file == gap.after.file
+        ] == [None, None]
 
 
 @pytest.mark.parametrize("stack", STREAMED)
 def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_it_was(
-        stack: Stack, tmp_path: Path) -> None:
+    stack: Stack, tmp_path: Path
+) -> None:
     with make_server(stack) as server:
         prepare(server)
         first, _ = log_status(server)
@@ -325,8 +349,6 @@ def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_i
         assert SegmentKey(gap.branch, 1, 0, len(whole)) in archive.books.of("one")
 
 
-
-
 def test_a_copy_that_ends_too_early_mends_nothing(server: Server, tmp_path: Path) -> None:
     """As one does whose server was shut down meanwhile: the program ends well, and what came can be read."""
     with Streaming(server, tmp_path / "spool") as streaming:
@@ -337,7 +359,7 @@ def test_a_copy_that_ends_too_early_mends_nothing(server: Server, tmp_path: Path
     whole = plain(server.datadir / bad.name)
     flip(bad.path, 3_000)
     spool = streaming.spool
-    copies = [whole[:scan_to(server.datadir / bad.name, len(whole) - 2_100).end], whole]
+    copies = [whole[: scan_to(server.datadir / bad.name, len(whole) - 2_100).end], whole]
 
     def fetch(name: str) -> Path:
         spool.clear_incoming()
@@ -345,8 +367,9 @@ def test_a_copy_that_ends_too_early_mends_nothing(server: Server, tmp_path: Path
         return spool.incoming / name
 
     source = BinlogSource(through_socket(server))
-    mender = Mender("db1", source, spool, fetch=fetch, look=source.look, clock=lambda: datetime.now(UTC),
-                    tell=lambda _event: None)
+    mender = Mender(
+        "db1", source, spool, fetch=fetch, look=source.look, clock=lambda: datetime.now(UTC), tell=lambda _event: None
+    )
     doubt = spool.doubt(bad, read(bad.path).end, "the checksum is wrong")
     with pytest.raises(DamagedCopyError, match="is damaged") as part:
         mender.mend(doubt)

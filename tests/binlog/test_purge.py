@@ -7,9 +7,18 @@ from backupd.engine.binlogsource import Expiry, ListedLog, SourceState
 from backupd.model.server import Flavour, Position, Version
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
-STATE = SourceState(NOW, "", 1, Flavour.MARIADB, Version(10, 11), "on", "binlog",
-                    tuple(ListedLog(f"binlog.{number:06d}", number, 1000) for number in range(3, 8)),
-                    Position("binlog.000007", 1000), None)
+STATE = SourceState(
+    NOW,
+    "",
+    1,
+    Flavour.MARIADB,
+    Version(10, 11),
+    "on",
+    "binlog",
+    tuple(ListedLog(f"binlog.{number:06d}", number, 1000) for number in range(3, 8)),
+    Position("binlog.000007", 1000),
+    None,
+)
 MONTH = Expiry(timedelta(days=30), None)
 
 

@@ -18,8 +18,21 @@ from backupd.model.server import Position
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 ONE = Branch("db1", "20261121T040000Z-00000001", NOW, BranchReason.FIRST, "uuid", "mariadb", "binlog", 7)
-TWO = Branch("db1", "20261121T050000Z-00000002", NOW + timedelta(hours=1), BranchReason.LOST_TAIL, "uuid", "mariadb",
-             "binlog", 8, NOW, ONE.id, Position("binlog.000008", 50, "0-1-2"), names_go_on=True, note="a lost tail")
+TWO = Branch(
+    "db1",
+    "20261121T050000Z-00000002",
+    NOW + timedelta(hours=1),
+    BranchReason.LOST_TAIL,
+    "uuid",
+    "mariadb",
+    "binlog",
+    8,
+    NOW,
+    ONE.id,
+    Position("binlog.000008", 50, "0-1-2"),
+    names_go_on=True,
+    note="a lost tail",
+)
 
 
 def event(kind: int, at: int, body: bytes = b"", *, moment: int = 1_780_000_000) -> bytes:
@@ -88,7 +101,7 @@ def test_a_removed_file_is_gone_but_the_newest_stays_to_be_compared_with(tmp_pat
         taken(spool, ONE, 8, log("binlog.000008"))
         assert not first.path.exists()
         assert [file.number for file in spool.files()] == [8]
-        mark, = spool.fingerprints()
+        (mark,) = spool.fingerprints()
         assert (mark.number, mark.size) == (7, first.size)
         spool.remove(first)  # once more
 
@@ -146,7 +159,8 @@ def test_a_new_branch_ends_the_file_of_the_one_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ending", "expected"), [(4, Ending.ROTATED), (3, Ending.STOPPED), (None, Ending.CUT)])
 def test_after_a_kill_between_two_steps_the_spool_knows_what_lies_in_it(
-        tmp_path: Path, ending: int | None, expected: Ending) -> None:
+    tmp_path: Path, ending: int | None, expected: Ending
+) -> None:
     spool = Spool(tmp_path)
     with spool.locked():
         spool.begin(ONE)
@@ -162,8 +176,17 @@ def test_after_a_kill_between_two_steps_the_spool_knows_what_lies_in_it(
 
 def test_a_gap_is_written_down_once(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    gap = Gap("db1", ONE.id, "", Position("binlog.000007", 50, "0-1-2"), Position("binlog.000009", 4, "0-1-5"), NOW,
-              None, "purged", NOW)
+    gap = Gap(
+        "db1",
+        ONE.id,
+        "",
+        Position("binlog.000007", 50, "0-1-2"),
+        Position("binlog.000009", 4, "0-1-5"),
+        NOW,
+        None,
+        "purged",
+        NOW,
+    )
     with spool.locked():
         spool.begin(ONE)
         spool.add_gap(gap)
@@ -240,7 +263,7 @@ def test_a_comparison_goes_on_as_the_file_grows_and_finds_the_first_byte_that_di
     with other.open("wb") as writer, one.open("rb") as kept, other.open("rb") as fresh:
         comparison = Comparison(kept, fresh)
         for end in (10, 21, 22, 500, 3000):
-            writer.write(content[comparison.equal if end > 22 else writer.tell():end])
+            writer.write(content[comparison.equal if end > 22 else writer.tell() : end])
             writer.flush()
             comparison.go_on()
             assert not comparison.differs

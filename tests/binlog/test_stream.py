@@ -89,7 +89,10 @@ def test_a_reset_begins_a_branch_even_where_the_new_file_has_the_old_name(server
         streaming.has_all(server)
         assert_identical(streaming.spool, server)
     assert [branch.reason for branch in streaming.spool.branches()] == [
-        BranchReason.FIRST, BranchReason.RESET, BranchReason.RESET]
+        BranchReason.FIRST,
+        BranchReason.RESET,
+        BranchReason.RESET,
+    ]
     kept = streaming.spool.files()
     assert [file.ended for file in kept] == [Ending.CUT, Ending.ROTATED, Ending.CUT, None]
 

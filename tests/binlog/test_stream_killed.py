@@ -98,7 +98,8 @@ def test_the_program_is_killed_at_random_and_the_spool_stays_identical(stack: St
 @pytest.mark.campaign
 @pytest.mark.parametrize("stack", STREAMED)
 def test_the_streamer_and_the_server_are_killed_at_random_and_the_spool_stays_identical(
-        stack: Stack, tmp_path: Path) -> None:
+    stack: Stack, tmp_path: Path
+) -> None:
     dice = thrown(f"kills-of-the-streamer-{stack}")
     folder = tmp_path / "spool"
     with make_server(stack) as server:

@@ -86,8 +86,10 @@ def test_a_connection_that_breaks_or_dies_silently_loses_nothing(server: Server,
         streaming.has_all(server)
         proxy.hangs.set()
         insert(server, 2)
-        until(lambda: any("nothing has come" in event.message for event in streaming.kinds(StreamEventKind.LOST)),
-              "the silence was noticed")
+        until(
+            lambda: any("nothing has come" in event.message for event in streaming.kinds(StreamEventKind.LOST)),
+            "the silence was noticed",
+        )
         proxy.hangs.clear()
         proxy.cut()
         streaming.has_all(server)
@@ -97,8 +99,9 @@ def test_a_connection_that_breaks_or_dies_silently_loses_nothing(server: Server,
 
 
 @pytest.mark.parametrize("lost", [0, 3])
-def test_a_failover_is_followed_by_gtid_and_what_it_lost_is_named(server: Server, proxy: Proxy, tmp_path: Path,
-                                                                  lost: int) -> None:
+def test_a_failover_is_followed_by_gtid_and_what_it_lost_is_named(
+    server: Server, proxy: Proxy, tmp_path: Path, lost: int
+) -> None:
     with Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming:
         streaming.has_all(server)
         with replica_of(server) as replica:
@@ -131,14 +134,16 @@ def test_a_wrong_password_stands_still_until_it_is_right(server: Server, tmp_pat
         event = streaming.told(StreamEventKind.FAILED)
         assert streaming.streamer.status().state is StreamState.FAILED
         assert "wrong" not in f"{event.message} {event.detail}"
-        server.query(f"SET PASSWORD FOR {USER}@'%%' = {'PASSWORD(%s)' if not hasattr(server, 'flavour') else '%s'}",
-                     ("wrong",))
+        server.query(
+            f"SET PASSWORD FOR {USER}@'%%' = {'PASSWORD(%s)' if not hasattr(server, 'flavour') else '%s'}", ("wrong",)
+        )
         try:
             streaming.has_all(server)
         finally:
             server.query(
                 f"SET PASSWORD FOR {USER}@'%%' = {'PASSWORD(%s)' if not hasattr(server, 'flavour') else '%s'}",
-                (PASSWORD,))
+                (PASSWORD,),
+            )
 
 
 def test_the_right_to_read_the_binary_log_is_asked_for_by_name(server: Server, tmp_path: Path) -> None:
@@ -158,8 +163,9 @@ def test_a_full_disk_is_survived(mariadb: Server, tmp_path: Path) -> None:
         pytest.skip("only root can mount a small file system")
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True,
-                             text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True, text=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
     try:
@@ -226,8 +232,7 @@ def test_two_streams_never_write_to_one_spool(mariadb: Server, tmp_path: Path) -
 
 
 def test_two_installations_stream_one_server_side_by_side(server: Server, tmp_path: Path) -> None:
-    with Streaming(server, tmp_path / "one") as one, \
-            Streaming(server, tmp_path / "two", installation="another") as two:
+    with Streaming(server, tmp_path / "one") as one, Streaming(server, tmp_path / "two", installation="another") as two:
         insert(server, 2)
         one.has_all(server)
         two.has_all(server)
@@ -245,8 +250,10 @@ def test_a_copy_of_the_data_from_earlier_is_noticed_although_the_binary_log_goes
             insert(server, 3, size=100_000)
             streaming.has_all(server)
             last, _ = log_status(server)
-            until(lambda: (streaming.spool.seen() is not None and streaming.streamer.status().server_position
-                           is not None), "the server was looked at")
+            until(
+                lambda: streaming.spool.seen() is not None and streaming.streamer.status().server_position is not None,
+                "the server was looked at",
+            )
             server.stop()
             logs = list(server.datadir.glob("binlog.*"))
             for log in logs:
@@ -268,7 +275,8 @@ def test_a_copy_of_the_data_from_earlier_is_noticed_although_the_binary_log_goes
 
 @pytest.mark.parametrize("stack", STREAMED)
 def test_a_time_without_a_binary_log_begins_a_branch_that_nothing_is_replayed_across(
-        stack: Stack, tmp_path: Path) -> None:
+    stack: Stack, tmp_path: Path
+) -> None:
     pace = replace(FAST, most=60.0, away=0.1)
     with make_server(stack) as server:
         prepare(server)
@@ -313,9 +321,18 @@ def test_a_server_that_is_out_of_reach_is_looked_for_often_and_told_of_once(tmp_
 
     nowhere = Connection(socket=str(tmp_path / "nowhere.sock"), user=USER, password=PASSWORD)
     heard: list[StreamEvent] = []
-    streamer = Streamer("db1", Counting(nowhere), binlog_tool(Flavour.MARIADB), Spool(tmp_path / "spool"),
-                        installation="test", wanted=None, max_spool_bytes=2**40, clock=lambda: datetime.now(UTC),
-                        on_event=heard.append, pace=Pace(first=0.01, away=0.02))
+    streamer = Streamer(
+        "db1",
+        Counting(nowhere),
+        binlog_tool(Flavour.MARIADB),
+        Spool(tmp_path / "spool"),
+        installation="test",
+        wanted=None,
+        max_spool_bytes=2**40,
+        clock=lambda: datetime.now(UTC),
+        on_event=heard.append,
+        pace=Pace(first=0.01, away=0.02),
+    )
     stop = threading.Event()
     thread = threading.Thread(target=streamer.run, args=(stop,))
     thread.start()

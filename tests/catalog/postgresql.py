@@ -52,21 +52,57 @@ class PostgreSQL:
         self.bin = programs()
 
     def initialise(self) -> None:
-        subprocess.run(as_postgres(self.bin / "initdb", "-D", self.folder / "data", "-U", "catalog", "-A", "trust",
-                                   "-E", "UTF8", "--no-locale", "--no-sync"),
-                       check=True, capture_output=True, cwd=self.folder)
+        subprocess.run(
+            as_postgres(
+                self.bin / "initdb",
+                "-D",
+                self.folder / "data",
+                "-U",
+                "catalog",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--no-locale",
+                "--no-sync",
+            ),
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+        )
 
     def start(self) -> None:
         # A zone far from UTC, so that a forgotten conversion shows.
-        options = (f"-k {self.folder} -p {self.port} -c listen_addresses= -c fsync=off "
-                   "-c timezone=Pacific/Chatham -c max_connections=60")
-        subprocess.run(as_postgres(self.bin / "pg_ctl", "start", "-w", "-s", "-t", "240", "-D", self.folder / "data",
-                                   "-l", self.folder / "log", "-o", options),
-                       check=True, cwd=self.folder, stdin=subprocess.DEVNULL)
+        options = (
+            f"-k {self.folder} -p {self.port} -c listen_addresses= -c fsync=off "
+            "-c timezone=Pacific/Chatham -c max_connections=60"
+        )
+        subprocess.run(
+            as_postgres(
+                self.bin / "pg_ctl",
+                "start",
+                "-w",
+                "-s",
+                "-t",
+                "240",
+                "-D",
+                self.folder / "data",
+                "-l",
+                self.folder / "log",
+                "-o",
+                options,
+            ),
+            check=True,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+        )
 
     def stop(self, mode: str = "immediate") -> None:
-        subprocess.run(as_postgres(self.bin / "pg_ctl", "stop", "-w", "-s", "-t", "240", "-m", mode,
-                                   "-D", self.folder / "data"), check=True, cwd=self.folder)
+        subprocess.run(
+            as_postgres(self.bin / "pg_ctl", "stop", "-w", "-s", "-t", "240", "-m", mode, "-D", self.folder / "data"),
+            check=True,
+            cwd=self.folder,
+        )
 
     def url(self, database: str) -> str:
         return f"postgresql://catalog@/{database}?host={self.folder}&port={self.port}"

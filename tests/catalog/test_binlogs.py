@@ -27,15 +27,40 @@ def branch(name: str = FIRST, *, server: str = SERVER, flavour: str = "mariadb")
     return Branch(server, name, NOON, BranchReason.FIRST, "uuid", flavour, "binlog", 1)
 
 
-def segment(number: int, start: int = 0, end: int = 100, ending: Ending = Ending.ROTATED, *, name: str = FIRST,
-            remarks: tuple[str, ...] = (), before: str = "", after: str = "", server: str = SERVER) -> Segment:
+def segment(
+    number: int,
+    start: int = 0,
+    end: int = 100,
+    ending: Ending = Ending.ROTATED,
+    *,
+    name: str = FIRST,
+    remarks: tuple[str, ...] = (),
+    before: str = "",
+    after: str = "",
+    server: str = SERVER,
+) -> Segment:
     """File ``number`` commits one transaction each second, as many as it has bytes."""
     begin = NOON + timedelta(seconds=1_000 * number)
     return Segment(
-        server, name, f"binlog.{number:06d}", number, start, end, ending,
-        before or f"0-1-{100 * number + start}", after or f"0-1-{100 * number + end}", transactions=end - start,
-        first_at=begin + timedelta(seconds=start), last_at=begin + timedelta(seconds=end), precise=False,
-        server_ids=(1,), flavour="mariadb", server_version="10.11.19", sha256="0" * 64, remarks=remarks)
+        server,
+        name,
+        f"binlog.{number:06d}",
+        number,
+        start,
+        end,
+        ending,
+        before or f"0-1-{100 * number + start}",
+        after or f"0-1-{100 * number + end}",
+        transactions=end - start,
+        first_at=begin + timedelta(seconds=start),
+        last_at=begin + timedelta(seconds=end),
+        precise=False,
+        server_ids=(1,),
+        flavour="mariadb",
+        server_version="10.11.19",
+        sha256="0" * 64,
+        remarks=remarks,
+    )
 
 
 def piece(number: int, start: int, end: int) -> Segment:
@@ -48,8 +73,10 @@ def add(catalog: Catalog, *found: Segment, at: str = "local") -> None:
 
 
 def spans(catalog: Catalog, destination: str | None = None) -> list[tuple[int, int, int, int]]:
-    return [(run.first_number, run.first_pos, run.last_number, run.last_pos)
-            for run in catalog.binlogs.runs(SERVER, destination)]
+    return [
+        (run.first_number, run.first_pos, run.last_number, run.last_pos)
+        for run in catalog.binlogs.runs(SERVER, destination)
+    ]
 
 
 @pytest.fixture
@@ -59,8 +86,16 @@ def logs(catalog: Catalog) -> Catalog:
 
 
 def test_branches_segments_and_copies_come_back_as_they_were_recorded(logs: Catalog) -> None:
-    second = replace(branch(SECOND), noticed_at=NOON + timedelta(days=1), reason=BranchReason.LOST_TAIL, since=NOON,
-                     parent=FIRST, fork=Position("binlog.000002", 77, "0-1-5"), names_go_on=True, note="crashed")
+    second = replace(
+        branch(SECOND),
+        noticed_at=NOON + timedelta(days=1),
+        reason=BranchReason.LOST_TAIL,
+        since=NOON,
+        parent=FIRST,
+        fork=Position("binlog.000002", 77, "0-1-5"),
+        names_go_on=True,
+        note="crashed",
+    )
     logs.binlogs.add_branch(second)
     logs.binlogs.add_branch(branch("x", server="other"))
     assert logs.binlogs.branches(SERVER) == (branch(), second)
@@ -103,14 +138,17 @@ def test_segments_are_given_by_places_in_log_order_and_by_destination(logs: Cata
     add(logs, segment(3, 0, 95))
     assert [one.key.end for one in logs.binlogs.segments(SERVER, FIRST, from_place=(3, 0))] == [95, 40, 90]
     assert [one.key for one in logs.binlogs.each_segment(SERVER, FIRST)] == [
-        one.key for one in logs.binlogs.segments(SERVER, FIRST)]
+        one.key for one in logs.binlogs.segments(SERVER, FIRST)
+    ]
 
 
 def test_very_many_segments_are_given_one_by_one(logs: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backupd.catalog.binlogs._BATCH", 3)
     add(logs, *(segment(number) for number in range(1, 9)), piece(9, 0, 10), piece(9, 10, 20))
     assert [(one.key.number, one.key.start) for one in logs.binlogs.each_segment(SERVER, FIRST)] == [
-        *((number, 0) for number in range(1, 10)), (9, 10)]
+        *((number, 0) for number in range(1, 10)),
+        (9, 10),
+    ]
 
 
 def test_a_position_is_in_the_whole_file_rather_than_in_a_piece(logs: Catalog) -> None:
@@ -149,17 +187,24 @@ def test_a_gtid_is_found_on_every_branch_that_has_it(logs: Catalog) -> None:
 
 
 def test_a_gtid_is_found_where_numbers_of_a_domain_go_back(logs: Catalog) -> None:
-    add(logs, segment(1, before="0-1-1", after="0-1-90"), segment(2, before="0-1-90", after="0-2-30"),
-        segment(3, before="0-2-30", after="0-2-60"))
+    add(
+        logs,
+        segment(1, before="0-1-1", after="0-1-90"),
+        segment(2, before="0-1-90", after="0-2-30"),
+        segment(3, before="0-2-30", after="0-2-60"),
+    )
     assert [one.key.number for one in logs.binlogs.holding_gtid(SERVER, "0-1-80")] == [1]
 
 
 def test_gtids_of_mysql_are_found_in_sets_with_holes(catalog: Catalog) -> None:
     uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     catalog.binlogs.add_branch(branch(flavour="mysql"))
-    add(catalog, replace(segment(1), gtids_before="", gtids_after=""),
+    add(
+        catalog,
+        replace(segment(1), gtids_before="", gtids_after=""),
         segment(2, before=f"{uuid}:1-5", after=f"{uuid}:1-5:7-9"),
-        segment(3, before=f"{uuid}:1-5:7-9", after=f"{uuid}:1-12"))
+        segment(3, before=f"{uuid}:1-5:7-9", after=f"{uuid}:1-12"),
+    )
     assert [one.key.number for one in catalog.binlogs.holding_gtid(SERVER, f"{uuid}:8")] == [2]
     assert [one.key.number for one in catalog.binlogs.holding_gtid(SERVER, f"{uuid}:6")] == [3]
 
@@ -168,7 +213,13 @@ def test_files_that_follow_each_other_are_one_run_and_a_hole_parts_them(logs: Ca
     add(logs, segment(1, remarks=("a",)), segment(2, remarks=("b", "a")), segment(4))
     first, second = logs.binlogs.runs(SERVER)
     assert (first.first_number, first.last_number, first.size, first.stored, first.segments, first.transactions) == (
-        1, 2, 200, 100, 2, 200)
+        1,
+        2,
+        200,
+        100,
+        2,
+        200,
+    )
     assert (first.gtids_before, first.gtids_after, first.remarks) == ("0-1-100", "0-1-300", ("a", "b"))
     assert (first.first_at, first.last_at) == (NOON + timedelta(seconds=1_000), NOON + timedelta(seconds=2_100))
     assert (second.first_number, second.last_number) == (4, 4)
@@ -208,8 +259,9 @@ def test_a_piece_whose_file_ends_with_it_is_the_whole_file_everywhere(logs: Cata
 
 def test_segments_of_a_time_are_given_one_by_one(logs: Catalog) -> None:
     add(logs, *(segment(number) for number in range(1, 6)))
-    found = logs.binlogs.each_segment(SERVER, FIRST, since=NOON + timedelta(seconds=2_100),
-                                      until=NOON + timedelta(seconds=4_000))
+    found = logs.binlogs.each_segment(
+        SERVER, FIRST, since=NOON + timedelta(seconds=2_100), until=NOON + timedelta(seconds=4_000)
+    )
     assert [one.key.number for one in found] == [2, 3, 4]
 
 
@@ -248,7 +300,11 @@ def test_the_oldest_files_go_and_the_run_begins_later(logs: Catalog) -> None:
     (run,) = logs.binlogs.runs(SERVER, "local")
     assert (run.first_at, run.size, run.gtids_before) == (NOON + timedelta(seconds=3_000), 300, "0-1-300")
     assert [sorted(one.destinations) for one in logs.binlogs.segments(SERVER, FIRST)] == [
-        ["offsite"], ["local"], ["local"], ["local"]], "one without any copy is forgotten"
+        ["offsite"],
+        ["local"],
+        ["local"],
+        ["local"],
+    ], "one without any copy is forgotten"
 
 
 def test_of_a_file_that_is_there_in_two_lengths_the_longer_one_counts(logs: Catalog) -> None:
@@ -279,8 +335,9 @@ def test_a_run_is_confirmed_up_to_the_servers_clock(logs: Catalog) -> None:
 def test_gaps_are_told_once_and_can_be_closed(logs: Catalog) -> None:
     gap = Gap(SERVER, FIRST, "", Position("binlog.000003", 400, "0-1-7"), None, NOON, None, "purged", NOON)
     logs.binlogs.add_gap(gap)
-    known = replace(gap, before=Position("binlog.000005", 4), to_at=NOON + timedelta(hours=1),
-                    noticed_at=NOON + timedelta(hours=1))
+    known = replace(
+        gap, before=Position("binlog.000005", 4), to_at=NOON + timedelta(hours=1), noticed_at=NOON + timedelta(hours=1)
+    )
     logs.binlogs.add_gap(known)
     assert logs.binlogs.gaps(SERVER) == (replace(known, noticed_at=NOON),)
     logs.binlogs.remove_gap(gap)
@@ -293,7 +350,8 @@ def test_the_worst_lag_of_each_hour_is_kept(catalog: Catalog) -> None:
     catalog.lags.note(SERVER, "offsite", 70.0, NOON)
     assert [(lag.hour, lag.seconds, lag.at) for lag in catalog.lags.list(SERVER, NOON, destination="local")] == [
         (NOON, 9.5, NOON + timedelta(minutes=2)),
-        (NOON + timedelta(hours=1), 1.0, NOON + timedelta(minutes=61))]
+        (NOON + timedelta(hours=1), 1.0, NOON + timedelta(minutes=61)),
+    ]
     assert catalog.lags.worst(SERVER, NOON + timedelta(minutes=30)) == {"local": 9.5, "offsite": 70.0}
     catalog.lags.forget(NOON + timedelta(hours=1))
     assert catalog.lags.worst(SERVER, NOON) == {"local": 1.0}
@@ -308,30 +366,65 @@ def test_a_stream_tells_its_state(catalog: Catalog) -> None:
 
 # -- the property
 
+
 def recomputed(found: Iterable[Segment], destination: str) -> list[Run]:
     """The runs of these segments, from nothing: byte by byte."""
     alive = list(found)
-    alive = [one for one in alive if not any(
-        other is not one and (other.branch, other.number) == (one.branch, one.number) and other.start <= one.start
-        and one.end <= other.end for other in alive)]
+    alive = [
+        one
+        for one in alive
+        if not any(
+            other is not one
+            and (other.branch, other.number) == (one.branch, one.number)
+            and other.start <= one.start
+            and one.end <= other.end
+            for other in alive
+        )
+    ]
     alive.sort(key=lambda one: one.key)
     groups: list[list[Segment]] = []
     for one in alive:
         last = groups[-1][-1] if groups else None
-        goes_on = last is not None and last.branch == one.branch and (
-            (last.number, last.end) == (one.number, one.start)
-            or (last.is_final and last.number + 1 == one.number and one.start == 0
-                and last.gtids_after == one.gtids_before))
+        goes_on = (
+            last is not None
+            and last.branch == one.branch
+            and (
+                (last.number, last.end) == (one.number, one.start)
+                or (
+                    last.is_final
+                    and last.number + 1 == one.number
+                    and one.start == 0
+                    and last.gtids_after == one.gtids_before
+                )
+            )
+        )
         if goes_on:
             groups[-1].append(one)
         else:
             groups.append([one])
-    return [Run(SERVER, group[0].branch, destination, group[0].number, group[0].start, group[-1].number, group[-1].end,
-                group[0].gtids_before, group[-1].gtids_after, min(one.first_at for one in group if one.first_at),
-                max(one.last_at for one in group if one.last_at), None, sum(one.size for one in group),
-                sum(one.size // 2 for one in group), len(group), sum(one.transactions for one in group),
-                tuple(dict.fromkeys(word for one in group for word in one.remarks)), group[-1].ending)
-            for group in groups]
+    return [
+        Run(
+            SERVER,
+            group[0].branch,
+            destination,
+            group[0].number,
+            group[0].start,
+            group[-1].number,
+            group[-1].end,
+            group[0].gtids_before,
+            group[-1].gtids_after,
+            min(one.first_at for one in group if one.first_at),
+            max(one.last_at for one in group if one.last_at),
+            None,
+            sum(one.size for one in group),
+            sum(one.size // 2 for one in group),
+            len(group),
+            sum(one.transactions for one in group),
+            tuple(dict.fromkeys(word for one in group for word in one.remarks)),
+            group[-1].ending,
+        )
+        for group in groups
+    ]
 
 
 def _candidates(rolls: random.Random) -> list[Segment]:
@@ -340,11 +433,20 @@ def _candidates(rolls: random.Random) -> list[Segment]:
         for number in range(1, 8):
             cuts = sorted({0, 100, *(rolls.randrange(1, 100) for _ in range(rolls.randrange(3)))})
             remarks = (rolls.choice("abc"),) if rolls.random() < 0.3 else ()
-            found += [segment(number, start, end, Ending.OPEN, name=name, remarks=remarks)
-                      for start, end in pairwise(cuts) if end != 100]
-            found.append(segment(number, name=name, remarks=remarks,
-                                 ending=rolls.choice([Ending.ROTATED, Ending.STOPPED, Ending.CUT]),
-                                 before="0-1-7" if rolls.random() < 0.1 else ""))
+            found += [
+                segment(number, start, end, Ending.OPEN, name=name, remarks=remarks)
+                for start, end in pairwise(cuts)
+                if end != 100
+            ]
+            found.append(
+                segment(
+                    number,
+                    name=name,
+                    remarks=remarks,
+                    ending=rolls.choice([Ending.ROTATED, Ending.STOPPED, Ending.CUT]),
+                    before="0-1-7" if rolls.random() < 0.1 else "",
+                )
+            )
     return found
 
 

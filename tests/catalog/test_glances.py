@@ -23,9 +23,30 @@ FIRST, SECOND = "20261101T000000Z-00000001", "20261102T000000Z-00000002"
 def _branch(catalog: Catalog, server: str, name: str, noticed: datetime) -> None:
     catalog.binlogs.add_branch(Branch(server, name, noticed, BranchReason.FIRST, "u", "mariadb", "binlog", 1))
     for place in ("local", "offsite"):
-        catalog.binlogs.add_segment(Segment(
-            server, name, "binlog.000001", 1, 0, 100, Ending.ROTATED, "", "0-1-9", 9, NOW, NOW, False, (1,), "mariadb",
-            "10.11", "0" * 64), place, 40, NOW)
+        catalog.binlogs.add_segment(
+            Segment(
+                server,
+                name,
+                "binlog.000001",
+                1,
+                0,
+                100,
+                Ending.ROTATED,
+                "",
+                "0-1-9",
+                9,
+                NOW,
+                NOW,
+                False,
+                (1,),
+                "mariadb",
+                "10.11",
+                "0" * 64,
+            ),
+            place,
+            40,
+            NOW,
+        )
 
 
 def test_a_marker_changes_with_everything_that_a_timeline_is_made_of_and_with_nothing_else(catalog: Catalog) -> None:
@@ -39,8 +60,9 @@ def test_a_marker_changes_with_everything_that_a_timeline_is_made_of_and_with_no
         lambda: catalog.backups.set_state(record.id, BackupState.DELETED),
         lambda: _branch(catalog, "a", FIRST, NOW - HOUR),
         lambda: catalog.binlogs.confirm("a", "local", FIRST, (1, 50), NOW),
-        lambda: catalog.binlogs.add_gap(Gap("a", FIRST, "local", Position("binlog.000001", 5), None, None, None, "x",
-                                            NOW)),
+        lambda: catalog.binlogs.add_gap(
+            Gap("a", FIRST, "local", Position("binlog.000001", 5), None, None, None, "x", NOW)
+        ),
     ]
     seen = [catalog.glances.markers().get("a")]
     for step in steps:
@@ -78,9 +100,13 @@ def test_the_last_job_of_each_kind_and_leg_is_told_with_the_last_success(catalog
     assert [(job.id, job.kind, job.leg, job.state, job.succeeded_at) for job in catalog.glances.last_jobs()] == [
         ("job-002", "physical-full", "full", "failed", NOW + HOUR),
         ("job-004", "physical-full", "other", "failed", None),
-        ("job-005", "verify", "full", "succeeded", NOW + 5 * HOUR)]
+        ("job-005", "verify", "full", "succeeded", NOW + 5 * HOUR),
+    ]
     assert catalog.glances.ended_jobs(NOW + 2 * HOUR) == {
-        ("a", "physical-full", "failed"): 2, ("a", "physical-full", "cancelled"): 1, ("a", "verify", "succeeded"): 1}
+        ("a", "physical-full", "failed"): 2,
+        ("a", "physical-full", "cancelled"): 1,
+        ("a", "verify", "succeeded"): 1,
+    }
 
 
 def test_proofs_destinations_lags_streams_and_messages_are_told_of_all_servers(catalog: Catalog) -> None:
@@ -89,7 +115,10 @@ def test_proofs_destinations_lags_streams_and_messages_are_told_of_all_servers(c
         catalog.proofs.add(proof)
     found = catalog.glances.tests()
     assert (found["shop-db1"].id, found["shop-db1"].outcome, found["shop-db1"].proved_at) == (
-        bad.id, "failed", good.finished_at)
+        bad.id,
+        "failed",
+        good.finished_at,
+    )
     assert found["b"].proved_at is None
 
     one = samples.backup(1, server="a", copies=(Copy("local", "complete", NOW), Copy("offsite", "damaged", NOW)))
@@ -97,8 +126,7 @@ def test_proofs_destinations_lags_streams_and_messages_are_told_of_all_servers(c
     for record in (one, two):
         catalog.backups.add(record)
     _branch(catalog, "a", FIRST, NOW)
-    assert catalog.glances.stock() == {
-        "local": Stock(2, one.stats.bytes_stored + 40), "offsite": Stock(0, 40)}
+    assert catalog.glances.stock() == {"local": Stock(2, one.stats.bytes_stored + 40), "offsite": Stock(0, 40)}
 
     catalog.lags.note("a", "local", 5.0, NOW - 2 * HOUR)
     catalog.lags.note("a", "local", 3.0, NOW)

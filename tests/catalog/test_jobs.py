@@ -27,14 +27,22 @@ LATER = NOON + timedelta(hours=1)
 
 def queued(number: int = 1, **changes: object) -> JobRecord:
     moment = NOON + timedelta(minutes=number)
-    record = JobRecord(id=f"job-{number:04}", kind=JobKind.FULL, server="shop-db1", state=JobState.QUEUED,
-                       queued_at=moment)
+    record = JobRecord(
+        id=f"job-{number:04}", kind=JobKind.FULL, server="shop-db1", state=JobState.QUEUED, queued_at=moment
+    )
     return replace(record, **changes)  # type: ignore[arg-type]  # any field
 
 
 def test_a_job_comes_back_exactly_as_it_was_recorded(catalog: Catalog) -> None:
-    record = queued(due_at=NOON, not_before=LATER, attempt=2, previous="job-0", leg="physical.full",
-                    requested_by="ops", arguments={"target": "latest", "n": [1, None]})
+    record = queued(
+        due_at=NOON,
+        not_before=LATER,
+        attempt=2,
+        previous="job-0",
+        leg="physical.full",
+        requested_by="ops",
+        arguments={"target": "latest", "n": [1, None]},
+    )
     catalog.jobs.enqueue(record)
     assert catalog.jobs.get(record.id) == record
     assert catalog.jobs.get(record.id).progress is None
@@ -45,8 +53,16 @@ def test_a_job_ends_once(catalog: Catalog) -> None:
     with pytest.raises(RefusedError, match="already"):
         catalog.jobs.add(samples.job())
     error = ToolError("gpg exited with 2", detail="no room", hint="make room")
-    ended = catalog.jobs.finish("job-1", JobState.FAILED, NOON, token=1, error=error, bytes=7_000_000_000,
-                                result="b1", phases=[Phase("copy", 1.23456, 10)])
+    ended = catalog.jobs.finish(
+        "job-1",
+        JobState.FAILED,
+        NOON,
+        token=1,
+        error=error,
+        bytes=7_000_000_000,
+        result="b1",
+        phases=[Phase("copy", 1.23456, 10)],
+    )
     assert ended == catalog.jobs.get("job-1")
     assert (ended.message, ended.detail, ended.hint) == ("gpg exited with 2", "no room", "make room")
     assert (ended.bytes, ended.result, ended.phases) == (7_000_000_000, "b1", (Phase("copy", 1.23456, 10),))
@@ -85,8 +101,9 @@ def test_threads_that_claim_at_once_never_get_the_same_job_nor_pass_a_limit(url:
             start.wait()
             mine: list[str] = []
             while True:
-                job = catalog.jobs.claim(f"owner-{name}", NOON,
-                                         allowed=lambda one, running: all(one.server != r.server for r in running))
+                job = catalog.jobs.claim(
+                    f"owner-{name}", NOON, allowed=lambda one, running: all(one.server != r.server for r in running)
+                )
                 if job is None:
                     if not catalog.jobs.list(state=JobState.QUEUED):
                         return mine
@@ -117,8 +134,15 @@ def test_two_processes_never_claim_the_same_job(url: str) -> None:
     with open_catalog(url) as catalog:
         for number in range(60):
             catalog.jobs.enqueue(queued(number))
-    processes = [subprocess.Popen([sys.executable, "-W", "error", "-c", _CLAIMER, url, name, LATER.isoformat()],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", _CLAIMER, url, name, LATER.isoformat()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("a", "b")
+    ]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -139,10 +163,12 @@ def test_only_the_newest_token_may_say_anything(catalog: Catalog) -> None:
     assert claimed is not None
     mine = catalog.jobs.adopt(claimed.id, claimed.token, "child", NOON)
     assert (mine.owner, mine.token) == ("child", claimed.token + 1)
-    for stale in (lambda: catalog.jobs.adopt(mine.id, claimed.token, "second child", NOON),
-                  lambda: catalog.jobs.heartbeat(mine.id, claimed.token, LATER),
-                  lambda: catalog.jobs.assert_held(mine.id, claimed.token),
-                  lambda: catalog.jobs.finish(mine.id, JobState.SUCCEEDED, LATER, token=claimed.token)):
+    for stale in (
+        lambda: catalog.jobs.adopt(mine.id, claimed.token, "second child", NOON),
+        lambda: catalog.jobs.heartbeat(mine.id, claimed.token, LATER),
+        lambda: catalog.jobs.assert_held(mine.id, claimed.token),
+        lambda: catalog.jobs.finish(mine.id, JobState.SUCCEEDED, LATER, token=claimed.token),
+    ):
         with pytest.raises(RefusedError, match="taken over"):
             stale()
     assert catalog.jobs.get(mine.id) == mine
@@ -151,9 +177,11 @@ def test_only_the_newest_token_may_say_anything(catalog: Catalog) -> None:
     assert (beaten.heartbeat_at, beaten.progress) == (LATER, {"phase": "copy", "bytes": 7})
     catalog.jobs.assert_held(mine.id, mine.token)
     catalog.jobs.finish(mine.id, JobState.ABANDONED, LATER, token=mine.token)
-    for late in (lambda: catalog.jobs.heartbeat(mine.id, mine.token, LATER),
-                 lambda: catalog.jobs.assert_held(mine.id, mine.token),
-                 lambda: catalog.jobs.finish(mine.id, JobState.SUCCEEDED, LATER, token=mine.token)):
+    for late in (
+        lambda: catalog.jobs.heartbeat(mine.id, mine.token, LATER),
+        lambda: catalog.jobs.assert_held(mine.id, mine.token),
+        lambda: catalog.jobs.finish(mine.id, JobState.SUCCEEDED, LATER, token=mine.token),
+    ):
         with pytest.raises(RefusedError, match="abandoned"):
             late()
 
@@ -217,8 +245,12 @@ def test_jobs_are_listed_by_schedule_by_several_states_and_since_a_moment(catalo
     catalog.jobs.enqueue(queued(3, leg=leg))
     catalog.jobs.enqueue(queued(4, leg="verify"))
     catalog.jobs.enqueue(queued(5, leg=leg, server="other"))
-    assert [job.id for job in catalog.jobs.list("shop-db1", leg=leg, state=(JobState.QUEUED, JobState.RUNNING),
-                                                since=NOON + timedelta(minutes=3))] == ["job-0003"]
+    assert [
+        job.id
+        for job in catalog.jobs.list(
+            "shop-db1", leg=leg, state=(JobState.QUEUED, JobState.RUNNING), since=NOON + timedelta(minutes=3)
+        )
+    ] == ["job-0003"]
 
 
 def test_pruning_keeps_what_is_open_the_last_of_each_kind_and_the_last_good_one(catalog: Catalog) -> None:

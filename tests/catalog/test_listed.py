@@ -42,11 +42,13 @@ def test_lists_are_read_page_by_page_and_nothing_is_given_twice_or_passed_over(c
         catalog.restores.start(samples.restore(number))
         catalog.events.add(Event(samples.NOON, "kind", Severity.INFO, "it happened", server="shop-db1"))
     assert through(lambda after: catalog.backups.page(limit=2, after=after)) == [
-        f"20261121T120000Z-{number:08x}" for number in (5, 4, 3, 2, 1)]
+        f"20261121T120000Z-{number:08x}" for number in (5, 4, 3, 2, 1)
+    ]
     assert through(lambda after: catalog.jobs.page(limit=2, after=after)) == [f"job-{n}" for n in (5, 4, 3, 2, 1)]
     assert through(lambda after: catalog.proofs.page(limit=2, after=after)) == [f"proof-{n}" for n in (5, 4, 3, 2, 1)]
     assert through(lambda after: catalog.restores.page(limit=2, after=after)) == [
-        f"restore-{n}" for n in (5, 4, 3, 2, 1)]
+        f"restore-{n}" for n in (5, 4, 3, 2, 1)
+    ]
     numbers = through(lambda after: catalog.events.page(limit=2, after=after))
     assert numbers == sorted(numbers, key=int, reverse=True)
     assert [str(event.number) for event in catalog.events.since(int(numbers[2]))] == [numbers[1], numbers[0]]
@@ -71,18 +73,41 @@ def test_a_page_has_only_rows_of_the_servers_that_are_asked_for(catalog: Catalog
     assert {event.server for event in catalog.events.page(("b",)).items} == {"b"}
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "2026-11-21~a", "2026-11-21T12:00:00Z", "2026-11-21T12:00:00Z~", "~a",
-                                    "2026-11-21T12:00:00Z~\0", "9" * 400])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "x",
+        "2026-11-21~a",
+        "2026-11-21T12:00:00Z",
+        "2026-11-21T12:00:00Z~",
+        "~a",
+        "2026-11-21T12:00:00Z~\0",
+        "9" * 400,
+    ],
+)
 def test_what_is_no_cursor_is_refused(catalog: Catalog, cursor: str) -> None:
-    for look in (catalog.backups.page, catalog.jobs.page, catalog.proofs.page, catalog.restores.page,
-                 catalog.events.page):
+    for look in (
+        catalog.backups.page,
+        catalog.jobs.page,
+        catalog.proofs.page,
+        catalog.restores.page,
+        catalog.events.page,
+    ):
         with pytest.raises(UsageError, match="no cursor"):
             look(after=cursor)
 
 
 def test_a_plan_is_there_until_it_expires(catalog: Catalog) -> None:
-    made = StoredPlan("p1", "shop-db1", samples.NOON, "ops", samples.NOON + timedelta(hours=1),
-                      {"server": "shop-db1", "target": "latest"}, {"chain": ["b"], "seconds": 2.5})
+    made = StoredPlan(
+        "p1",
+        "shop-db1",
+        samples.NOON,
+        "ops",
+        samples.NOON + timedelta(hours=1),
+        {"server": "shop-db1", "target": "latest"},
+        {"chain": ["b"], "seconds": 2.5},
+    )
     catalog.plans.add(made, samples.NOON)
     assert catalog.plans.get("p1", samples.NOON + timedelta(minutes=59)) == made
     assert made.as_json()["chain"] == ["b"]
@@ -106,8 +131,14 @@ def test_a_server_is_away_under_the_name_of_the_last_backup_that_took_it_out(cat
 
 
 def queued(number: int) -> JobRecord:
-    return replace(samples.job(number), kind=str(JobKind.RESTORE), state=JobState.QUEUED, started_at=None, token=0,
-                   arguments={"restore": "restore-1"})
+    return replace(
+        samples.job(number),
+        kind=str(JobKind.RESTORE),
+        state=JobState.QUEUED,
+        started_at=None,
+        token=0,
+        arguments={"restore": "restore-1"},
+    )
 
 
 def test_a_restore_waits_for_its_job_and_ends_with_it_however_that_ends(catalog: Catalog) -> None:

@@ -67,8 +67,9 @@ def test_a_session_ends_with_its_time_and_with_its_token(catalog: Catalog) -> No
 def test_a_login_sweeps_away_sessions_that_have_expired(catalog: Catalog) -> None:
     old = Session("a" * 64, "t1", "word", NOW, NOW + timedelta(hours=1), "")
     catalog.sessions.add(old)
-    catalog.sessions.add(replace(old, digest="b" * 64, created_at=NOW + timedelta(hours=2),
-                                 expires_at=NOW + timedelta(hours=3)))
+    catalog.sessions.add(
+        replace(old, digest="b" * 64, created_at=NOW + timedelta(hours=2), expires_at=NOW + timedelta(hours=3))
+    )
     assert catalog.sessions.find("a" * 64, NOW) is None
 
 
@@ -92,8 +93,10 @@ def test_what_a_database_cannot_hold_neither_loses_an_entry_nor_breaks_the_chain
 def test_the_audit_lets_nobody_change_or_remove_an_entry(catalog: Catalog) -> None:
     catalog.audit.add(ENTRY)
     for statement in (update(audit).values(actor="nobody"), delete(audit)):
-        with pytest.raises(CatalogError, match=r"refused a statement|failed") as caught, \
-                catalog._database.write() as connection:
+        with (
+            pytest.raises(CatalogError, match=r"refused a statement|failed") as caught,
+            catalog._database.write() as connection,
+        ):
             connection.execute(statement)
         assert "only added to" in caught.value.detail
     if not catalog._database.sqlite:

@@ -17,7 +17,9 @@ def test_what_is_expected_waits_fails_with_a_count_and_is_forgotten_when_it_has_
         rows.expect("away", {"b1": 10, "b2": 20}, NOW)
         rows.expect("vault", {"b1": 10}, NOW)
         assert [(row.backup_id, row.state, row.bytes_total) for row in rows.list("away")] == [
-            ("b2", WAITING, 20), ("b1", WAITING, 10)]
+            ("b2", WAITING, 20),
+            ("b1", WAITING, 10),
+        ]
         rows.copying("b1", "away", 4, 12, NOW)
         later = NOW + timedelta(minutes=1)
         for number in (1, 2):

@@ -109,13 +109,19 @@ def test_states_pins_and_copies_change_one_by_one(catalog: Catalog) -> None:
 
 def test_what_is_not_there_is_named(catalog: Catalog) -> None:
     catalog.backups.add(samples.backup())
-    for attempt in (lambda: catalog.backups.get("nix"), lambda: catalog.backups.set_state("nix", BackupState.DAMAGED),
-                    lambda: catalog.backups.pin("nix"), lambda: catalog.jobs.get("nix"),
-                    lambda: catalog.jobs.finish("nix", JobState.FAILED, samples.NOON, token=1),
-                    lambda: catalog.restores.get("nix"), lambda: catalog.restores.take_up("nix", "job", "me"),
-                    lambda: catalog.proofs.get("nix"), lambda: catalog.witnesses.get("nix"),
-                    lambda: catalog.backups.add_copy("nix", Copy("local", "complete", samples.NOON)),
-                    lambda: catalog.backups.mark_copy_damaged(samples.backup().id, "nix")):
+    for attempt in (
+        lambda: catalog.backups.get("nix"),
+        lambda: catalog.backups.set_state("nix", BackupState.DAMAGED),
+        lambda: catalog.backups.pin("nix"),
+        lambda: catalog.jobs.get("nix"),
+        lambda: catalog.jobs.finish("nix", JobState.FAILED, samples.NOON, token=1),
+        lambda: catalog.restores.get("nix"),
+        lambda: catalog.restores.take_up("nix", "job", "me"),
+        lambda: catalog.proofs.get("nix"),
+        lambda: catalog.witnesses.get("nix"),
+        lambda: catalog.backups.add_copy("nix", Copy("local", "complete", samples.NOON)),
+        lambda: catalog.backups.mark_copy_damaged(samples.backup().id, "nix"),
+    ):
         with pytest.raises(NotFoundError, match="nix"):
             attempt()
 
@@ -196,15 +202,17 @@ def test_witnesses_between_two_moments_are_listed_and_old_ones_of_no_backup_forg
     assert catalog.witnesses.between("shop-db1", one.taken_at, four.taken_at) == (four, three)
 
 
-@settings(max_examples=40, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(text=st.text(st.characters(exclude_categories=()), max_size=50))
 def test_no_text_of_a_tool_prevents_recording_its_failure(catalog: Catalog, text: str) -> None:
     job = replace(samples.job(), id="job-x")
     if not catalog.jobs.list():
         catalog.jobs.add(job)
-        catalog.jobs.finish("job-x", JobState.FAILED, samples.NOON, token=1,
-                            error=ToolError(text, detail=text, hint=text))
+        catalog.jobs.finish(
+            "job-x", JobState.FAILED, samples.NOON, token=1, error=ToolError(text, detail=text, hint=text)
+        )
     proof = replace(samples.proof(), error=text, checks=(replace(samples.proof().checks[0], detail=text),))
     catalog.proofs.add(proof)
     read = catalog.proofs.get(proof.id)
@@ -228,8 +236,9 @@ def test_rates_are_medians_of_a_servers_own_good_runs_first(catalog: Catalog) ->
         catalog.proofs.add(samples.proof(number, seconds=seconds))
     catalog.proofs.add(samples.proof(9, outcome="failed", seconds=0.01))
     catalog.jobs.add(samples.job(1, server="other"))
-    catalog.jobs.finish("job-1", JobState.SUCCEEDED, samples.NOON, token=1,
-                        phases=[Phase("copy", 2.0, 1_000), Phase("fetched", 1.0, 1)])
+    catalog.jobs.finish(
+        "job-1", JobState.SUCCEEDED, samples.NOON, token=1, phases=[Phase("copy", 2.0, 1_000), Phase("fetched", 1.0, 1)]
+    )
     found = catalog.rates.of("shop-db1")
     assert found["fetched"].bytes_per_second == 2_000
     assert (found["fetched"].samples, found["fetched"].server) == (3, "shop-db1")

@@ -13,8 +13,9 @@ from backupd.model.job import JobRecord, JobState
 from backupd.model.thaw import LOGS, ThawItem, ThawState
 from tests.catalog import samples
 
-JOB = JobRecord("thaw-1", "thaw", "shop-db1", JobState.WAITING, samples.NOON, not_before=samples.NOON,
-                arguments={"tier": "bulk"})
+JOB = JobRecord(
+    "thaw-1", "thaw", "shop-db1", JobState.WAITING, samples.NOON, not_before=samples.NOON, arguments={"tier": "bulk"}
+)
 
 
 def item(number: int, part: str = "b1", **changes: object) -> ThawItem:
@@ -53,20 +54,28 @@ def test_a_raised_tier_is_that_of_what_is_asked_for_from_then_on(catalog: Catalo
     assert catalog.thaws.raise_tier("thaw-1", "standard", {"tier": "standard"}) == 2
     assert catalog.jobs.get("thaw-1").arguments == {"tier": "standard"}
     assert [(one.tier, one.state) for one in catalog.thaws.of("thaw-1")] == [
-        ("standard", ThawState.WANTED), ("bulk", ThawState.RAISED), ("bulk", ThawState.READY)]
+        ("standard", ThawState.WANTED),
+        ("bulk", ThawState.RAISED),
+        ("bulk", ThawState.READY),
+    ]
 
 
 def test_a_waiting_job_is_due_when_its_time_has_come_or_was_set_by_a_clock_that_was_ahead(catalog: Catalog) -> None:
     catalog.thaws.begin(JOB, [item(1)])
     hour = timedelta(hours=1)
     assert [job.id for job in catalog.jobs.waiting(samples.NOON, hour)] == ["thaw-1"]
-    catalog.jobs.go_on_waiting("thaw-1", samples.NOON + hour / 2, "waits", hint="faster", progress={"files": 1},
-                               arguments={"tier": "standard"})
+    catalog.jobs.go_on_waiting(
+        "thaw-1", samples.NOON + hour / 2, "waits", hint="faster", progress={"files": 1}, arguments={"tier": "standard"}
+    )
     assert catalog.jobs.waiting(samples.NOON, hour) == ()
     assert [job.id for job in catalog.jobs.waiting(samples.NOON - hour, hour)] == ["thaw-1"]
     job = catalog.jobs.get("thaw-1")
-    assert (job.message, job.hint, job.progress, job.arguments) == ("waits", "faster", {"files": 1},
-                                                                    {"tier": "standard"})
+    assert (job.message, job.hint, job.progress, job.arguments) == (
+        "waits",
+        "faster",
+        {"files": 1},
+        {"tier": "standard"},
+    )
     assert catalog.jobs.dead(lambda _owner: False, samples.NOON) == ()
     assert catalog.jobs.claim("me", samples.NOON) is None
 

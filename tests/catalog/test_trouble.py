@@ -30,15 +30,21 @@ from tests.catalog.postgresql import PostgreSQL
 
 
 def _python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-W", "error", "-c", code, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> None:
     upgrade(url)
     with closing(Database(url)) as database, database.read() as connection:
-        context = MigrationContext.configure(connection, opts={
-            "version_table": revision.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
+        context = MigrationContext.configure(
+            connection,
+            opts={"version_table": revision.VERSION_TABLE, "compare_type": True, "compare_server_default": True},
+        )
         assert compare_metadata(context, every_table) == []
 
 
@@ -77,8 +83,10 @@ def test_threads_of_one_process_may_open_and_write_at_once(url: str) -> None:
 def test_two_catalogs_of_one_process_and_a_process_that_leaves_see_the_same_rows(url: str) -> None:
     """SQLite's locks belong to the process: whatever closes the file lets go of all of them, and then whoever leaves
     last takes the log with the newest rows away."""
-    look = ("import sys; from backupd.catalog.session import open_catalog\n"
-            "with open_catalog(sys.argv[1]) as catalog: print(len(catalog.backups.list()))")
+    look = (
+        "import sys; from backupd.catalog.session import open_catalog\n"
+        "with open_catalog(sys.argv[1]) as catalog: print(len(catalog.backups.list()))"
+    )
     with open_catalog(url) as first:
         first.backups.add(samples.backup(0))
         with open_catalog(url) as second:
@@ -177,8 +185,13 @@ def test_the_folder_and_the_file_are_private_and_made_where_missing(tmp_path: Pa
             modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*")}
     finally:
         os.umask(old)
-    assert modes == {"var": "0o700", "lib": "0o700", "catalog.db": "0o600", "catalog.db-wal": "0o600",
-                     "catalog.db-shm": "0o600"}
+    assert modes == {
+        "var": "0o700",
+        "lib": "0o700",
+        "catalog.db": "0o600",
+        "catalog.db-wal": "0o600",
+        "catalog.db-shm": "0o600",
+    }
 
 
 def test_a_file_that_is_no_database_is_named_with_the_way_out(tmp_path: Path) -> None:
@@ -198,7 +211,7 @@ def test_a_damaged_page_is_named_with_the_way_out(tmp_path: Path) -> None:
             catalog.backups.add(samples.backup(number))
     content = bytearray(path.read_bytes())
     for page in range(2 * 4096, len(content), 4096):
-        content[page:page + 64] = b"\xa5" * 64
+        content[page : page + 64] = b"\xa5" * 64
     path.write_bytes(content)
     with pytest.raises(CatalogError, match="is damaged") as caught, open_catalog(f"sqlite:///{path}") as catalog:
         catalog.backups.list()
@@ -245,9 +258,11 @@ def test_somebody_without_rights_is_told_so(tmp_path: Path) -> None:
         pytest.fail("run as root: this test becomes nobody to lose its rights")
     path = tmp_path / "catalog.db"
     open_catalog(f"sqlite:///{path}").close()
-    code = ("import os, sys; from backupd.catalog.session import open_catalog\n"
-            "os.chdir(sys.argv[1]); os.setgid(65534); os.setuid(65534)\n"
-            "open_catalog('sqlite:///catalog.db')")
+    code = (
+        "import os, sys; from backupd.catalog.session import open_catalog\n"
+        "os.chdir(sys.argv[1]); os.setgid(65534); os.setuid(65534)\n"
+        "open_catalog('sqlite:///catalog.db')"
+    )
     process = _python(code, str(tmp_path))
     _out, err = process.communicate(timeout=600)
     assert "catalog catalog.db cannot be created or opened" in err
@@ -287,7 +302,8 @@ def test_a_full_disk_is_named_and_nothing_is_half_recorded(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("free", "said"), [(0, "its disk is full"), (10**6, "cannot be read or written")])
 def test_an_error_of_the_disk_is_called_full_only_when_it_is(
-        free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = Database(f"sqlite:///{tmp_path}/catalog.db")
     real = os.statvfs(tmp_path)
     answer = os.statvfs_result((real.f_bsize, 4096, real.f_blocks, free, free, real.f_files, 1000, 1000, 0, 255))
@@ -299,10 +315,17 @@ def test_an_error_of_the_disk_is_called_full_only_when_it_is(
     database.close()
 
 
-@pytest.mark.parametrize(("address", "message"), [
-    ("/var/lib/catalog.db", "not a URL"), ("sqlite://", "forgotten"), ("sqlite:///:memory:", "forgotten"),
-    ("mysql://root:geheim@localhost/x", "cannot live in"), ("", "not a URL"),
-    ("postgresql://u:geheim@h:port/x", "not a URL")])
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("/var/lib/catalog.db", "not a URL"),
+        ("sqlite://", "forgotten"),
+        ("sqlite:///:memory:", "forgotten"),
+        ("mysql://root:geheim@localhost/x", "cannot live in"),
+        ("", "not a URL"),
+        ("postgresql://u:geheim@h:port/x", "not a URL"),
+    ],
+)
 def test_an_address_that_cannot_be_a_catalog_is_refused_without_its_password(address: str, message: str) -> None:
     with pytest.raises(CatalogError, match=message) as caught:
         open_catalog(address)
@@ -317,7 +340,8 @@ def test_postgresql_out_of_reach_is_named_without_its_password(tmp_path: Path) -
 
 
 def test_a_postgresql_that_hangs_is_given_up_and_met_again(
-        postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(Database(postgresql.create("hanging"))) as database:
         with database.read() as connection:
             assert connection.scalar(text("SELECT 1")) == 1

@@ -21,12 +21,17 @@ _BACKUPS = (
     " files, files_linked, position_file, position_pos, position_gtid, flavour, server_version, tool_version, pinned,"
     " warnings) VALUES (:id, 'shop-db1', 'physical-full', 'complete', '2026-11-20 02:00:00.000000',"
     " '2026-11-20 02:10:00.000000', 1000, 500, 500, 10, 0, 'binlog.000001', 4, '0-1-1', 'mariadb', '10.11.19',"
-    " '10.11.19', false, '[\"slow\"]')")
-_COPIES = ("INSERT INTO copies (backup_id, destination, state, stored_at)"
-           " VALUES (:id, :at, 'complete', '2026-11-20 02:10:00.000000')")
-_JOBS = ("INSERT INTO jobs (id, kind, server, state, started_at, finished_at, message, detail, hint, bytes, phases,"
-         " owner) VALUES (:id, 'physical-full', 'shop-db1', :state, '2026-11-20 02:00:00.000000', NULL, '', '', '', 7,"
-         " :phases, 'here boot 1 1')")
+    " '10.11.19', false, '[\"slow\"]')"
+)
+_COPIES = (
+    "INSERT INTO copies (backup_id, destination, state, stored_at)"
+    " VALUES (:id, :at, 'complete', '2026-11-20 02:10:00.000000')"
+)
+_JOBS = (
+    "INSERT INTO jobs (id, kind, server, state, started_at, finished_at, message, detail, hint, bytes, phases,"
+    " owner) VALUES (:id, 'physical-full', 'shop-db1', :state, '2026-11-20 02:00:00.000000', NULL, '', '', '', 7,"
+    " :phases, 'here boot 1 1')"
+)
 
 
 def _first_version(database: Database) -> None:
@@ -40,8 +45,9 @@ def _first_version(database: Database) -> None:
             for place in ("local", "offsite"):
                 connection.execute(text(_COPIES), {"id": name, "at": place})
         for name, state in (("j1", "succeeded"), ("j2", "running")):
-            connection.execute(text(_JOBS), {"id": name, "state": state,
-                                                    "phases": '[{"name": "backup", "seconds": 2.0, "bytes": 7}]'})
+            connection.execute(
+                text(_JOBS), {"id": name, "state": state, "phases": '[{"name": "backup", "seconds": 2.0, "bytes": 7}]'}
+            )
 
 
 def test_an_upgrade_of_the_first_version_keeps_backups_copies_and_jobs(url: str) -> None:

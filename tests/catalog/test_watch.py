@@ -38,7 +38,8 @@ def test_the_holder_is_named(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_session_that_was_cut_is_noticed_and_can_be_taken_again(
-        url: str, catalog: Catalog, postgresql: PostgreSQL) -> None:
+    url: str, catalog: Catalog, postgresql: PostgreSQL
+) -> None:
     assert catalog.watch.take("process 1 on db1")
     with psycopg.connect(postgresql.url("postgres"), autocommit=True) as admin:
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
@@ -52,7 +53,8 @@ def test_a_session_that_was_cut_is_noticed_and_can_be_taken_again(
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_session_of_its_own_whose_death_the_server_has_not_noticed_is_in_nobodys_way(
-        url: str, catalog: Catalog) -> None:
+    url: str, catalog: Catalog
+) -> None:
     made: list[psycopg.Connection[tuple[object, ...]]] = []
 
     def remember(connection: psycopg.Connection[tuple[object, ...]], _record: object) -> None:

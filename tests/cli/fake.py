@@ -31,9 +31,7 @@ def record(number: int = 1, **changes: Any) -> BackupRecord:
             parent=None,
             started_at=START,
             finished_at=START + timedelta(seconds=64),
-            stats=Stats(
-                bytes_source=5 * 2**30, bytes_stored=2**30, bytes_new=3 * 2**20, files=1200, files_linked=1197
-            ),
+            stats=Stats(bytes_source=5 * 2**30, bytes_stored=2**30, bytes_new=3 * 2**20, files=1200, files_linked=1197),
             position=POSITION,
             flavour="mariadb",
             server_version="10.11.19",
@@ -75,15 +73,14 @@ class FakeService:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     failure: BaseException | None = None
     records: list[BackupRecord] = field(default_factory=lambda: [record(1), record(2)])
-    findings: list[FakeFinding] = field(
-        default_factory=lambda: [FakeFinding("ok", "tool", "mariadb-backup 10.11.19")]
-    )
+    findings: list[FakeFinding] = field(default_factory=lambda: [FakeFinding("ok", "tool", "mariadb-backup 10.11.19")])
     outcome: str = "proved"
     sound: bool = True
     held: list[str] = field(default_factory=list)
 
-    def open(self, path: Path, _held: Path | None = None, _opening: str = "reads", *,
-             new_catalog: bool = False) -> Self:
+    def open(
+        self, path: Path, _held: Path | None = None, _opening: str = "reads", *, new_catalog: bool = False
+    ) -> Self:
         assert not new_catalog
         self._note("open", path)
         return self
@@ -111,8 +108,9 @@ class FakeService:
         self._note("check", server)
         return self.findings
 
-    def backup(self, server: str, kind: BackupKind, report: Report, *, table_set: str = "",
-               tables: Sequence[str] = ()) -> BackupRecord:
+    def backup(
+        self, server: str, kind: BackupKind, report: Report, *, table_set: str = "", tables: Sequence[str] = ()
+    ) -> BackupRecord:
         for done in (0, 512, 1024):
             report(Progress("copy", bytes_done=done, bytes_total=1024, files_done=done // 512, files_total=2))
         self._note("backup", server, kind, *([table_set] if table_set else []), *tables)
@@ -166,7 +164,13 @@ class FakeService:
         )
 
     def restore(
-        self, server: str, target: str, datadir: Path, start: bool, report: Report, mode: str = "new-server",
+        self,
+        server: str,
+        target: str,
+        datadir: Path,
+        start: bool,
+        report: Report,
+        mode: str = "new-server",
         **_replay: object,
     ) -> Document:
         report(Progress("fetched", bytes_done=5, bytes_total=10))
@@ -205,8 +209,15 @@ class FakeService:
             "destination": "local", "key": "objects/ab/abcd", "problem": "its SHA-256 differs",
             "backups": [record().id], "repaired_from": None, "trouble": "no other copy",
         }  # fmt: skip
-        content = {"ok": self.sound, "backups": [record().id], "objects": 812, "bytes": 2**30, "cold": 0, "unseen": 0,
-                   "samples": []}
+        content = {
+            "ok": self.sound,
+            "backups": [record().id],
+            "objects": 812,
+            "bytes": 2**30,
+            "cold": 0,
+            "unseen": 0,
+            "samples": [],
+        }
         return Document(content | {"damages": [] if self.sound else [damage]}, ok=self.sound)
 
     def fsck(self, repair: bool) -> Document:

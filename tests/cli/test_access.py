@@ -26,8 +26,21 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> object:
 
 
 def test_a_token_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    made = _json(capsys, "token", "create", "--role", "operator", "--name", "eva", "--server", "db1", "--expires",
-                 "90d", "--config", config)
+    made = _json(
+        capsys,
+        "token",
+        "create",
+        "--role",
+        "operator",
+        "--name",
+        "eva",
+        "--server",
+        "db1",
+        "--expires",
+        "90d",
+        "--config",
+        config,
+    )
     assert isinstance(made, dict)
     assert made["token"].startswith(PREFIX)
     assert (made["role"], made["servers"], made["name"]) == ("operator", ["db1"], "eva")
@@ -43,24 +56,31 @@ def test_a_token_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureF
 
 
 def test_the_secret_stands_alone_on_its_line_so_that_it_can_be_copied(
-        config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["token", "create", "--role", "viewer", "--name", "grafana", "--config", config]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(PREFIX)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--role", "root", "--name", "x"), "roles are viewer, operator, admin"),
-    (("--role", "viewer", "--name", "x", "--expires", "soon"), "write 90d"),
-    (("--role", "viewer", "--name", "x", "--expires", "2020-01-01T00:00:00Z"), "already"),
-    (("--role", "viewer", "--name", "x", "--server", "db9"), "no server 'db9'")])
-def test_a_wrong_wish_is_told_with_the_next_step(config: str, capsys: pytest.CaptureFixture[str],
-                                                 words: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--role", "root", "--name", "x"), "roles are viewer, operator, admin"),
+        (("--role", "viewer", "--name", "x", "--expires", "soon"), "write 90d"),
+        (("--role", "viewer", "--name", "x", "--expires", "2020-01-01T00:00:00Z"), "already"),
+        (("--role", "viewer", "--name", "x", "--server", "db9"), "no server 'db9'"),
+    ],
+)
+def test_a_wrong_wish_is_told_with_the_next_step(
+    config: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
     assert main(["token", "create", *words, "--config", config]) in (1, 2)
     assert said in capsys.readouterr().err
 
 
 def test_the_audit_tells_who_did_what_and_whether_it_is_whole(
-        config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     main(["token", "create", "--role", "viewer", "--name", "grafana", "--config", config])
     capsys.readouterr()
     entries = _json(capsys, "audit", "--config", config)

@@ -32,6 +32,7 @@ def test_a_server_that_nobody_knows_is_an_error(config: str, capsys: pytest.Capt
 @pytest.mark.parametrize("limit", ["99999999999999999999", "9223372036854775807", "0", "-1"])
 @pytest.mark.parametrize("command", ["list", "messages"])
 def test_a_limit_that_nobody_means_is_wrong_usage(
-        config: str, command: str, limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config: str, command: str, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["alerts", command, "--limit", limit, "--config", config]) == 2
     assert "--limit" in capsys.readouterr().err

@@ -122,9 +122,7 @@ def test_the_configuration_may_be_named_before_and_after_the_command(
     assert service.calls[:2] == [("open", Path("/a.yaml")), ("backups", "x")]
 
 
-def test_the_environment_names_the_configuration(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_the_configuration(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKUPD_CONFIG", "/env.yaml")
     assert main(["backups"]) == 0
     assert service.calls[0] == ("open", Path("/env.yaml"))
@@ -180,12 +178,8 @@ def test_an_error_is_shown_without_a_traceback_and_becomes_the_exit_code(
     assert "Traceback" not in captured.err
 
 
-def test_an_error_shows_evidence_and_the_next_step(
-    service: FakeService, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service.failure = ToolError(
-        "mariadb-backup exited with 1", detail="line one\nline two", hint="raise the limit"
-    )
+def test_an_error_shows_evidence_and_the_next_step(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    service.failure = ToolError("mariadb-backup exited with 1", detail="line one\nline two", hint="raise the limit")
     assert main(["backup", "x", "--json"]) == 1
     captured = capsys.readouterr()
     assert "  line one\n  line two\nhint: raise the limit\n" in captured.err
@@ -219,9 +213,7 @@ def test_text_in_brackets_is_shown_as_it_is(service: FakeService, capsys: pytest
     assert "[ERROR] InnoDB: [/x]" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("interrupt", "code"), [(KeyboardInterrupt(), 130), (StoppedError(signal.SIGTERM), 143)]
-)
+@pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt(), 130), (StoppedError(signal.SIGTERM), 143)])
 def test_an_interrupt_closes_the_service_and_exits_with_its_signal(
     interrupt: BaseException, code: int, service: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,9 +223,7 @@ def test_an_interrupt_closes_the_service_and_exits_with_its_signal(
     assert capsys.readouterr().err.endswith("interrupted\n")
 
 
-def test_check_fails_when_one_finding_is_an_error(
-    service: FakeService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_fails_when_one_finding_is_an_error(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     service.findings = [
         FakeFinding("error", "privileges", "RELOAD is missing", "GRANT RELOAD ..."),
         FakeFinding("warning", "disk", "12 % free"),
@@ -280,8 +270,10 @@ def test_tables_fit_80_columns_and_lose_nothing_when_piped(
 def test_a_dump_is_listed_with_its_set_and_what_is_missing(
     service: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service.records = [record(kind=BackupKind.LOGICAL, table_set="money", tables_missing=2, pinned=True),
-                       record(2, kind=BackupKind.LOGICAL)]
+    service.records = [
+        record(kind=BackupKind.LOGICAL, table_set="money", tables_missing=2, pinned=True),
+        record(2, kind=BackupKind.LOGICAL),
+    ]
     assert main(["backups"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("logical/money 2 missing +kept" in " ".join(line.split()) for line in lines)

@@ -18,9 +18,23 @@ from tests.cli.fake import START
 
 ID = "20261121T042512Z-7f3a9c01"
 RUNNING = JobRecord(
-    id=ID, kind=JobKind.FULL, server="shop-db1", state=JobState.RUNNING, queued_at=START, started_at=START,
-    owner="host boot 1 2 3", progress={"phase": "copy", "bytes": 2**20, "bytes_total": 2**21, "files": 3,
-                                       "files_total": None, "note": "", "seconds_left": 12.5})
+    id=ID,
+    kind=JobKind.FULL,
+    server="shop-db1",
+    state=JobState.RUNNING,
+    queued_at=START,
+    started_at=START,
+    owner="host boot 1 2 3",
+    progress={
+        "phase": "copy",
+        "bytes": 2**20,
+        "bytes_total": 2**21,
+        "files": 3,
+        "files_total": None,
+        "note": "",
+        "seconds_left": 12.5,
+    },
+)
 
 
 @dataclass
@@ -30,8 +44,9 @@ class Jobs:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     found: JobRecord = RUNNING
 
-    def open(self, _path: Path, _held: Path | None = None, _opening: str = "reads", *,
-             new_catalog: bool = False) -> Self:
+    def open(
+        self, _path: Path, _held: Path | None = None, _opening: str = "reads", *, new_catalog: bool = False
+    ) -> Self:
         assert not new_catalog
         return self
 
@@ -99,7 +114,8 @@ def test_one_job_is_shown_and_its_log_printed(service: Jobs, capsys: pytest.Capt
 
 
 def test_cancelling_says_whether_it_is_over_or_only_asked_for(
-        service: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    service: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["jobs", "cancel", ID]) == 0
     assert "was asked to stop" in capsys.readouterr().out
     service.found = replace(RUNNING, state=JobState.CANCELLED)
@@ -108,8 +124,7 @@ def test_cancelling_says_whether_it_is_over_or_only_asked_for(
     assert service.calls == [("cancel", ID)] * 2
 
 
-def test_a_worker_s_command_is_hidden_and_ends_by_its_signal(
-        service: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_s_command_is_hidden_and_ends_by_its_signal(service: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "run-job" not in capsys.readouterr().out
     assert main(["run-job", ID, "--token", "3"]) == 143
@@ -117,7 +132,8 @@ def test_a_worker_s_command_is_hidden_and_ends_by_its_signal(
 
 
 def test_a_second_signal_does_not_disturb_the_cleaning_up(
-        service: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    service: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cleaned = []
 
     def run_job(_job_id: str, _token: int) -> None:

@@ -41,7 +41,8 @@ def test_very_many_runs_are_listed_in_part(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_with_a_configuration_the_server_s_own_backups_are_looked_at(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Office(tmp_path).write()
     new = tmp_path / "policies" / "gold.yaml"
     assert main(["policy", "explain", str(new), "--config", str(tmp_path / "backupd.yaml")]) == 0
@@ -57,7 +58,8 @@ def test_a_policy_that_is_wrong_is_not_explained(tmp_path: Path, capsys: pytest.
 
 
 def test_validating_with_a_configuration_finds_what_does_not_fit_it(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Office(tmp_path, SIX).write()
     config = ["--config", str(tmp_path / "backupd.yaml")]
     assert main(["policy", "validate", str(tmp_path / "policies"), *config, "--json"]) == 0

@@ -55,9 +55,11 @@ def test_the_default_configuration_is_the_one_that_the_settings_name() -> None:
 
 
 def test_whatever_the_umask_is_nobody_else_reads_what_a_command_makes_and_no_core_is_dumped(tmp_path: Path) -> None:
-    code = ("import os, pathlib, resource, sys; from backupd.cli import main; os.umask(0);"
-            "main.app = lambda **_: print(resource.getrlimit(resource.RLIMIT_CORE), pathlib.Path(sys.argv[1]).touch());"
-            "main.main([])")
+    code = (
+        "import os, pathlib, resource, sys; from backupd.cli import main; os.umask(0);"
+        "main.app = lambda **_: print(resource.getrlimit(resource.RLIMIT_CORE), pathlib.Path(sys.argv[1]).touch());"
+        "main.main([])"
+    )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "made"], capture_output=True, text=True, check=True)
     assert done.stdout == "(0, 0) None\n"
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600

@@ -31,25 +31,23 @@ def test_a_line_names_share_bytes_files_rate_and_remaining_time() -> None:
 
 
 def test_unknown_totals_are_left_out() -> None:
-    assert (
-        run((0, Progress("copy")), (2, Progress("copy", GIB, None, 7)))
-        == "copy: 1.0 GiB, 7 files, 512.0 MiB/s"
-    )
+    assert run((0, Progress("copy")), (2, Progress("copy", GIB, None, 7))) == "copy: 1.0 GiB, 7 files, 512.0 MiB/s"
     assert run((0, Progress("prepare", note="applying redo"))) == "prepare: applying redo"
     assert run((0, Progress("start"))) == "start"
 
 
 def test_a_name_cannot_break_or_disguise_a_line() -> None:
     assert run((0, Progress("dump", note="shop.a\nSet-Cookie: x\u202e\x1b[2Jü"))) == (
-        "dump: shop.a\\nSet-Cookie: x\\u202e\\x1b[2Jü")
+        "dump: shop.a\\nSet-Cookie: x\\u202e\\x1b[2Jü"
+    )
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_at_the_end_of_the_whole() -> None:
     slow = [(float(second), Progress("copy", second * 1024, 10**9)) for second in range(60)]
     assert "10.0 MiB/s" in run(*slow, (60, Progress("copy", 50 * 1024 + 100 * 2**20, 10**9)))
-    assert run(
-        (0, Progress("copy", 0, GIB)), (1, Progress("copy", 0, GIB)), (4, Progress("copy", GIB, GIB))
-    ) == ("copy: 100 %, 1.0 GiB of 1.0 GiB, 256.0 MiB/s")
+    assert run((0, Progress("copy", 0, GIB)), (1, Progress("copy", 0, GIB)), (4, Progress("copy", GIB, GIB))) == (
+        "copy: 100 %, 1.0 GiB of 1.0 GiB, 256.0 MiB/s"
+    )
 
 
 def test_piped_progress_is_a_few_plain_lines_and_the_last_state_of_each_phase() -> None:

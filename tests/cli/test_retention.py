@@ -50,9 +50,14 @@ def asked(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(("release", server, str(kind)))
         return ()
 
-    for name, method in {"retention": lambda server: (decided(),), "apply_retention": apply_retention, "pause": pause,
-                         "hold": hold, "holds": lambda: (HOLD,),
-                         "release": release}.items():
+    for name, method in {
+        "retention": lambda server: (decided(),),
+        "apply_retention": apply_retention,
+        "pause": pause,
+        "hold": hold,
+        "holds": lambda: (HOLD,),
+        "release": release,
+    }.items():
         monkeypatch.setattr(service, name, method, raising=False)
     return calls
 
@@ -77,10 +82,32 @@ def test_the_document_has_what_is_promised(asked: list[Any], capsys: pytest.Capt
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"server", "applied", "destinations", "marked", "held", "binlogs"}
     (one,) = document["destinations"]
-    assert set(one) == {"server", "destination", "at", "hold", "keep", "expire", "bytes_expire", "note", "backups",
-                        "binlogs", "recoverable", "stopped", "warnings"}
-    assert set(one["backups"][0]) == {"id", "kind", "parent", "finished_at", "bytes", "marked", "keep", "rules",
-                                      "reasons"}
+    assert set(one) == {
+        "server",
+        "destination",
+        "at",
+        "hold",
+        "keep",
+        "expire",
+        "bytes_expire",
+        "note",
+        "backups",
+        "binlogs",
+        "recoverable",
+        "stopped",
+        "warnings",
+    }
+    assert set(one["backups"][0]) == {
+        "id",
+        "kind",
+        "parent",
+        "finished_at",
+        "bytes",
+        "marked",
+        "keep",
+        "rules",
+        "reasons",
+    }
 
 
 def test_a_hold_is_set_released_and_listed(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +123,8 @@ def test_a_hold_is_set_released_and_listed(asked: list[Any], capsys: pytest.Capt
 
 
 def test_the_kill_switch_names_each_job_and_fails_where_one_was_not_reached(
-        asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pause", "--all", "--reason", "fire", "--stop-running"]) == 0
     assert asked == [("pause", "*", "fire", True)]
     assert "asked to stop: job job-1" in capsys.readouterr().out
@@ -106,21 +134,39 @@ def test_the_kill_switch_names_each_job_and_fails_where_one_was_not_reached(
     assert asked[-1] == ("release", "shop-db1", "pause")
 
 
-@pytest.mark.parametrize("argv", [
-    ["pause", "--reason", "x"], ["resume"], ["resume", "shop-db1", "--all"], ["hold", "--release"],
-    ["hold", "--reason", "x"], ["retention", "shop-db1", "--really"], ["retention"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["pause", "--reason", "x"],
+        ["resume"],
+        ["resume", "shop-db1", "--all"],
+        ["hold", "--release"],
+        ["hold", "--reason", "x"],
+        ["retention", "shop-db1", "--really"],
+        ["retention"],
+    ],
+)
 def test_what_is_not_clear_is_wrong_usage(asked: list[Any], argv: list[str]) -> None:
     assert main(argv) == 2
     assert asked == []
 
 
 def test_a_server_that_nobody_knows_is_wrong_usage_and_makes_no_job(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     office = Office(tmp_path)
     settings = office.write()
     open_catalog(settings.catalog).close()
-    for words in (["retention", "db11"], ["retention", "db11", "--apply"], ["jobs", "list", "db11"], ["thaw", "db11"],
-                  ["backup", "db11"], ["timeline", "db11"], ["server", "accept", "db11"], ["replicate", "db11"]):
+    for words in (
+        ["retention", "db11"],
+        ["retention", "db11", "--apply"],
+        ["jobs", "list", "db11"],
+        ["thaw", "db11"],
+        ["backup", "db11"],
+        ["timeline", "db11"],
+        ["server", "accept", "db11"],
+        ["replicate", "db11"],
+    ):
         assert main([*words, "--config", str(office.file)]) == 2, words
         assert "did you mean `db1`?" in capsys.readouterr().err
     with open_catalog(settings.catalog) as catalog:

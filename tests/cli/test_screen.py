@@ -47,10 +47,21 @@ def test_a_document_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_transaction_with_hostile_names_stays_on_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime(2026, 11, 21, tzinfo=UTC)
     change = Change("sho\np", HOSTILE, ChangeKind.DELETE, 2)
-    one = Transaction("", 4, 90, now, precise=True, server_id=1, changes=(change,), statement=f"DROP\n{HOSTILE}",
-                      xid="x\ry", state="prepared")
-    segment = Segment("db1", "b", "bin 'log.000001", 1, 0, 90, Ending.OPEN, "", "", 1, now, now, True, (1,), "mariadb",
-                      "", "")
+    one = Transaction(
+        "",
+        4,
+        90,
+        now,
+        precise=True,
+        server_id=1,
+        changes=(change,),
+        statement=f"DROP\n{HOSTILE}",
+        xid="x\ry",
+        state="prepared",
+    )
+    segment = Segment(
+        "db1", "b", "bin 'log.000001", 1, 0, 90, Ending.OPEN, "", "", 1, now, now, True, (1,), "mariadb", "", ""
+    )
     found = Found(one, segment.file, "b", segment, (change,), f"{segment.file}:4")
     _tell(Screen(as_json=False), "db1", found)
     lines = capsys.readouterr().out.splitlines()

@@ -18,10 +18,22 @@ from tests.cli.fake import FakeService
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PRICES = Prices("EUR", date(2026, 1, 31), {"GLACIER": {"bulk": Price(12, 0.5, 0), "standard": Price(5, 1, 0)}})
 PLAN = ThawPlan((ColdObject("vault", "objects/aa/x", 2**30, "GLACIER", "b1"),), 7, "standard", PRICES)
-JOB = JobRecord("thaw-1", "thaw", "shop-db1", JobState.WAITING, NOON, message="waits for the archive: 1 of 3",
-                arguments={"target": "latest", "tier": "bulk"})
-STANDS = Thawing("thaw-1", (ThawCount("b1", "vault", ThawState.READY, 1, 10, None, NOON),
-                            ThawCount("b1", "vault", ThawState.THAWING, 2, 20, NOON, None)))
+JOB = JobRecord(
+    "thaw-1",
+    "thaw",
+    "shop-db1",
+    JobState.WAITING,
+    NOON,
+    message="waits for the archive: 1 of 3",
+    arguments={"target": "latest", "tier": "bulk"},
+)
+STANDS = Thawing(
+    "thaw-1",
+    (
+        ThawCount("b1", "vault", ThawState.READY, 1, 10, None, NOON),
+        ThawCount("b1", "vault", ThawState.THAWING, 2, 20, NOON, None),
+    ),
+)
 
 
 @pytest.fixture
@@ -44,6 +56,7 @@ def thawing(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(FakeService, "plan", plan)
     monkeypatch.setattr(FakeService, "thaw", thaw, raising=False)
+
     def thaws(_self: FakeService, server: str | None) -> list[tuple[JobRecord, Thawing]]:
         asked.append(server)
         return [(JOB, STANDS)]
@@ -58,7 +71,8 @@ def thawing(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_plan_shows_what_is_cold_and_what_each_tier_takes(
-        thawing: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    thawing: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "shop-db1", "--to", "latest", "--thaw", "bulk"]) == 0
     shown = capsys.readouterr().out
     assert thawing == ["bulk"]
@@ -67,7 +81,8 @@ def test_a_plan_shows_what_is_cold_and_what_each_tier_takes(
 
 
 def test_a_thaw_says_what_it_costs_what_it_waits_for_and_how_to_make_it_faster(
-        thawing: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    thawing: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["thaw", "shop-db1", "--to", "latest", "--tier", "bulk", "--days", "3", "--tables", "shop.*"]) == 0
     shown = capsys.readouterr().out
     assert thawing == [("shop-db1", "latest", {"tier": "bulk", "days": 3, "tables": ["shop.*"]})]
@@ -86,10 +101,18 @@ def test_thaws_are_listed_and_made_faster(thawing: list[Any], capsys: pytest.Cap
     assert thawing == [None, None, ("thaw-1", "expedited")]
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--to", "latest"], ["--tier", "bulk"], ["shop-db1", "--days", "3"], ["--raise", "x"],
-    ["shop-db1", "--raise", "x", "--tier", "bulk"], ["--raise", "x", "--tier", "bulk", "--to", "latest"],
-    ["shop-db1", "--to", "latest", "--tier", "slow"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--to", "latest"],
+        ["--tier", "bulk"],
+        ["shop-db1", "--days", "3"],
+        ["--raise", "x"],
+        ["shop-db1", "--raise", "x", "--tier", "bulk"],
+        ["--raise", "x", "--tier", "bulk", "--to", "latest"],
+        ["shop-db1", "--to", "latest", "--tier", "slow"],
+    ],
+)
 def test_options_that_do_not_belong_together_are_wrong_usage(thawing: list[Any], arguments: list[str]) -> None:
     assert main(["thaw", *arguments]) == 2
     assert thawing == []

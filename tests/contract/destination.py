@@ -68,11 +68,22 @@ class DestinationContract:
         assert modified.utcoffset() == timedelta(0)
         assert abs(datetime.now(UTC) - modified) < timedelta(minutes=1)
 
-    @pytest.mark.parametrize(("offset", "length", "expected"), [
-        (0, None, b"0123456789"), (3, None, b"3456789"), (3, 4, b"3456"), (8, 100, b"89"), (10, None, b""),
-        (99, 5, b""), (0, 0, b""), (0, 10, b"0123456789")])
-    def test_a_range_gives_exactly_its_bytes(self, destination: Destination, offset: int, length: int | None,
-                                             expected: bytes) -> None:
+    @pytest.mark.parametrize(
+        ("offset", "length", "expected"),
+        [
+            (0, None, b"0123456789"),
+            (3, None, b"3456789"),
+            (3, 4, b"3456"),
+            (8, 100, b"89"),
+            (10, None, b""),
+            (99, 5, b""),
+            (0, 0, b""),
+            (0, 10, b"0123456789"),
+        ],
+    )
+    def test_a_range_gives_exactly_its_bytes(
+        self, destination: Destination, offset: int, length: int | None, expected: bytes
+    ) -> None:
         put(destination, KEY, b"0123456789")
         assert get(destination, KEY, offset=offset, length=length) == expected
 
@@ -104,8 +115,9 @@ class DestinationContract:
 
     @pytest.mark.parametrize("good", [0, 1, PART, 2 * PART + 5])
     @pytest.mark.parametrize("error", [OSError(5, "the source broke"), RuntimeError("the tool died")])
-    def test_a_stream_that_fails_midway_leaves_nothing(self, destination: Destination, good: int,
-                                                       error: Exception) -> None:
+    def test_a_stream_that_fails_midway_leaves_nothing(
+        self, destination: Destination, good: int, error: Exception
+    ) -> None:
         with pytest.raises(type(error)) as caught:
             destination.put(KEY, cast(BinaryIO, BrokenStream(good, error)))
         assert caught.value is error
@@ -162,10 +174,28 @@ class DestinationContract:
             destination.delete(info.key)
         assert keys(destination, "pins/") == []
 
-    @pytest.mark.parametrize("key", [
-        "", "/", "/etc/passwd", "../x", "objects/../../x", "objects//x", "objects/", "objects/.hidden", ".tmp/x",
-        "objects/a\0b", "a/b c", "objects/.", "objects/..", "é/x", "servers/s/20261121T042512Z-7f3a9c01/files/x",
-        "servers/s/20261121T042512Z-7f3a9c01.partial/x", "x" * 300])
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "",
+            "/",
+            "/etc/passwd",
+            "../x",
+            "objects/../../x",
+            "objects//x",
+            "objects/",
+            "objects/.hidden",
+            ".tmp/x",
+            "objects/a\0b",
+            "a/b c",
+            "objects/.",
+            "objects/..",
+            "é/x",
+            "servers/s/20261121T042512Z-7f3a9c01/files/x",
+            "servers/s/20261121T042512Z-7f3a9c01.partial/x",
+            "x" * 300,
+        ],
+    )
     def test_a_key_that_could_leave_its_place_is_refused(self, destination: Destination, key: str) -> None:
         with pytest.raises(DestinationError):
             put(destination, key, b"x")
@@ -221,8 +251,15 @@ class DestinationContract:
 
     def test_an_uninitialised_destination_does_nothing(self, bare: Destination) -> None:
         assert not bare.is_initialised()
-        for ask in (lambda: put(bare, KEY, b"x"), lambda: get(bare, KEY), lambda: bare.stat(KEY), lambda: keys(bare),
-                    lambda: list(bare.leftovers()), lambda: bare.delete(KEY), bare.clear_leftovers):
+        for ask in (
+            lambda: put(bare, KEY, b"x"),
+            lambda: get(bare, KEY),
+            lambda: bare.stat(KEY),
+            lambda: keys(bare),
+            lambda: list(bare.leftovers()),
+            lambda: bare.delete(KEY),
+            bare.clear_leftovers,
+        ):
             with pytest.raises(DestinationError) as caught:
                 ask()
             assert not isinstance(caught.value, ObjectMissingError)
@@ -258,8 +295,11 @@ class TreeContract(DestinationContract):
         assert list(tree.tree_files(TREE)) == []
         tree.publish(TREE)
         assert list(tree.trees()) == [(TREE, True)]
-        assert self.shown(tree) == {"c.zst.gpg": b"one", "shop/a.ibd.zst.gpg": b"one",
-                                    "shop/größe/b.ibd.parts/00000.zst.gpg": b"two"}
+        assert self.shown(tree) == {
+            "c.zst.gpg": b"one",
+            "shop/a.ibd.zst.gpg": b"one",
+            "shop/größe/b.ibd.parts/00000.zst.gpg": b"two",
+        }
         inodes = dict(tree.tree_files(TREE))
         assert inodes["c.zst.gpg"] == inodes["shop/a.ibd.zst.gpg"] == tree.identity(KEY)
         assert inodes["shop/größe/b.ibd.parts/00000.zst.gpg"] == tree.identity(OTHER)
@@ -347,12 +387,25 @@ class TreeContract(DestinationContract):
         with pytest.raises(DestinationError):
             tree.link(KEY, TREE, path)
 
-    @pytest.mark.parametrize("name", ["", "servers", "servers/shop", "objects/ab", "servers/../x",
-                                      "servers/shop/20261121T042512Z-7f3a9c01/files", "servers/shop/x"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "",
+            "servers",
+            "servers/shop",
+            "objects/ab",
+            "servers/../x",
+            "servers/shop/20261121T042512Z-7f3a9c01/files",
+            "servers/shop/x",
+        ],
+    )
     def test_a_name_that_is_no_tree_is_refused(self, tree: TreeDestination, name: str) -> None:
         put(tree, KEY, b"one")
         questions: tuple[Callable[[], object], ...] = (
-            lambda: tree.link(KEY, name, "a"), lambda: tree.publish(name), lambda: tree.remove_tree(name))
+            lambda: tree.link(KEY, name, "a"),
+            lambda: tree.publish(name),
+            lambda: tree.remove_tree(name),
+        )
         for ask in questions:
             with pytest.raises(DestinationError):
                 ask()
@@ -361,8 +414,13 @@ class TreeContract(DestinationContract):
         tree = bare
         assert isinstance(tree, TreeDestination)
         questions: tuple[Callable[[], object], ...] = (
-            lambda: tree.link(KEY, TREE, "a"), lambda: tree.publish(TREE), lambda: tree.remove_tree(TREE),
-            lambda: list(tree.trees()), lambda: list(tree.tree_files(TREE)), lambda: tree.identity(KEY))
+            lambda: tree.link(KEY, TREE, "a"),
+            lambda: tree.publish(TREE),
+            lambda: tree.remove_tree(TREE),
+            lambda: list(tree.trees()),
+            lambda: list(tree.tree_files(TREE)),
+            lambda: tree.identity(KEY),
+        )
         for ask in questions:
             with pytest.raises(DestinationError) as caught:
                 ask()

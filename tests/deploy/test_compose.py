@@ -37,8 +37,9 @@ def files_of(service: str) -> dict[str, str]:
     found = {}
     for mounted in everything["services"][service].get("configs", ()):
         source = everything["configs"][mounted["source"]]
-        found[mounted["target"]] = filled(source["content"]) if "content" in source else (
-            ROOT / source["file"]).read_text()
+        found[mounted["target"]] = (
+            filled(source["content"]) if "content" in source else (ROOT / source["file"]).read_text()
+        )
     return found
 
 
@@ -65,8 +66,13 @@ def test_the_configuration_and_the_policy_are_valid_and_every_server_can_be_aske
 def test_what_the_service_keeps_lies_on_volumes(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     mounts = [volume.split(":")[1] for volume in document()["services"]["backupd"]["volumes"]]
-    kept = [settings.catalog.removeprefix("sqlite:///"), str(settings.spool), "/srv/backups/repository",
-            str(settings.server("shop-db1").config.socket), "/etc/backupd/gnupg"]
+    kept = [
+        settings.catalog.removeprefix("sqlite:///"),
+        str(settings.spool),
+        "/srv/backups/repository",
+        str(settings.server("shop-db1").config.socket),
+        "/etc/backupd/gnupg",
+    ]
     restore = settings.needs_restore()
     kept += [str(restore.scratch.path), f"/etc/backupd/{restore.gnupg_home.name}", *map(str, restore.folders)]
     assert restore.folders
@@ -91,7 +97,8 @@ def test_every_name_in_it_is_declared_in_it(tmp_path: Path) -> None:
     volumes = {volume.split(":")[0] for one in services.values() for volume in one.get("volumes", ())}
     assert {name for name in volumes if not name.startswith(".")} == set(everything["volumes"])
     assert {mounted["source"] for one in services.values() for mounted in one.get("configs", ())} == set(
-        everything["configs"])
+        everything["configs"]
+    )
     for one in services.values():
         assert set(one.get("depends_on", ())) <= set(services)
     settings = settings_in(tmp_path)
@@ -134,19 +141,27 @@ def test_the_image_asks_itself_at_the_port_that_it_listens_on(tmp_path: Path) ->
 def test_prometheus_takes_what_it_is_given(tmp_path: Path) -> None:
     for path, text in files_of("prometheus").items():
         (tmp_path / Path(path).name).write_text(text)
-    done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        ["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _has_compose() -> bool:
     docker = shutil.which("docker")
-    return docker is not None and subprocess.run([docker, "compose", "version"], capture_output=True,
-                                                 check=False).returncode == 0
+    return (
+        docker is not None
+        and subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode == 0
+    )
 
 
 @pytest.mark.skipif(not _has_compose(), reason="no docker compose on this machine")
 def test_docker_compose_takes_it() -> None:
-    done = subprocess.run(["docker", "compose", "-f", FILE, "config", "--quiet"], capture_output=True, text=True,
-                          check=False, env={"PATH": "/usr/bin:/bin:/usr/local/bin", **SECRETS})
+    done = subprocess.run(
+        ["docker", "compose", "-f", FILE, "config", "--quiet"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin:/usr/local/bin", **SECRETS},
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -44,12 +44,14 @@ def test_it_asks_only_for_metrics_and_labels_that_there_are() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine")
 def test_prometheus_understands_every_query(tmp_path: Path) -> None:
-    rules = [{"record": f"query:{number}", "expr": query.replace("$server", ".*")}
-             for number, query in enumerate(queries())]
+    rules = [
+        {"record": f"query:{number}", "expr": query.replace("$server", ".*")} for number, query in enumerate(queries())
+    ]
     with (tmp_path / "rules.yml").open("w") as out:
         YAML().dump({"groups": [{"name": "queries", "rules": rules}]}, out)
-    done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

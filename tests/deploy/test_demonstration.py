@@ -12,10 +12,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_it_needs_no_package_of_the_tests() -> None:
-    wanted = [re.split(r"[^\w-]", line)[0].replace("-", "_") for line in requires("backupd") or ()
-              if "extra ==" in line and not line.startswith("backupd")]
+    wanted = [
+        re.split(r"[^\w-]", line)[0].replace("-", "_")
+        for line in requires("backupd") or ()
+        if "extra ==" in line and not line.startswith("backupd")
+    ]
     assert {"pytest", "hypothesis"} <= set(wanted)
-    script = (f"import sys; sys.modules.update(dict.fromkeys({wanted!r})); sys.path.insert(0, 'scripts'); "
-              "import demo; print('ready')")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({wanted!r})); sys.path.insert(0, 'scripts'); "
+        "import demo; print('ready')"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "ready\n", done.stderr

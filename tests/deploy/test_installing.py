@@ -31,7 +31,7 @@ def test_every_configuration_in_it_is_valid_with_its_policy(tmp_path: Path) -> N
     assert len(pairs) == 4
     for number in (0, 2):
         home = tmp_path / str(number)
-        for text in pairs[number:number + 2]:
+        for text in pairs[number : number + 2]:
             name = text.partition("\n")[0].removeprefix("# /etc/backupd/")
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(text.replace("/etc/backupd", str(home)))
@@ -49,7 +49,8 @@ def _can_restore(settings: Settings) -> None:
     restore = settings.needs_restore()
     made = re.findall(r"--homedir (\S+) [^\n]*\\\n *--quick-generate-key (\S+)", GUIDE)
     assert [(Path(home).name, key) for home, key in made] == [
-        (restore.gnupg_home.name, settings.encryption.recipients[-1])]
+        (restore.gnupg_home.name, settings.encryption.recipients[-1])
+    ]
     assert restore.gnupg_home != settings.encryption.gnupg_home
     for path in (*restore.folders, restore.scratch.path, settings.spool):
         assert any(path.is_relative_to(folder) for folder in writable()), path
@@ -57,10 +58,14 @@ def _can_restore(settings: Settings) -> None:
 
 
 def test_the_readme_leads_to_restores_too(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^   # /etc/backupd/backupd.yaml\n(.*?)^   ```$", (ROOT / "README.md").read_text(),
-                         re.MULTILINE | re.DOTALL)
-    (policy,) = re.findall(r"^   # /etc/backupd/policies/first.yaml\n(.*?)^   ```$", (ROOT / "README.md").read_text(),
-                           re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(
+        r"^   # /etc/backupd/backupd.yaml\n(.*?)^   ```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (policy,) = re.findall(
+        r"^   # /etc/backupd/policies/first.yaml\n(.*?)^   ```$",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "first.yaml").write_text(policy)
     (tmp_path / "backupd.yaml").write_text(dedent(text).replace("/etc/backupd", str(tmp_path)))
@@ -78,11 +83,18 @@ def test_the_section_that_lets_others_in_is_valid_beside_the_rest(tmp_path: Path
 
 
 def test_every_command_in_it_and_in_the_alerts_is_one_that_there_is() -> None:
-    texts = [*blocks(""), *re.findall(r"`(backupd [^`]+)`", GUIDE),
-             *re.findall(r"`(backupd [^`]+)`", (ROOT / "deploy" / "prometheus-rules.yml").read_text()),
-             *re.findall(r"backupd token create.*", (ROOT / "docker-compose.yml").read_text())]
-    commands = [line.partition("#")[0].split() for text in texts for line in text.splitlines()
-                if re.match(r"(docker compose exec backupd )?backupd ", line)]
+    texts = [
+        *blocks(""),
+        *re.findall(r"`(backupd [^`]+)`", GUIDE),
+        *re.findall(r"`(backupd [^`]+)`", (ROOT / "deploy" / "prometheus-rules.yml").read_text()),
+        *re.findall(r"backupd token create.*", (ROOT / "docker-compose.yml").read_text()),
+    ]
+    commands = [
+        line.partition("#")[0].split()
+        for text in texts
+        for line in text.splitlines()
+        if re.match(r"(docker compose exec backupd )?backupd ", line)
+    ]
     assert len(commands) > 15
     tree = typer.main.get_command(app)
     for words in commands:
@@ -105,8 +117,10 @@ def test_every_file_that_it_names_is_there() -> None:
     for path in re.findall(r"`((?:deploy|scripts)/[\w.-]+)`", GUIDE):
         assert (ROOT / path).exists(), path
     texts = GUIDE + (ROOT / "docs" / "operations.md").read_text()
-    anchors = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
-               for title in re.findall(r"^#+ (.*)$", texts, re.MULTILINE)}
+    anchors = {
+        re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", texts, re.MULTILINE)
+    }
     assert set(re.findall(r"\]\((?:operations\.md)?#([^)]+)\)", GUIDE)) <= anchors
 
 

@@ -14,7 +14,8 @@ from packaging.utils import canonicalize_name
 TREE = Path(__file__).parents[2]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 _PIN = re.compile(
-    r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)( ; [^\\]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
+    r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)( ; [^\\]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE
+)
 
 
 def pins(name: str) -> dict[str, list[tuple[str, str]]]:
@@ -36,8 +37,10 @@ def wanted(extras: tuple[str, ...]) -> list[Requirement]:
     return [one for one in map(Requirement, lines) if one.name != "backupd"]
 
 
-@pytest.mark.parametrize(("name", "extras"), [
-    ("requirements.lock", ("channels", "postgresql")), ("requirements-dev.lock", ("channels", "postgresql", "dev"))])
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [("requirements.lock", ("channels", "postgresql")), ("requirements-dev.lock", ("channels", "postgresql", "dev"))],
+)
 def test_a_lock_holds_every_requirement_in_a_version_that_is_allowed(name: str, extras: tuple[str, ...]) -> None:
     locked = pins(name)
     for one in wanted(extras):

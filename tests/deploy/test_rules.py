@@ -23,22 +23,33 @@ _D = '{job="backupd",instance="h:1",destination="local"'
 _I = '{job="backupd",instance="h:1"'
 
 HEALTHY = {
-    f"up{_I}}}": "1", f"backupd_service_on_watch{_I}}}": "1", f"backupd_server_recoverable{_S}}}": "1",
-    f"backupd_server_rpo_seconds{_S}}}": "30", f"backupd_server_rpo_objective_seconds{_S}}}": "60",
-    f"backupd_server_rto_predicted_seconds{_S}}}": "600", f"backupd_server_rto_objective_seconds{_S}}}": "3600",
+    f"up{_I}}}": "1",
+    f"backupd_service_on_watch{_I}}}": "1",
+    f"backupd_server_recoverable{_S}}}": "1",
+    f"backupd_server_rpo_seconds{_S}}}": "30",
+    f"backupd_server_rpo_objective_seconds{_S}}}": "60",
+    f"backupd_server_rto_predicted_seconds{_S}}}": "600",
+    f"backupd_server_rto_objective_seconds{_S}}}": "3600",
     f'backupd_backup_last_success_timestamp_seconds{_S},kind="physical-full",set=""}}': "0+3600",
     f'backupd_job_last_failed{_S},kind="verify",leg="verify"}}': "0",
     f'backupd_job_running_seconds{_S},kind="physical-full"}}': "60",
-    f"backupd_server_paused{_S}}}": "0", f"backupd_server_absent{_S}}}": "0", f"backupd_server_status{_S}}}": "0",
+    f"backupd_server_paused{_S}}}": "0",
+    f"backupd_server_absent{_S}}}": "0",
+    f"backupd_server_status{_S}}}": "0",
     f"backupd_server_gap_noticed_timestamp_seconds{_S}}}": "-99",
     f'backupd_backup_last_duration_seconds{_S},kind="physical-full",set=""}}': "60",
-    f"backupd_proof_last_good{_S}}}": "1", f"backupd_proof_age_seconds{_S}}}": "86400",
-    f"backupd_stream_up{_S}}}": "1", f"backupd_stream_spool_bytes{_S}}}": "10",
+    f"backupd_proof_last_good{_S}}}": "1",
+    f"backupd_proof_age_seconds{_S}}}": "86400",
+    f"backupd_stream_up{_S}}}": "1",
+    f"backupd_stream_spool_bytes{_S}}}": "10",
     f"backupd_stream_spool_limit_bytes{_S}}}": "1000",
     f"backupd_destination_checked_timestamp_seconds{_D}}}": "0+3600",
-    f"backupd_destination_reachable{_D}}}": "1", f"backupd_destination_free_bytes{_D}}}": "50",
-    f"backupd_destination_size_bytes{_D}}}": "100", f"backupd_destination_full_timestamp_seconds{_D}}}": "9999999",
-    f"backupd_destination_behind_seconds{_D}}}": "60", f"backupd_message_oldest_queued_seconds{_I}}}": "0",
+    f"backupd_destination_reachable{_D}}}": "1",
+    f"backupd_destination_free_bytes{_D}}}": "50",
+    f"backupd_destination_size_bytes{_D}}}": "100",
+    f"backupd_destination_full_timestamp_seconds{_D}}}": "9999999",
+    f"backupd_destination_behind_seconds{_D}}}": "60",
+    f"backupd_message_oldest_queued_seconds{_I}}}": "0",
 }
 """Each series, at one value; one step is an hour. Four days of an installation that nothing is wrong with."""
 
@@ -51,8 +62,11 @@ SICK: dict[str, dict[str, str]] = {
     "BackupTooOld": {"backupd_backup_last_success_timestamp_seconds": "0"},
     "BackupJobFailed": {"backupd_job_last_failed": "1"},
     "BackupJobHangs": {"backupd_job_running_seconds": "86401"},
-    "BackupPaused": {"backupd_server_paused": "1", "backupd_stream_up": "0",
-                      "backupd_backup_last_success_timestamp_seconds": "0"},
+    "BackupPaused": {
+        "backupd_server_paused": "1",
+        "backupd_stream_up": "0",
+        "backupd_backup_last_success_timestamp_seconds": "0",
+    },
     "BackupServerOutOfRotation": {"backupd_server_absent": "1"},
     "BackupProofFailed": {"backupd_proof_last_good": "0"},
     "BackupProofTooOld": {"backupd_proof_age_seconds": "3024001"},
@@ -70,8 +84,10 @@ SICK: dict[str, dict[str, str]] = {
 
 AS_WELL: dict[str, tuple[str, dict[str, str]]] = {
     "no look at a place ends": ("BackupDestinationUnreachable", {"backupd_destination_checked_timestamp_seconds": "0"}),
-    "a gap from the beginning": ("BinlogGap", {"backupd_server_gap_noticed_timestamp_seconds": "345600",
-                                               "backupd_server_gaps": "1"}),
+    "a gap from the beginning": (
+        "BinlogGap",
+        {"backupd_server_gap_noticed_timestamp_seconds": "345600", "backupd_server_gaps": "1"},
+    ),
 }
 """Other installations of which an alert tells."""
 
@@ -88,8 +104,7 @@ def _series(installation: str, changes: dict[str, str]) -> list[dict[str, str]]:
         first, _plus, step = changes.get(key.partition("{")[0], value).partition("+")
         if not first:
             continue  # it has no such series
-        found.append({"series": key.replace('"h:1"', f'"{installation}"'),
-                      "values": f"{first}+{step or 0}x{HOURS}"})
+        found.append({"series": key.replace('"h:1"', f'"{installation}"'), "values": f"{first}+{step or 0}x{HOURS}"})
     return found
 
 
@@ -103,9 +118,17 @@ def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> No
         series += _series(name, changes)
     told = {name: name for name in SICK} | {name: alert for name, (alert, _changes) in AS_WELL.items()}
     expected = [{"labels": f'{{alertname="{alert}", instance="{name}"}}', "value": 1} for name, alert in told.items()]
-    test = {"interval": "1h", "input_series": series, "promql_expr_test": [{
-        "expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})', "eval_time": f"{HOURS}h",
-        "exp_samples": expected}]}
+    test = {
+        "interval": "1h",
+        "input_series": series,
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{HOURS}h",
+                "exp_samples": expected,
+            }
+        ],
+    }
     file = tmp_path / "test.yml"
     with file.open("w") as out:
         YAML().dump({"rule_files": [str(RULES)], "evaluation_interval": "1h", "tests": [test]}, out)

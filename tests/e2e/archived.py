@@ -68,10 +68,15 @@ class Archive:
             return
         record = wiring.catalog.backups.list(SERVER)[0]
         self.branch = Branch(
-            server=SERVER, id=new_id(record.started_at), noticed_at=record.started_at.replace(year=2020),
-            reason=BranchReason.FIRST, server_uuid=record.server_uuid,
-            flavour="mariadb" if record.flavour == "mariadb" else "mysql", basename=first.rpartition(".")[0],
-            first_number=int(first.rpartition(".")[2]))
+            server=SERVER,
+            id=new_id(record.started_at),
+            noticed_at=record.started_at.replace(year=2020),
+            reason=BranchReason.FIRST,
+            server_uuid=record.server_uuid,
+            flavour="mariadb" if record.flavour == "mariadb" else "mysql",
+            basename=first.rpartition(".")[0],
+            first_number=int(first.rpartition(".")[2]),
+        )
         wiring.catalog.binlogs.add_branch(self.branch)
         for name in self.destinations:
             segments.put_branch(wiring.destination(name), self.branch)
@@ -88,20 +93,39 @@ class Archive:
         if scanned.end == start:
             return
         draft = Segment(
-            server=SERVER, branch=self.branch.id, file=name, number=int(name.rpartition(".")[2]), start=start,
-            end=scanned.end, ending=Ending.OPEN if is_last else scanned.ending, gtids_before=scanned.gtids_before,
-            gtids_after=scanned.gtids_after, transactions=scanned.transactions, first_at=scanned.first_at,
-            last_at=scanned.last_at, precise=scanned.precise, server_ids=scanned.server_ids,
-            flavour=scanned.flavour, server_version=scanned.server_version, sha256="",
-            remarks=scanned.remarks if self.remarked else ())
+            server=SERVER,
+            branch=self.branch.id,
+            file=name,
+            number=int(name.rpartition(".")[2]),
+            start=start,
+            end=scanned.end,
+            ending=Ending.OPEN if is_last else scanned.ending,
+            gtids_before=scanned.gtids_before,
+            gtids_after=scanned.gtids_after,
+            transactions=scanned.transactions,
+            first_at=scanned.first_at,
+            last_at=scanned.last_at,
+            precise=scanned.precise,
+            server_ids=scanned.server_ids,
+            flavour=scanned.flavour,
+            server_version=scanned.server_version,
+            sha256="",
+            remarks=scanned.remarks if self.remarked else (),
+        )
         known = {(file, one.start) for file, one in self.transactions}
         self.transactions += [(name, one) for one in found if (name, one.start) not in known]
         store(wiring, self.destinations, self.house, draft, path, found)
         self._done[name] = scanned.context if is_last else None
 
 
-def store(wiring: Wiring, destinations: Sequence[str], house: House, draft: Segment, path: Path,
-          transactions: Sequence[Transaction]) -> Segment:
+def store(
+    wiring: Wiring,
+    destinations: Sequence[str],
+    house: House,
+    draft: Segment,
+    path: Path,
+    transactions: Sequence[Transaction],
+) -> Segment:
     """Seal the segment's bytes of ``path`` and put it everywhere."""
     sealer = Sealer((house.keys.fingerprint,), house.keys.public_home)
     sealing = Sealing(house.base / "sealing", sealer)

@@ -38,8 +38,9 @@ class Gate:
     """A mariadb-backup (or what ``program`` names, at ``path``) whose stream stands still after so many bytes
     (``stops``), and not before the names ``after`` went by, until it is let through."""
 
-    def __init__(self, base: Path, *stops: int, after: tuple[str, ...] = (), program: str = "mariadb-backup",
-                 path: str = "") -> None:
+    def __init__(
+        self, base: Path, *stops: int, after: tuple[str, ...] = (), program: str = "mariadb-backup", path: str = ""
+    ) -> None:
         self._base, self._stops = base, stops
         base.mkdir()
         base.chmod(0o777)  # what waits is not root, and in no sandbox: there it could not say so
@@ -52,7 +53,8 @@ class Gate:
             "#!/bin/bash\nset -o pipefail\n"
             f'case "$*" in *--version*) [ -w {base} ] || exit 3;; esac\n'
             f'case "$*" in *--stream*) {real} "$@" | {python} {base}/gate.py {base} {words};;'
-            f' *) exec {real} "$@";; esac\n')
+            f' *) exec {real} "$@";; esac\n'
+        )
         self.tool.chmod(0o755)
 
     def run(self, house: House, *args: str, at: dict[int, Callable[[], None]]) -> Done:
@@ -83,14 +85,25 @@ def tables(server: Server, schema: str, engine: str) -> list[str]:
     return spoken(server, *_tables(schema, engine), *(_sequences(schema, engine) if server.sequences else ()))
 
 
-def changes(server: Server, schema: str, engine: str, *, swaps: bool = True, rebuilds: bool = True,
-            discards: bool = True, exchanges: bool = True) -> list[str]:
+def changes(
+    server: Server,
+    schema: str,
+    engine: str,
+    *,
+    swaps: bool = True,
+    rebuilds: bool = True,
+    discards: bool = True,
+    exchanges: bool = True,
+) -> list[str]:
     """Every statement once, but for those that this server does not know. ``swaps``: tables that take each other's
     names, too; ``rebuilds``: what rebuilds a table in place; ``discards``: leave a table without its tablespace;
     ``exchanges``: trade partitions."""
     other = {"MyISAM": "InnoDB", "Aria": "MyISAM", "InnoDB": "Aria" if server.sequences else "MyISAM"}[engine]
-    found = [*(_swaps(schema) if swaps else ()), *_changes(schema, engine, other),
-             *(_rebuilds(schema) if rebuilds else ())]
+    found = [
+        *(_swaps(schema) if swaps else ()),
+        *_changes(schema, engine, other),
+        *(_rebuilds(schema) if rebuilds else ()),
+    ]
     if engine != "Aria":  # of which mariadb-backup fails, and is run again
         found += _partitions(schema)
     if server.sequences:
@@ -108,16 +121,37 @@ def _tables(schema: str, engine: str) -> Iterator[str]:
     yield f"CREATE DATABASE {schema} CHARACTER SET utf8mb4"
     yield f"CREATE DATABASE {schema}_other"
     yield f"USE {schema}"
-    for name in ("dropped", "made_again", "replaced", "swap1", "swap2", "cycle1", "cycle2", "cycle3", "moved",
-                 "emptied", "converted",
-                 "rebuilt", "instant", "indexed", "pattern", "old", "handed", "hand", "renamed", "optimised",
-                 "`größe 1`"):
+    for name in (
+        "dropped",
+        "made_again",
+        "replaced",
+        "swap1",
+        "swap2",
+        "cycle1",
+        "cycle2",
+        "cycle3",
+        "moved",
+        "emptied",
+        "converted",
+        "rebuilt",
+        "instant",
+        "indexed",
+        "pattern",
+        "old",
+        "handed",
+        "hand",
+        "renamed",
+        "optimised",
+        "`größe 1`",
+    ):
         yield f"CREATE TABLE {schema}.{name} (i INT, t VARCHAR(40)) ENGINE={engine}"
         yield f"INSERT INTO {schema}.{name} SELECT seq, '{name.strip('`')} of {engine}' FROM seq_1_to_30"
     for name in ("parted", "merged", "traded"):
-        yield (f"CREATE TABLE {schema}.{name} (i INT, t VARCHAR(40)) ENGINE={engine} PARTITION BY RANGE (i) ("
-               "PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (20), "
-               "PARTITION p2 VALUES LESS THAN MAXVALUE)")
+        yield (
+            f"CREATE TABLE {schema}.{name} (i INT, t VARCHAR(40)) ENGINE={engine} PARTITION BY RANGE (i) ("
+            "PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (20), "
+            "PARTITION p2 VALUES LESS THAN MAXVALUE)"
+        )
         yield f"INSERT INTO {schema}.{name} SELECT seq, '{name}' FROM seq_1_to_30"
     yield f"CREATE TABLE {schema}.trade (i INT, t VARCHAR(40)) ENGINE={engine}"
     yield f"INSERT INTO {schema}.trade VALUES (12, 'of trade')"
@@ -136,8 +170,10 @@ def _sequences(schema: str, engine: str) -> Iterator[str]:
 
 def _swaps(schema: str) -> Iterator[str]:
     yield f"RENAME TABLE {schema}.swap1 TO {schema}.t, {schema}.swap2 TO {schema}.swap1, {schema}.t TO {schema}.swap2"
-    yield (f"RENAME TABLE {schema}.cycle1 TO {schema}.t, {schema}.cycle2 TO {schema}.cycle1, "
-           f"{schema}.cycle3 TO {schema}.cycle2, {schema}.t TO {schema}.cycle3")
+    yield (
+        f"RENAME TABLE {schema}.cycle1 TO {schema}.t, {schema}.cycle2 TO {schema}.cycle1, "
+        f"{schema}.cycle3 TO {schema}.cycle2, {schema}.t TO {schema}.cycle3"
+    )
 
 
 def _changes(schema: str, engine: str, other: str) -> Iterator[str]:
@@ -184,8 +220,10 @@ def _rebuilds(schema: str) -> Iterator[str]:
 
 
 def _partitions(schema: str) -> Iterator[str]:
-    yield (f"ALTER TABLE {schema}.parted REORGANIZE PARTITION p2 INTO"
-           " (PARTITION p2 VALUES LESS THAN (25), PARTITION p3 VALUES LESS THAN MAXVALUE)")
+    yield (
+        f"ALTER TABLE {schema}.parted REORGANIZE PARTITION p2 INTO"
+        " (PARTITION p2 VALUES LESS THAN (25), PARTITION p3 VALUES LESS THAN MAXVALUE)"
+    )
     yield f"ALTER TABLE {schema}.merged DROP PARTITION p1"
 
 

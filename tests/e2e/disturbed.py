@@ -61,8 +61,9 @@ class Clients:
     def __init__(self, server: Server, dice: random.Random, count: int, longest: Longest) -> None:
         self._server, self._longest = server, longest
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(random.Random(dice.random()),), daemon=True)
-                         for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(dice.random()),), daemon=True) for _ in range(count)
+        ]
 
     def __enter__(self) -> Clients:
         for thread in self._threads:
@@ -80,8 +81,10 @@ class Clients:
                 with Connection(socket=str(self._server.socket), user="root").connect() as session:
                     while not self._stop.wait(dice.random() * 0.02):
                         with self._longest.measured():
-                            session.execute("INSERT INTO shop.t (t) VALUES (REPEAT('y', %s))",
-                                            dice.choice([10, 200, 200, 20_000, 300_000]))
+                            session.execute(
+                                "INSERT INTO shop.t (t) VALUES (REPEAT('y', %s))",
+                                dice.choice([10, 200, 200, 20_000, 300_000]),
+                            )
             self._stop.wait(0.05)
 
 
@@ -136,8 +139,14 @@ class Stream:
         if self.process is not None:
             self.ended.append(self.process.returncode)
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen([BACKUPD, "run-stream", SERVER], env=self.house.environment(), stderr=out,
-                                            stdout=out, stdin=subprocess.DEVNULL, start_new_session=True)
+            self.process = subprocess.Popen(
+                [BACKUPD, "run-stream", SERVER],
+                env=self.house.environment(),
+                stderr=out,
+                stdout=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def kill(self) -> None:
         """Nothing of it may stay."""
@@ -176,8 +185,11 @@ class Archived:
 def fetched(destination: Destination, unsealer: Unsealer, branch: Branch, folder: Path) -> Archived:
     """Unseal all of a branch, asking only the destination. A hole inside a file ends what is told of the file."""
     found = Archived(branch, {})
-    headers = [header for header in segments.headers(destination, SERVER)
-               if not isinstance(header, segments.DamagedSegment) and header.segment.branch == branch.id]
+    headers = [
+        header
+        for header in segments.headers(destination, SERVER)
+        if not isinstance(header, segments.DamagedSegment) and header.segment.branch == branch.id
+    ]
     for header in sorted(headers, key=lambda one: (one.segment.number, one.segment.start, -one.segment.end)):
         segment = header.segment
         target = folder / f"{branch.id}.{segment.number}"
@@ -195,7 +207,7 @@ def is_beginning_of(part: Path, whole: Path) -> bool:
     if part.stat().st_size > whole.stat().st_size:
         return False
     with part.open("rb") as one, whole.open("rb") as other:
-        if without_flag(one.read(_HEAD)) != without_flag(other.read(_HEAD))[:part.stat().st_size]:
+        if without_flag(one.read(_HEAD)) != without_flag(other.read(_HEAD))[: part.stat().st_size]:
             return False
         return all(block == other.read(len(block)) for block in _blocks(one))
 
@@ -249,12 +261,17 @@ def is_whole(size: int, theirs: Path) -> bool:
 def is_told(after: dict[int, Path], before: dict[int, Path], gaps: Sequence[Gap]) -> bool:
     """Does a gap name everything between two parts?"""
     end = (max(after), after[max(after)].stat().st_size)
-    return any(_place(gap.after.file, gap.after.pos) <= end and gap.before is not None
-               and _place(gap.before.file, 0)[0] == min(before) for gap in gaps)
+    return any(
+        _place(gap.after.file, gap.after.pos) <= end
+        and gap.before is not None
+        and _place(gap.before.file, 0)[0] == min(before)
+        for gap in gaps
+    )
 
 
-def claimed_in_vain(part: dict[int, Path], theirs: dict[int, Path], confirmed: datetime | None,
-                    longest: Longest) -> list[str]:
+def claimed_in_vain(
+    part: dict[int, Path], theirs: dict[int, Path], confirmed: datetime | None, longest: Longest
+) -> list[str]:
     """What was committed behind the part's end, although all that was committed by then is said to be in it. Times
     are whole seconds, and of the statement's beginning: one second, and the longest that a statement took, are doubt
     in favour of the archive."""
@@ -262,8 +279,13 @@ def claimed_in_vain(part: dict[int, Path], theirs: dict[int, Path], confirmed: d
         return []
     late = confirmed - timedelta(seconds=1 + longest.seconds)
     end = (max(part), part[max(part)].stat().st_size)
-    return [f"{one.gtid} of {one.at}, confirmed {confirmed}" for number, path in theirs.items() if number >= end[0]
-            for one in _transactions(path) if (number, one.start) >= end and one.at < late]
+    return [
+        f"{one.gtid} of {one.at}, confirmed {confirmed}"
+        for number, path in theirs.items()
+        if number >= end[0]
+        for one in _transactions(path)
+        if (number, one.start) >= end and one.at < late
+    ]
 
 
 def fork_is_true(branch: Branch, parent: Archived, theirs: dict[int, Path]) -> bool:
@@ -278,13 +300,17 @@ def fork_is_true(branch: Branch, parent: Archived, theirs: dict[int, Path]) -> b
 
 
 def confirmed_until(catalog: Catalog, branch: str) -> datetime | None:
-    moments = [run.confirmed_at for run in catalog.binlogs.runs(SERVER)
-               if run.branch == branch and run.confirmed_at is not None]
+    moments = [
+        run.confirmed_at
+        for run in catalog.binlogs.runs(SERVER)
+        if run.branch == branch and run.confirmed_at is not None
+    ]
     return max(moments, default=None)
 
 
 def wait_for_all(catalog: Catalog, stream: Stream, moment: datetime, seconds: float) -> None:
     """Until the newest branch is confirmed to hold all that was committed by ``moment``."""
+
     def reached() -> bool:
         stream.ensure()
         branches = catalog.binlogs.branches(SERVER)

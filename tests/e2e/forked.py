@@ -68,8 +68,12 @@ class Source:
     def write(self, name: str, *, first: str = "") -> Moment:
         """Some transactions, the last one with ``name`` in the diary, and what the server holds then."""
         before = [f"INSERT INTO shop.diary (what, at) VALUES ('{name} {number}', NOW(6))" for number in range(3)]
-        self.server.execute(*([first] if first else []), *before, "UPDATE shop.stock SET amount = amount * 3 + 1",
-                            f"INSERT INTO shop.diary (what, at) VALUES ('{name}', NOW(6))")
+        self.server.execute(
+            *([first] if first else []),
+            *before,
+            "UPDATE shop.stock SET amount = amount * 3 + 1",
+            f"INSERT INTO shop.diary (what, at) VALUES ('{name}', NOW(6))",
+        )
         self.moments[name] = noted(self.server)
         return self.moments[name]
 
@@ -157,8 +161,14 @@ def noted(server: Server) -> Moment:
         gtid = f"{own}:{done.rpartition(':')[2].rpartition('-')[2]}"
     while server.scalar("SELECT UTC_TIMESTAMP()") == begun:
         time.sleep(0.02)
-    return Moment((begun + timedelta(seconds=1)).replace(tzinfo=UTC) - timedelta(milliseconds=1), gtid, executed,
-                  f"{file}:{pos}", rows, sums)
+    return Moment(
+        (begun + timedelta(seconds=1)).replace(tzinfo=UTC) - timedelta(milliseconds=1),
+        gtid,
+        executed,
+        f"{file}:{pos}",
+        rows,
+        sums,
+    )
 
 
 def diary(connection: Any) -> tuple[str, ...]:

@@ -65,14 +65,16 @@ class House:
         self.catalog = self.catalog or f"sqlite:///{self.base}/catalog.db"
         self.write()
 
-    def write(self, *, encryption_home: Path | None = None, restore_home: Path | None = None,
-              repository: Path | None = None) -> None:
+    def write(
+        self, *, encryption_home: Path | None = None, restore_home: Path | None = None, repository: Path | None = None
+    ) -> None:
         """(Re)write the configuration and the policy."""
         self.repository = repository or self.repository
         policies = self.base / "policies"
         policies.mkdir(exist_ok=True)
         (policies / "gold.yaml").write_text(
-            'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n' + self.policy_extra)
+            'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n' + self.policy_extra
+        )
         client = self.server.client_file(SERVICE_USER, SERVICE_PASSWORD)
         self.config.write_text(
             f"catalog: {self.catalog}\nspool: {self.base}/spool\npolicies: {policies}\n"
@@ -82,7 +84,8 @@ class House:
             f"encryption: {{gnupg_home: {encryption_home or self.keys.public_home}, "
             f"recipients: [{self.keys.user_id}]}}\n"
             f"restore: {{gnupg_home: {restore_home or self.keys.secret_home}, "
-            f"scratch: {{path: {self.base}/scratch, memory: 256MiB}}}}\n" + self.config_extra)
+            f"scratch: {{path: {self.base}/scratch, memory: 256MiB}}}}\n" + self.config_extra
+        )
 
     # -- commands
 
@@ -90,9 +93,15 @@ class House:
         return {**os.environ, "BACKUPD_CONFIG": str(self.config), "BACKUPD_RUNTIME": str(self.base / "run"), **self.env}
 
     def popen(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*self.under, BACKUPD, *args], env=self.environment(), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                start_new_session=True)
+        return subprocess.Popen(
+            [*self.under, BACKUPD, *args],
+            env=self.environment(),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def run(self, *args: str, timeout: float = LONGEST) -> Done:
         """Run ``backupd ARGS`` whatever it answers; a traceback is always a failure."""

@@ -11,7 +11,12 @@ from tests.support.keys import Keys, make_key, stop_agent
 from tests.support.unit import confined
 
 STATE, REPOSITORY, RESTORES, RUN, ETC = (
-    "var/lib/backupd", "srv/backups/repository", "srv/restores", "run/backupd", "etc/backupd")
+    "var/lib/backupd",
+    "srv/backups/repository",
+    "srv/restores",
+    "run/backupd",
+    "etc/backupd",
+)
 _OF_ONE_HOME = shutil.ignore_patterns("S.*", "*.lock", ".#*")
 
 

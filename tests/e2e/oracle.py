@@ -54,8 +54,10 @@ XTRABACKUP_WITHOUT_GTIDS = Kind("mysql-xtrabackup-without-gtids", MYSQL_XTRABACK
 
 def params(kind: Kind, *, soak: bool = False) -> list[Any]:
     """A test's parameter (none or one)."""
-    return [pytest.param(kind, id=str(kind), marks=one.marks)
-            for one in stacks(*whole(kind.stack), soak=(kind.stack,) if soak else ())]
+    return [
+        pytest.param(kind, id=str(kind), marks=one.marks)
+        for one in stacks(*whole(kind.stack), soak=(kind.stack,) if soak else ())
+    ]
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,10 @@ class Oracle:
 @contextlib.contextmanager
 def oracle(kind: Kind, source: Server) -> Iterator[Oracle]:
     """A replica that has nothing yet. The source needs ``tcp=True`` and all of its binary logs."""
-    source.execute("CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
-                   "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'")
+    source.execute(
+        "CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
+        "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'",
+    )
     quick = {"sync_binlog": 0, "innodb_flush_log_at_trx_commit": 0}
     with kind.stack.make(options={"read_only": 1, **quick, **kind.options}) as replica:
         yield Oracle(kind, source, replica)

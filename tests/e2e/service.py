@@ -60,8 +60,16 @@ def serving(house: House, *args: str, under: Sequence[str] = ()) -> Iterator[Ser
     """Start the service and give it when it follows the schedules; killed at the end where it still runs. ``under``:
     words before the program."""
     log = house.base / f"service-{time.monotonic_ns()}.log"
-    with log.open("wb") as out, subprocess.Popen([*under, BACKUPD, "serve", *args], env=house.environment(), stderr=out,
-                                                 stdin=subprocess.DEVNULL, start_new_session=True) as process:
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [*under, BACKUPD, "serve", *args],
+            env=house.environment(),
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             until(lambda: b"daemon-started" in log.read_bytes() or process.poll() is not None, log.read_text)
             assert process.poll() is None, log.read_text()
@@ -122,6 +130,7 @@ def parent(pid: int) -> int:
 
 def stop(process: subprocess.Popen[str]) -> None:
     """Let it and its children stand still, every thread of it, until they get SIGCONT."""
+
     def stands() -> bool:
         return all(_stat(pid)[:1] in (["T"], ["Z"], []) for pid in _threads(process.pid))
 

@@ -48,7 +48,8 @@ class ArchiveHouse(House):
 
 
 def test_a_whole_server_comes_back_out_of_an_archive_class(
-        short_tmp: Path, shared_server: PrivateServer, keys: Keys, moto_server: MotoServer) -> None:
+    short_tmp: Path, shared_server: PrivateServer, keys: Keys, moto_server: MotoServer
+) -> None:
     house = ArchiveHouse(short_tmp, shared_server, keys)
     house.keep_in(moto_server.bucket("archive-flow"))
     taken = house.backup()
@@ -91,8 +92,13 @@ def test_a_whole_server_comes_back_out_of_an_archive_class(
 
         # The thawed copies go away: everything is as it was, until it is thawed again.
         for key in cold:
-            client.copy_object(Bucket="archive-flow", Key=key, CopySource={"Bucket": "archive-flow", "Key": key},
-                               StorageClass="DEEP_ARCHIVE", MetadataDirective="COPY")
+            client.copy_object(
+                Bucket="archive-flow",
+                Key=key,
+                CopySource={"Bucket": "archive-flow", "Key": key},
+                StorageClass="DEEP_ARCHIVE",
+                MetadataDirective="COPY",
+            )
     assert house.ok("plan", SERVER, "--to", "latest")["thaw"]["count"] == len(cold)
     again = house.ok("thaw", SERVER, "--to", "latest", "--tier", "standard", "--days", "2")
     assert (again["job"]["state"], again["thaw"]["ready"]) == ("succeeded", len(cold))

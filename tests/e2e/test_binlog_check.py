@@ -26,7 +26,8 @@ def checked(kind: Kind, base: Path, keys: Keys, *, code: int, **server: object) 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_settings_that_leave_transactions_out_of_the_log_or_lose_them_are_warned_of(
-        kind: Kind, short_tmp: Path, keys: Keys) -> None:
+    kind: Kind, short_tmp: Path, keys: Keys
+) -> None:
     told = checked(kind, short_tmp, keys, code=0, options=RISKY)
     for words in ("binlog_do_db is set (shop)", "sync_binlog is 0, not 1", "binlog_format is STATEMENT"):
         assert words in told, told

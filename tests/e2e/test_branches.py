@@ -101,7 +101,8 @@ def test_after_a_reset_each_history_has_its_own_backups_and_between_them_nothing
 
 @pytest.mark.parametrize("stack", stacks(*STACKS, soak=(MYSQL_CLONE,)), indirect=True)
 def test_after_a_failover_the_lost_transactions_and_both_sides_of_the_fork_are_reached(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     house, server = source.house, source.server
     if refused(stack, house):
         return
@@ -142,7 +143,8 @@ def test_after_a_failover_the_lost_transactions_and_both_sides_of_the_fork_are_r
 
 
 def test_a_failover_to_a_replica_that_never_rotated_is_followed_and_a_dead_branch_is_no_latest(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     """All rows of both servers are the latest. After a RESET nothing of the present history can be restored: what can
     be is refused before a byte moves, and never proved."""
     house, server = source.house, source.server
@@ -192,12 +194,14 @@ def test_a_failover_to_a_replica_that_never_rotated_is_followed_and_a_dead_branc
 
 
 def _rows(source: Source, count: int) -> None:
-    source.server.execute(*(f"INSERT INTO shop.diary (what, at) VALUES ('{number} of {count}', NOW(6))"
-                            for number in range(count)))
+    source.server.execute(
+        *(f"INSERT INTO shop.diary (what, at) VALUES ('{number} of {count}', NOW(6))" for number in range(count))
+    )
 
 
 def test_after_a_crash_that_lost_its_tail_the_tail_and_what_came_instead_are_reached(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     if refused(stack, source.house):
         return
     source.house.backup()

@@ -33,7 +33,8 @@ def source(stack: Stack, short_tmp: Path, keys: Keys) -> Iterator[Source]:
 
 
 def test_after_a_reset_the_same_gtids_are_on_two_branches_and_each_is_reached_by_its_own_backup(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     house = source.house
     if refused(stack, house):
         return
@@ -55,7 +56,8 @@ def test_after_a_reset_the_same_gtids_are_on_two_branches_and_each_is_reached_by
 
 
 def test_a_server_that_was_restored_under_its_own_name_gives_the_same_gtids_and_nothing_is_mixed(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     house, server = source.house, source.server
     if refused(stack, house):
         return
@@ -89,7 +91,8 @@ def test_a_server_that_was_restored_under_its_own_name_gives_the_same_gtids_and_
 
 
 def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_server_restored(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     house, server = source.house, source.server
     if refused(stack, house):
         return
@@ -129,13 +132,17 @@ def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_ser
     server.start()
     assert house.run("check", SERVER).code == 0
     with open_catalog(house.catalog) as catalog:
-        told = [event.kind for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
-                if event.kind in ("server-changed", "server-known", "server-failover")]
+        told = [
+            event.kind
+            for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
+            if event.kind in ("server-changed", "server-known", "server-failover")
+        ]
     assert told == ["server-changed", "server-known", "server-failover"]
 
 
 def test_a_copy_of_the_data_directory_that_answers_elsewhere_is_a_stranger_though_it_tells_our_uuid(
-        stack: Stack, source: Source) -> None:
+    stack: Stack, source: Source
+) -> None:
     house, server = source.house, source.server
     if refused(stack, house) or not server.scalar("SELECT @@GLOBAL.gtid_mode = 'ON'"):
         return

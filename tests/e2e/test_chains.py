@@ -62,6 +62,7 @@ class Stock:
 
 def definitions(stack: Stack, outside: Path | None) -> tuple[tuple[str, ...], ...]:
     """What happens before each backup, beside the writer. No replica could have the tables in ``outside``, too."""
+
     def far(*statements: str) -> tuple[str, ...]:
         return ("SET sql_log_bin = 0", *statements, "SET sql_log_bin = 1") if outside is not None else ()
 
@@ -123,8 +124,9 @@ def stock(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Stock]:
                     members.append(house.ok("backup", SERVER, "--kind", "incremental" if number else "full"))
                     assert ticker.count > 0
                 with server.connect() as connection:
-                    far[members[-1]["id"]] = {name: value for name, value in checksum_everything(connection).items()
-                                              if "far" in name}
+                    far[members[-1]["id"]] = {
+                        name: value for name, value in checksum_everything(connection).items() if "far" in name
+                    }
             sums = {record["id"]: right.after(record["position"]["gtid"]) | far[record["id"]] for record in members}
         other = (house.backup(), house.ok("backup", SERVER, "--kind", "incremental"))
         assert server.port is not None
@@ -247,10 +249,20 @@ def test_the_runbook_of_an_increment_followed_word_for_word_gives_the_same_data(
     for record in stock.members[:3]:
         assert record["id"] in runbook
     done = subprocess.run(
-        ["sh", "-c", script], cwd="/", text=True, check=False, capture_output=True,
-        env={"PATH": stock.stack.path(), "HOME": "/nonexistent", "LC_ALL": "C.UTF-8",
-             "REPOSITORY": str(stock.house.repository), "DATADIR": str(short_tmp / "mysql"),
-             "GNUPGHOME": str(stock.house.keys.secret_home)})
+        ["sh", "-c", script],
+        cwd="/",
+        text=True,
+        check=False,
+        capture_output=True,
+        env={
+            "PATH": stock.stack.path(),
+            "HOME": "/nonexistent",
+            "LC_ALL": "C.UTF-8",
+            "REPOSITORY": str(stock.house.repository),
+            "DATADIR": str(short_tmp / "mysql"),
+            "GNUPGHOME": str(stock.house.keys.secret_home),
+        },
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert stock.sums_of(short_tmp / "mysql") == stock.sums[stock.id(2)]
     assert (hashes(stock.house.repository), stock.far()) == before

@@ -22,9 +22,13 @@ def test_a_server_and_its_accounts_come_back_on_a_bare_host_with_the_recovered_o
     included = house.base / "conf.d"
     included.mkdir()
     (included / "extra.cnf").write_text("[mysqld]\nmax_connections=43\n")
-    server.execute("CREATE USER `o'brien`@localhost IDENTIFIED BY 'Emerald-9'", "CREATE ROLE reader",
-                   "GRANT SELECT ON shop.* TO reader", "GRANT reader TO `o'brien`@localhost",
-                   "SET DEFAULT ROLE reader FOR `o'brien`@localhost")
+    server.execute(
+        "CREATE USER `o'brien`@localhost IDENTIFIED BY 'Emerald-9'",
+        "CREATE ROLE reader",
+        "GRANT SELECT ON shop.* TO reader",
+        "GRANT reader TO `o'brien`@localhost",
+        "SET DEFAULT ROLE reader FOR `o'brien`@localhost",
+    )
     assert _HASH.decode() in server.scalar("SHOW CREATE USER `o'brien`@localhost")
     server.option_path.write_text(server.option_path.read_text() + f"!includedir {included}\n")
     house.policy_extra = f"config_files: [{scripts}, {house.base}/gone]\n"
@@ -60,8 +64,11 @@ def test_a_server_and_its_accounts_come_back_on_a_bare_host_with_the_recovered_o
     assert f"$REPOSITORY/{folder}/config.tar.zst.gpg" in house.run("runbook", record["id"]).out
     plain = house.base / "plain"
     plain.mkdir()
-    subprocess.run(f"gpg --homedir {house.keys.secret_home} --quiet -d {sealed} | zstd -q -d | tar -x -C {plain}",
-                   shell=True, check=True)
+    subprocess.run(
+        f"gpg --homedir {house.keys.secret_home} --quiet -d {sealed} | zstd -q -d | tar -x -C {plain}",
+        shell=True,
+        check=True,
+    )
     assert (plain / "server/accounts.sql").read_bytes() == (out / "server/accounts.sql").read_bytes()
 
     # The new host has the old one's paths: the option file is put back as it was, and so is what it includes.

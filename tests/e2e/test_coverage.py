@@ -29,15 +29,23 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "retention of chains and logs": ("e2e/test_retention.py::test_a_chain_goes",),
     "tables with a DATA DIRECTORY": ("e2e/test_stacks.py::test_tables_with_a_data_directory",),
     "encrypted tables": (
-        "e2e/test_places.py::test_encrypted", "e2e/test_stacks.py::test_tables_that_the_server_encrypts"),
+        "e2e/test_places.py::test_encrypted",
+        "e2e/test_stacks.py::test_tables_that_the_server_encrypts",
+    ),
     "definitions change meanwhile": ("e2e/test_ddl_soak.py::",),
     "a replica's copy connects nowhere": ("e2e/test_places.py::test_a_copy_of_a_replica",),
     "point in time": (
-        "e2e/test_point_in_time.py::test_just_before", "e2e/test_point_in_time_mysql.py::test_just_before"),
+        "e2e/test_point_in_time.py::test_just_before",
+        "e2e/test_point_in_time_mysql.py::test_just_before",
+    ),
     "damaged logs": (
-        "e2e/test_every_second.py::test_what_is_lost", "e2e/test_point_in_time_mysql.py::test_what_is_lost"),
+        "e2e/test_every_second.py::test_what_is_lost",
+        "e2e/test_point_in_time_mysql.py::test_what_is_lost",
+    ),
     "statements over temporary tables": (
-        "e2e/test_statements.py::test_statements", "e2e/test_statements.py::test_mysqls"),
+        "e2e/test_statements.py::test_statements",
+        "e2e/test_statements.py::test_mysqls",
+    ),
     "log rotates meanwhile": ("e2e/test_rotating.py::",),
     "streams": ("binlog/test_stream.py::test_every_file",),
     "streams that are killed": ("binlog/test_stream_killed.py::",),
@@ -47,12 +55,18 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "crash that lost its tail": ("e2e/test_branches.py::test_after_a_crash",),
     "RESET": ("e2e/test_branches.py::test_after_a_reset", "e2e/test_branches_mysql.py::test_after_a_reset"),
     "restore in place": (
-        "e2e/test_branches.py::test_after_a_restore", "e2e/test_branches_mysql.py::test_a_server_that_was_restored"),
+        "e2e/test_branches.py::test_after_a_restore",
+        "e2e/test_branches_mysql.py::test_a_server_that_was_restored",
+    ),
     "who answers": ("e2e/test_other_server.py::", "e2e/test_branches_mysql.py::test_who_answers"),
     "one table before a mistake": (
-        "e2e/test_one_table.py::test_a_table_comes", "e2e/test_one_table_mysql.py::test_a_table_comes"),
+        "e2e/test_one_table.py::test_a_table_comes",
+        "e2e/test_one_table_mysql.py::test_a_table_comes",
+    ),
     "one schema, tables made since": (
-        "e2e/test_one_table.py::test_a_whole_schema", "e2e/test_one_table_mysql.py::test_a_whole_schema"),
+        "e2e/test_one_table.py::test_a_whole_schema",
+        "e2e/test_one_table_mysql.py::test_a_whole_schema",
+    ),
     "every type of column": ("e2e/test_tables_round_trip.py::test_the_whole_zoo",),
     "disaster, also by hand": ("e2e/test_disaster.py::test_from_a_folder",),
 }
@@ -67,7 +81,12 @@ def collected() -> dict[str, set[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "BACKUPD_TEST_MYSQLD"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/e2e", "tests/binlog"],
-        cwd=_ROOT, text=True, capture_output=True, check=True, env=environment)
+        cwd=_ROOT,
+        text=True,
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
     found: dict[str, set[str]] = defaultdict(set)
     for line in done.stdout.splitlines():
         name, _, parameters = line.removeprefix("tests/").partition("[")

@@ -20,8 +20,16 @@ from tests.support.crowd import ask
 from tests.support.dice import size
 from tests.support.serving import held_port
 
-PATHS = ("/v1/backups", "/v1/servers", f"/v1/servers/{SERVER}", f"/v1/servers/{SERVER}/timeline", "/v1/jobs",
-         "/v1/whoami", "/v1/destinations", "/healthz")
+PATHS = (
+    "/v1/backups",
+    "/v1/servers",
+    f"/v1/servers/{SERVER}",
+    f"/v1/servers/{SERVER}/timeline",
+    "/v1/jobs",
+    "/v1/whoami",
+    "/v1/destinations",
+    "/healthz",
+)
 
 
 @pytest.fixture
@@ -31,7 +39,8 @@ def port() -> Iterator[int]:
 
 
 def test_two_hundred_clients_are_answered_while_backups_run(
-        house: House, port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    house: House, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     house.config_extra = f'api: {{listen: "[::]:{port}"}}\n'
     house.write()
     settings = load_settings(house.config)

@@ -28,8 +28,10 @@ def quiet(house: House) -> House:
 def gate(quiet: House) -> Path:
     """As long as this file is there, a backup waits at its beginning."""
     gate, stand = quiet.base / "gate", quiet.base / "mariadb-backup"
-    stand.write_text(f'#!/bin/sh\ncase "$*" in *--backup*) while [ -e {gate} ]; do sleep 0.1; done;; esac\n'
-                     f'exec {shutil.which("mariadb-backup")} "$@"\n')
+    stand.write_text(
+        f'#!/bin/sh\ncase "$*" in *--backup*) while [ -e {gate} ]; do sleep 0.1; done;; esac\n'
+        f'exec {shutil.which("mariadb-backup")} "$@"\n'
+    )
     stand.chmod(0o755)
     gate.touch()
     quiet.programs = {"mariadb-backup": str(stand)}
@@ -61,15 +63,22 @@ def test_full_retention_increment_and_test_restore_happen_by_themselves(quiet: H
         assert (full.leg, full.due_at is not None, full.requested_by) == ("physical.full", True, "schedule")
         assert catalog.jobs.get(full.previous).state is JobState.MISSED
         assert ended(catalog, JobKind.RETENTION).server == SERVER
-        for leg, kind in (("physical.incremental", JobKind.INCREMENTAL), ("test_restore", JobKind.TEST_RESTORE),
-                          ("verify", JobKind.VERIFY)):
+        for leg, kind in (
+            ("physical.incremental", JobKind.INCREMENTAL),
+            ("test_restore", JobKind.TEST_RESTORE),
+            ("verify", JobKind.VERIFY),
+        ):
             make_due(catalog, leg)
             service.reload()
             assert ended(catalog, kind).leg == leg
         assert service.stop() == 0
     first, second = reversed(quiet.backups())
     assert (first["id"], first["kind"], second["kind"], second["parent"]) == (
-        full.result, "physical-full", "physical-incremental", first["id"])
+        full.result,
+        "physical-full",
+        "physical-incremental",
+        first["id"],
+    )
     (proof,) = catalog.proofs.list()
     assert (proof.backup_id, proof.outcome) == (second["id"], "proved")
     assert quiet.fsck() == []
@@ -92,7 +101,8 @@ def test_a_stop_lets_a_running_backup_end(quiet: House, catalog: Catalog, gate: 
 
 @pytest.mark.parametrize(("grace", "signals"), [("0", 1), ("3600", 2)])
 def test_after_the_grace_or_asked_twice_a_running_backup_is_stopped_and_queued_again(
-        quiet: House, catalog: Catalog, grace: str, signals: int) -> None:
+    quiet: House, catalog: Catalog, grace: str, signals: int
+) -> None:
     (quiet.base / "policies" / "gold.yaml").write_text(ONCE_A_YEAR + "limits: {read: 64KiB}\n")  # it would take minutes
     with serving(quiet, "--grace", grace) as service:
         job = enqueue(catalog, JobKind.FULL)

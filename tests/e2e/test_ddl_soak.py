@@ -59,9 +59,12 @@ def busy(stack: Stack, short_tmp: Path, keys: Keys) -> Iterator[House]:
     """A server whose files take a while."""
     with stack.make(options={"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0}) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE a_filler", "USE a_filler",
-                       "CREATE TABLE a_filler.f (i INT PRIMARY KEY, t LONGTEXT)", *spoken(
-                           server, "INSERT INTO a_filler.f SELECT seq, REPEAT(UUID(), 20000) FROM seq_1_to_30"))
+        server.execute(
+            "CREATE DATABASE a_filler",
+            "USE a_filler",
+            "CREATE TABLE a_filler.f (i INT PRIMARY KEY, t LONGTEXT)",
+            *spoken(server, "INSERT INTO a_filler.f SELECT seq, REPEAT(UUID(), 20000) FROM seq_1_to_30"),
+        )
         yield House(short_tmp, server, keys, programs=stack.all_programs(), policy_extra="witness: {enabled: false}\n")
 
 
@@ -71,11 +74,13 @@ class Import:
     def __init__(self, server: Server, schema: str, folder: Path) -> None:
         self._server, self._schema, self._folder = server, schema, folder / f"{schema}-exported"
         self._folder.mkdir()
-        server.execute(f"CREATE TABLE {schema}.exported (i INT PRIMARY KEY, t VARCHAR(40)) ENGINE=InnoDB",
-                       f"CREATE TABLE {schema}.imported LIKE {schema}.exported",
-                       f"INSERT INTO {schema}.exported VALUES (1, 'one'), (2, 'two')",
-                       f"INSERT INTO {schema}.imported VALUES (3, 'three')",
-                       f"FLUSH TABLES {schema}.exported FOR EXPORT")
+        server.execute(
+            f"CREATE TABLE {schema}.exported (i INT PRIMARY KEY, t VARCHAR(40)) ENGINE=InnoDB",
+            f"CREATE TABLE {schema}.imported LIKE {schema}.exported",
+            f"INSERT INTO {schema}.exported VALUES (1, 'one'), (2, 'two')",
+            f"INSERT INTO {schema}.imported VALUES (3, 'three')",
+            f"FLUSH TABLES {schema}.exported FOR EXPORT",
+        )
         for suffix in ("ibd", "cfg"):
             shutil.copy(server.datadir / schema / f"exported.{suffix}", self._folder / f"imported.{suffix}")
         server.execute("UNLOCK TABLES")
@@ -130,14 +135,29 @@ def test_every_statement_between_and_during_increments(stack: Stack, busy: House
         for schema, engine, when in schemas:
             if when == now:
                 between = now == 0
-                server.execute(*changes(server, schema, engine, swaps=between, discards=False, exchanges=between,
-                                        rebuilds=between or stack.mariadb))  # of which XtraBackup fails
+                server.execute(
+                    *changes(
+                        server,
+                        schema,
+                        engine,
+                        swaps=between,
+                        discards=False,
+                        exchanges=between,
+                        rebuilds=between or stack.mariadb,
+                    )
+                )  # of which XtraBackup fails
 
     change(0)
     server.execute("UPDATE a_filler.f SET t = REVERSE(t)")
     done = gate_for(stack, short_tmp / "gate", *STOPS).run(
-        busy, "backup", SERVER, "--kind", "incremental", "--json",
-        at={stop: lambda stop=stop: change(stop) for stop in STOPS})  # type: ignore[misc]
+        busy,
+        "backup",
+        SERVER,
+        "--kind",
+        "incremental",
+        "--json",
+        at={stop: lambda stop=stop: change(stop) for stop in STOPS},  # type: ignore[misc]
+    )
     assert done.code == 0, done.all
     assert (done.json["kind"], done.json["tables_missing"]) == ("physical-incremental", 0), done.all
     expected = without_emptyspace(server)
@@ -152,7 +172,8 @@ def test_every_statement_between_and_during_increments(stack: Stack, busy: House
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 @pytest.mark.parametrize("stack", stacks(MARIADB, MYSQL_XTRABACKUP))
 def test_a_tablespace_imported_meanwhile_is_in_the_backup_or_fails_it_by_name(
-        stack: Stack, busy: House, short_tmp: Path, kind: str) -> None:
+    stack: Stack, busy: House, short_tmp: Path, kind: str
+) -> None:
     server = busy.server
     schemas = [f"s{when}" for when in (0, *STOPS)]
     for schema in schemas:
@@ -165,8 +186,8 @@ def test_a_tablespace_imported_meanwhile_is_in_the_backup_or_fails_it_by_name(
     imports["s0"].run()
     server.execute("UPDATE a_filler.f SET t = REVERSE(t)")
     done = gate_for(stack, short_tmp / "gate", *STOPS).run(
-        busy, "backup", SERVER, "--kind", kind, "--json",
-        at={stop: imports[f"s{stop}"].run for stop in STOPS})
+        busy, "backup", SERVER, "--kind", kind, "--json", at={stop: imports[f"s{stop}"].run for stop in STOPS}
+    )
     expected = everything(server)
     if not stack.mariadb:
         assert done.code == 0, done.all
@@ -187,7 +208,8 @@ def test_a_tablespace_imported_meanwhile_is_in_the_backup_or_fails_it_by_name(
 
 @pytest.mark.parametrize("stack", stacks(MYSQL_CLONE))
 def test_every_statement_during_a_clone_and_the_log_from_its_position_make_the_server(
-        stack: Stack, busy: House, short_tmp: Path) -> None:
+    stack: Stack, busy: House, short_tmp: Path
+) -> None:
     """A clone cannot be stopped, so the statements go on from before it until after it."""
     server = busy.server
     schemas = [f"s{number}" for number in range(12)]
@@ -254,9 +276,11 @@ def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Pat
     mark, tool = folder / "stands", folder / "mydumper"
     (folder / "standstill.py").write_text(_STANDSTILL)
     real, python = shutil.which("mydumper"), shutil.which("python3", path="/usr/bin") or sys.executable
-    tool.write_text(f'#!/bin/bash\ncase "$*" in *--version*) [ -w {folder} ] || exit 3;; *--outputdir=*)\n'
-                    f"exec > >(exec {python} {folder}/standstill.py {mark} $$ '`a_filler`.`f`') 2>&1\n"
-                    f"while [ ! -e {mark.with_name('listens')} ]; do sleep 0.01; done;; esac\nexec {real} \"$@\"\n")
+    tool.write_text(
+        f'#!/bin/bash\ncase "$*" in *--version*) [ -w {folder} ] || exit 3;; *--outputdir=*)\n'
+        f"exec > >(exec {python} {folder}/standstill.py {mark} $$ '`a_filler`.`f`') 2>&1\n"
+        f'while [ ! -e {mark.with_name("listens")} ]; do sleep 0.01; done;; esac\nexec {real} "$@"\n'
+    )
     tool.chmod(0o755)
     house.programs = {**house.programs, "mydumper": str(tool)}
     house.policy_extra += 'logical: {schedule: "0 4 * * *", max_lock: 30s}\n'
@@ -280,8 +304,13 @@ def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Pat
     assert done.code == process.returncode, done.all
     assert (sql / "load.sh").is_file(), done.all
     with stack.make() as other:
-        loaded = subprocess.run(["sh", str(sql / "load.sh"), f"--defaults-file={other.client_file()}"], check=False,
-                                env={**os.environ, "CLIENT": str(stack.replay()[1])}, capture_output=True, text=True)
+        loaded = subprocess.run(
+            ["sh", str(sql / "load.sh"), f"--defaults-file={other.client_file()}"],
+            check=False,
+            env={**os.environ, "CLIENT": str(stack.replay()[1])},
+            capture_output=True,
+            text=True,
+        )
         assert loaded.returncode == 0, loaded.stderr
         found = everything(other)["sums"]
     nothing_lost(found, after, "tables that there were at the end")

@@ -16,13 +16,16 @@ def disk_usage(path: Path) -> int:
 
 def table_inodes(house: House, backup_id: str) -> dict[str, int]:
     tree = house.manifest(backup_id).parent / "files"
-    return {path.relative_to(tree).as_posix(): path.stat().st_ino
-            for path in house.tree(backup_id) if path.name.startswith("t") and ".ibd" in path.name
-            and path.parent.name == "many"}
+    return {
+        path.relative_to(tree).as_posix(): path.stat().st_ino
+        for path in house.tree(backup_id)
+        if path.name.startswith("t") and ".ibd" in path.name and path.parent.name == "many"
+    }
 
 
 def test_three_changed_tables_of_a_hundred_share_the_other_97_and_deleting_the_older_keeps_the_newer(
-        short_tmp: Path, house: House) -> None:
+    short_tmp: Path, house: House
+) -> None:
     with PrivateServer() as server:
         server.create_backup_users()
         create_many_tables(server, 100, rows=2000)

@@ -30,7 +30,8 @@ def age(house: House, backup_id: str) -> None:
         catalog.execute(
             "INSERT INTO marks (destination, server, backup_id, since, ours, confirmed) "
             "VALUES ('local', ?, ?, ?, 0, 0) ON CONFLICT DO UPDATE SET since = excluded.since",
-            (SERVER, backup_id, ago.strftime("%Y-%m-%d %H:%M:%S.%f")))
+            (SERVER, backup_id, ago.strftime("%Y-%m-%d %H:%M:%S.%f")),
+        )
 
 
 def present(house: House) -> set[str]:
@@ -41,8 +42,9 @@ def forge_mark(house: House, backup_id: str) -> None:
     """As if a process had died between the mark at the destination and the row in the catalog."""
     mark = mark_of(house, backup_id)
     mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_text(json.dumps({"server": SERVER, "backup": backup_id,
-                                "at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}))
+    mark.write_text(
+        json.dumps({"server": SERVER, "backup": backup_id, "at": datetime.now(UTC).isoformat().replace("+00:00", "Z")})
+    )
 
 
 def test_a_deleted_backup_cannot_be_kept_and_a_kept_one_survives_a_stray_mark(house: House) -> None:

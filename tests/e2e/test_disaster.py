@@ -29,8 +29,20 @@ from tests.support.server import Server
 from tests.support.stacks import MARIADB, MYSQL, STACKS, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
-_PASSING = {"at", "now", "behind_seconds", "rpo_seconds", "achieved_rpo", "rpo_kept", "kept", "predicted_rto",
-            "estimated_seconds", "estimates", "free_bytes", "memory"}
+_PASSING = {
+    "at",
+    "now",
+    "behind_seconds",
+    "rpo_seconds",
+    "achieved_rpo",
+    "rpo_kept",
+    "kept",
+    "predicted_rto",
+    "estimated_seconds",
+    "estimates",
+    "free_bytes",
+    "memory",
+}
 """What depends on the moment at which, or the machine on which, it is asked."""
 
 
@@ -62,15 +74,21 @@ def sums(server: Server) -> dict[str, int]:
 
 
 def shown(house: House) -> dict[str, Any]:
-    return {"backups": lasting(house.ok("backups", SERVER)), "timeline": lasting(house.ok("timeline", SERVER)),
-            "plan": lasting(house.ok("plan", SERVER, "--to", "latest"))}
+    return {
+        "backups": lasting(house.ok("backups", SERVER)),
+        "timeline": lasting(house.ok("timeline", SERVER)),
+        "plan": lasting(house.ok("plan", SERVER, "--to", "latest")),
+    }
 
 
 def lived(house: House, server: Server, *, proved: bool = False) -> Before:
     """A day of a server's life, backed up: a full backup, an increment, binary logs, and a test restore."""
     house.backup()
-    server.execute("CREATE TABLE shop.later (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.later VALUES (1)",
-                   "FLUSH BINARY LOGS")
+    server.execute(
+        "CREATE TABLE shop.later (id INT PRIMARY KEY) ENGINE=InnoDB",
+        "INSERT INTO shop.later VALUES (1)",
+        "FLUSH BINARY LOGS",
+    )
     house.ok("backup", SERVER, "--kind", "incremental")
     server.execute("INSERT INTO shop.later VALUES (2)")
     then = sums(server)
@@ -107,19 +125,31 @@ def private_key(keys: Keys) -> Iterator[Path]:
             stop_agent(home)
 
 
-def followed(blocks: list[str], env: dict[str, str], base: Path, *, programs: str = f"{Path(BACKUPD).parent}:"
-             ) -> str:
+def followed(blocks: list[str], env: dict[str, str], base: Path, *, programs: str = f"{Path(BACKUPD).parent}:") -> str:
     """Execute shell blocks of the text as one script, as somebody who copies them one after the other; what it says."""
-    done = subprocess.run(["sh", "-c", "\n".join(blocks)], capture_output=True, text=True, check=False, cwd=base,
-                          env={"PATH": programs + os.environ["PATH"], "BACKUPD_RUNTIME": str(base / "run"),
-                               "HOME": str(base), **env})
+    done = subprocess.run(
+        ["sh", "-c", "\n".join(blocks)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=base,
+        env={"PATH": programs + os.environ["PATH"], "BACKUPD_RUNTIME": str(base / "run"), "HOME": str(base), **env},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
 
 
-def drill(house: House, before: Before, keys: Keys, text: str, to: str, expected: dict[str, int],
-          stack: Stack = MARIADB, page: str = "") -> None:
+def drill(
+    house: House,
+    before: Before,
+    keys: Keys,
+    text: str,
+    to: str,
+    expected: dict[str, int],
+    stack: Stack = MARIADB,
+    page: str = "",
+) -> None:
     """On a machine that has nothing but the database's programs: the text, the destination and the key. With backupd,
     and without it. ``page``: the recovery page, as it was printed."""
     database = f"{stack.path()}:"
@@ -152,14 +182,14 @@ def base(short_tmp: Path) -> Path:
 
 @pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
 def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_comes_back(
-        stack: Stack, base: Path, keys: Keys) -> None:
+    stack: Stack, base: Path, keys: Keys
+) -> None:
     with stack.make() as server, signer(keys) as (home, key):
         server.create_backup_users()
         sample.create(server)
         house = House(base, server, keys, policy_extra="signed: true\n", programs=stack.all_programs())
         house.write(encryption_home=home)
-        house.config.write_text(house.config.read_text().replace(
-            "recipients: [", f"signing_key: {key}, recipients: ["))
+        house.config.write_text(house.config.read_text().replace("recipients: [", f"signing_key: {key}, recipients: ["))
         before = lived(house, server, proved=True)
         text = (house.repository / "RECOVER.md").read_text()
         assert key in text
@@ -178,25 +208,42 @@ def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_c
 
 
 def test_from_a_bucket_a_moment_after_the_last_backup_comes_back_with_backupd_and_by_hand(
-        base: Path, keys: Keys, s3_server: S3Server) -> None:
+    base: Path, keys: Keys, s3_server: S3Server
+) -> None:
     bucket = {name: str(value) for name, value in s3_server.bucket("disaster").items()}
     with PrivateServer() as server:
         server.create_backup_users()
         sample.create(server)
         house = House(base, server, keys)
         place = json.dumps({**bucket, "prefix": "prod"})
-        house.config.write_text("\n".join(
-            f"destinations: {{local: {place}}}" if line.startswith("  local:") else line
-            for line in house.config.read_text().splitlines() if not line.startswith("destinations:")))
+        house.config.write_text(
+            "\n".join(
+                f"destinations: {{local: {place}}}" if line.startswith("  local:") else line
+                for line in house.config.read_text().splitlines()
+                if not line.startswith("destinations:")
+            )
+        )
         before = lived(house, server)
     for path in base.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before.env["AWS_SHARED_CREDENTIALS_FILE"] = bucket["credentials_file"]
     text = subprocess.run(
-        ["aws", "--endpoint-url", bucket["endpoint_url"], "--region", bucket["region"], "s3", "cp",
-         "s3://disaster/prod/RECOVER.md", "-"],
-        env={**os.environ, **before.env}, capture_output=True, text=True,
-        check=True).stdout
+        [
+            "aws",
+            "--endpoint-url",
+            bucket["endpoint_url"],
+            "--region",
+            bucket["region"],
+            "s3",
+            "cp",
+            "s3://disaster/prod/RECOVER.md",
+            "-",
+        ],
+        env={**os.environ, **before.env},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     drill(house, before, keys, text, format_time(before.moment), before.then)
 
 

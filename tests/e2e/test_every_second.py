@@ -38,17 +38,25 @@ from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
 from tests.support.server import Server
 
-pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
-              pytest.mark.campaign]
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
+    pytest.mark.campaign,
+]
 
-POLICY = ONCE_A_YEAR + """\
+POLICY = (
+    ONCE_A_YEAR
+    + """\
 binlog: {stream: true, checkpoint: 1s}
 witness: {schedule: "0 0 5 1 *"}
 objectives: {rpo: 1h}
 """
+)
 # MySQL by CLONE takes a soak: test_point_in_time_mysql.py and test_branches_mysql.py always go to a moment.
-KINDS = [param for kind in (WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, WITH_XTRABACKUP, XTRABACKUP_WITHOUT_GTIDS)
-         for param in params(kind, soak=kind in (WITH_MYSQL, WITHOUT_GTIDS))]
+KINDS = [
+    param
+    for kind in (WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, WITH_XTRABACKUP, XTRABACKUP_WITHOUT_GTIDS)
+    for param in params(kind, soak=kind in (WITH_MYSQL, WITHOUT_GTIDS))
+]
 NOT_CLONE = pytest.mark.parametrize("story", [*params(WITH_MARIADB), *params(WITH_XTRABACKUP)], indirect=True)
 """Of what tests/e2e/test_point_in_time_mysql.py always does with CLONE."""
 
@@ -82,8 +90,12 @@ class Story:
 
 def confirmed(catalog: Catalog, moment: datetime) -> None:
     """Wait until the archive has everything that was committed by then."""
-    until(lambda: any(run.confirmed_at is not None and run.confirmed_at >= moment for run in
-                      catalog.binlogs.runs(SERVER)), lambda: f"{moment}: {catalog.binlogs.stream_state(SERVER)}")
+    until(
+        lambda: any(
+            run.confirmed_at is not None and run.confirmed_at >= moment for run in catalog.binlogs.runs(SERVER)
+        ),
+        lambda: f"{moment}: {catalog.binlogs.stream_state(SERVER)}",
+    )
 
 
 def more(writers: Writers, count: int = 60) -> None:
@@ -139,8 +151,10 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
                 confirmed(catalog, datetime.now(UTC))
                 assert service.stop() == 0
             since = told.files[0]
-            told.marks = {"drop": find(server, "DROP TABLE", since=since),
-                          "delete": find(server, "(archive.letters)", since=since)}
+            told.marks = {
+                "drop": find(server, "DROP TABLE", since=since),
+                "delete": find(server, "(archive.letters)", since=since),
+            }
             told.expected = {name: right.before(mark) for name, mark in told.marks.items()}
         yield told
 
@@ -223,7 +237,8 @@ def named(told: Done, *texts: str) -> None:
 @NOT_CLONE
 @pytest.mark.parametrize(("damage", "follows"), [(remove_two, 5), (flip_a_byte, 4), (swap_contents, 5)])
 def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyond_is_refused_with_both_ends(
-        story: Story, damage: Callable[[Story], None], follows: int) -> None:
+    story: Story, damage: Callable[[Story], None], follows: int
+) -> None:
     house = story.house
     beyond = story.search("--table", "archive.letters", "--kind", "delete")["restore_before"]
     folder = story.whole(story.files[3]).name

@@ -26,12 +26,15 @@ from tests.support.mouths import Mouths, State, mailed
 from tests.support.server import SERVICE_USER
 from tests.support.serving import held_port
 
-POLICY = ONCE_A_YEAR.replace("required: [local]", "required: [local], others: [offsite]") + """\
+POLICY = (
+    ONCE_A_YEAR.replace("required: [local]", "required: [local], others: [offsite]")
+    + """\
 logical: {schedule: "0 0 5 1 *"}
 binlog: {stream: true, checkpoint: 1s}
 objectives: {rpo: 1h}
 protection: {copies: 2, off_site: 1}
 """
+)
 
 
 @pytest.fixture
@@ -41,15 +44,18 @@ def ports() -> Iterator[tuple[int, int]]:
 
 
 def test_what_is_said_of_a_failed_backup_a_failed_stream_and_a_dump_that_is_not_whole(
-        own_house: House, ports: tuple[int, int]) -> None:
+    own_house: House, ports: tuple[int, int]
+) -> None:
     house, (port, mail) = own_house, ports
     box, tool = MailBox(port=mail), house.base / "instead"
     real, stand = shutil.which("mariadb-backup"), house.base / "mariadb-backup"
     stand.write_text(f'#!/bin/sh\ncase "$*" in *--backup*) [ -e {tool} ] && . {tool};; esac\nexec {real} "$@"\n')
     stand.chmod(0o755)
     house.programs = {"mariadb-backup": str(stand)}
-    house.config_extra = (f"api: {{listen: '127.0.0.1:{port}'}}\nalerts:\n"
-                          f"  email: {{smtp: {box.url}, from: backupd@example.com, to: [dba@example.com]}}\n")
+    house.config_extra = (
+        f"api: {{listen: '127.0.0.1:{port}'}}\nalerts:\n"
+        f"  email: {{smtp: {box.url}, from: backupd@example.com, to: [dba@example.com]}}\n"
+    )
     house.write()
     away = f"destinations:\n  offsite: {{type: filesystem, path: {house.base}/offsite, off_site: true}}\n"
     house.config.write_text(house.config.read_text().replace("destinations:\n", away))
@@ -63,9 +69,13 @@ def test_what_is_said_of_a_failed_backup_a_failed_stream_and_a_dump_that_is_not_
         def command(*words: str) -> Any:
             return house.run(*words, "--json").json
 
-        with (mail_server(box, port=mail), serving(house),
-              httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"},
-                           timeout=60) as http):
+        with (
+            mail_server(box, port=mail),
+            serving(house),
+            httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}, timeout=60
+            ) as http,
+        ):
             mouths = Mouths(command, http, SERVER, slack=timedelta(minutes=1))
 
             def all_say(status: str, *kinds: str) -> State:
@@ -103,8 +113,11 @@ def test_what_is_said_of_a_failed_backup_a_failed_stream_and_a_dump_that_is_not_
             _begin_again(catalog.binlogs.stream_state)
             all_say("good")
 
-            house.server.execute("CREATE TABLE shop.broken (id INT PRIMARY KEY, v CHAR(100)) ENGINE=MyISAM",
-                                 "INSERT INTO shop.broken VALUES (1, 'x'), (2, 'y')", "FLUSH TABLES")
+            house.server.execute(
+                "CREATE TABLE shop.broken (id INT PRIMARY KEY, v CHAR(100)) ENGINE=MyISAM",
+                "INSERT INTO shop.broken VALUES (1, 'x'), (2, 'y')",
+                "FLUSH TABLES",
+            )
             rows = Path(house.server.datadir) / "shop/broken.MYD"
             rows.write_bytes(rows.read_bytes()[:50])
             house.fails("backup", SERVER, "--kind", "logical")

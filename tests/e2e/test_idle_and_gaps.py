@@ -80,8 +80,14 @@ def test_an_idle_server_stays_recoverable_and_a_gap_is_named_with_both_ends(own_
     assert before - timedelta(seconds=1) <= parse_time(found["latest"])
     assert found["objectives"]["achieved_rpo"] > 1
 
-    for target in (format_time(inside), f"gtid:{lost_gtid}", f"before-gtid:{lost_gtid}", f"{lost_file}:500",
-                   f"gtid:{after}", f"{oldest}:{gap['before']['pos'] or 4}"):
+    for target in (
+        format_time(inside),
+        f"gtid:{lost_gtid}",
+        f"before-gtid:{lost_gtid}",
+        f"{lost_file}:500",
+        f"gtid:{after}",
+        f"{oldest}:{gap['before']['pos'] or 4}",
+    ):
         refused = house.fails("restore", SERVER, "--to", target, "--datadir", str(short_tmp / "no"))
         for end in ends:
             assert end in refused.all, (target, refused.all)
@@ -94,5 +100,6 @@ def test_an_idle_server_stays_recoverable_and_a_gap_is_named_with_both_ends(own_
     outcome = house.ok("restore", SERVER, "--to", "latest", "--accept-older", "--datadir", str(short_tmp / "d"))
     assert any(all(end in text for end in ends) for text in outcome["warnings"]), outcome["warnings"]
     with PrivateServer(datadir=short_tmp / "d") as restored:
-        assert [row[0] for row in restored.query(
-            "SELECT what FROM shop.order_log WHERE what IN ('kept', 'lost', 'after')")] == ["kept"]
+        assert [
+            row[0] for row in restored.query("SELECT what FROM shop.order_log WHERE what IN ('kept', 'lost', 'after')")
+        ] == ["kept"]

@@ -48,8 +48,10 @@ def test_after_a_rotation_old_backups_need_the_old_key_and_new_ones_the_new_key_
         assert (listed[old]["backups"], listed[old]["secret_here"]) == (1, True)
 
         house.write(restore_home=fresh)
-        for command in (("restore", SERVER, "--to", f"backup:{first['id']}", "--datadir", str(house.base / "never")),
-                        ("backups", "config", first["id"])):
+        for command in (
+            ("restore", SERVER, "--to", f"backup:{first['id']}", "--datadir", str(house.base / "never")),
+            ("backups", "config", first["id"]),
+        ):
             refused = house.fails(*command)
             for word in (first["id"], old, "no secret key", "gpg --homedir"):
                 assert word in refused.err, refused.err
@@ -68,15 +70,16 @@ def test_a_challenge_is_answered_on_stdin_and_never_shown(house: House) -> None:
     asked = house.run("keys", "challenge", "--show")
     assert asked.code == 0, asked.all
     assert "-----BEGIN PGP MESSAGE-----" in asked.out
-    challenge, = house.ok("keys", "challenge")
+    (challenge,) = house.ok("keys", "challenge")
     phrase = gpg(secret_home, "-d", challenge["file"])
     answer = ("keys", "answer", challenge["challenge"]["id"])
     for given, code in ((b"wrong", 1), (phrase, 0), (phrase, 1)):
-        done = subprocess.run([BACKUPD, *answer], input=given, env=house.environment(), capture_output=True,
-                              check=False)
+        done = subprocess.run(
+            [BACKUPD, *answer], input=given, env=house.environment(), capture_output=True, check=False
+        )
         assert done.returncode == code, done
         assert phrase.strip() not in done.stdout + done.stderr
-    entry, = house.ok("keys")
+    (entry,) = house.ok("keys")
     assert entry["proved_by"]
     assert entry["open_challenge"] is None
     assert "proved" in house.run("keys").out

@@ -49,8 +49,11 @@ def twice(house: House) -> set[str]:
 
 
 def _twice(house: House) -> set[str]:
-    doing = {pid: line.split(" run-job ")[1].split()[0] for pid, line in naming(str(house.base), set()).items()
-             if " run-job " in line}
+    doing = {
+        pid: line.split(" run-job ")[1].split()[0]
+        for pid, line in naming(str(house.base), set()).items()
+        if " run-job " in line
+    }
     # A child that has not yet become its program shows the words of its parent: it is no second one.
     counted = Counter(job for pid, job in doing.items() if doing.get(parent(pid)) != job)
     return {job for job, number in counted.items() if number > 1}
@@ -64,8 +67,12 @@ def abandoned(catalog: Catalog) -> list[str]:
 
 def unfinished(house: House) -> list[str]:
     """Files of a half-done step, anywhere in the destination and the spool."""
-    return [str(path) for folder in (house.repository, house.base / "spool") for path in folder.rglob("*")
-            if path.is_file() and (".tmp" in path.parts or path.name.endswith((".tmp", ".part", ".partial")))]
+    return [
+        str(path)
+        for folder in (house.repository, house.base / "spool")
+        for path in folder.rglob("*")
+        if path.is_file() and (".tmp" in path.parts or path.name.endswith((".tmp", ".part", ".partial")))
+    ]
 
 
 def one_round(house: House, catalog: Catalog, dice: random.Random) -> str:
@@ -85,8 +92,10 @@ def one_round(house: House, catalog: Catalog, dice: random.Random) -> str:
         family = descendants(service.process.pid)
         service.kill()
     besides = {house.server.pid}
-    until(lambda: not alive(family) and not naming(str(house.base), besides),
-          lambda: f"the end of {alive(family)} {naming(str(house.base), besides)}")
+    until(
+        lambda: not alive(family) and not naming(str(house.base), besides),
+        lambda: f"the end of {alive(family)} {naming(str(house.base), besides)}",
+    )
     return "+".join(running) or "nothing"
 
 
@@ -115,8 +124,11 @@ def test_nothing_is_left_after_the_service_was_killed(killing_house: House, cata
         in_order(house, catalog)
     print(dict(killed))
     with serving(house) as service:  # the next start takes up what is queued, and all comes to an end
-        until(lambda: not catalog.jobs.list(state=(JobState.QUEUED, JobState.RUNNING)),
-              lambda: f"the end of {catalog.jobs.list(state=(JobState.QUEUED, JobState.RUNNING))}", 600)
+        until(
+            lambda: not catalog.jobs.list(state=(JobState.QUEUED, JobState.RUNNING)),
+            lambda: f"the end of {catalog.jobs.list(state=(JobState.QUEUED, JobState.RUNNING))}",
+            600,
+        )
         assert service.stop() == 0
     house.backup()
     proof = house.ok("test-restore", SERVER)

@@ -45,7 +45,8 @@ def run(wiring: Wiring, kind: JobKind) -> Result:
 
 
 def test_a_physical_backup_without_tables_that_no_dump_takes_is_partial_and_names_them(
-        house: House, wiring: Wiring) -> None:
+    house: House, wiring: Wiring
+) -> None:
     result = run(wiring, JobKind.FULL)
     assert (result.partial, result.accepted) == (True, True), "another one would lack them, too"
     assert result.problem is not None
@@ -60,7 +61,8 @@ def test_a_physical_backup_without_tables_that_no_dump_takes_is_partial_and_name
 
 
 def test_the_logical_leg_takes_them_though_nothing_includes_them_and_then_nothing_is_missing(
-        house: House, wiring: Wiring) -> None:
+    house: House, wiring: Wiring
+) -> None:
     house.policy_extra += 'logical: {schedule: "0 4 * * *", tables: {include: [shop.orders], max_size: 1}}\n'
     house.write()
     wiring = Wiring(load_settings(house.config), wiring.catalog)
@@ -77,7 +79,8 @@ def test_the_logical_leg_takes_them_though_nothing_includes_them_and_then_nothin
 
 @pytest.mark.parametrize("witnessed", [True, False])
 def test_a_backup_that_loses_a_table_each_time_is_taken_three_times_and_is_partial(
-        house: House, wiring: Wiring, monkeypatch: pytest.MonkeyPatch, witnessed: bool) -> None:
+    house: House, wiring: Wiring, monkeypatch: pytest.MonkeyPatch, witnessed: bool
+) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("BACKUPD_RUNTIME", str(house.base / "run"))
     if witnessed:
@@ -106,9 +109,13 @@ def test_a_backup_that_loses_a_table_each_time_is_taken_three_times_and_is_parti
 
 
 def test_a_backup_that_loses_a_table_of_innodb_each_time_fails_and_leaves_nothing(
-        house: House, wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "absent", lambda tables, *_args: tuple(
-        table for table in tables if table.name.shown == "shop.orders"))
+    house: House, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        streaming,
+        "absent",
+        lambda tables, *_args: tuple(table for table in tables if table.name.shown == "shop.orders"),
+    )
     with pytest.raises(TablesChangedError, match=r"left out 1 table .*: shop\.orders"):
         run(wiring, JobKind.FULL)
     assert wiring.catalog.backups.list(SERVER) == ()

@@ -56,8 +56,11 @@ def take(wiring: Wiring, run: JobRun) -> BackupRecord:
 
 
 def nothing_left(house: House) -> bool:
-    return house.objects() == [] and not list((house.repository / "servers").rglob("*.json")) \
+    return (
+        house.objects() == []
+        and not list((house.repository / "servers").rglob("*.json"))
         and not list((house.repository / "intents").rglob("*.json"))
+    )
 
 
 def findings(house: House) -> list[dict[str, Any]]:
@@ -66,7 +69,8 @@ def findings(house: House) -> list[dict[str, Any]]:
 
 
 def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_of_its_destination(
-        house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rates are high, so that the test is not slow: what is asked is that the buckets saw every byte."""
     house.policy_extra = "limits: {read: 200MiB, send: 100MiB}\nwitness: {enabled: false}\n"
     house.write()
@@ -101,7 +105,8 @@ def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_
 
 
 def test_a_stop_in_the_middle_of_a_slow_backup_ends_it_and_leaves_nothing(
-        house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.policy_extra = "limits: {read: 64KiB}\nwitness: {enabled: false}\n"
     house.write()
 
@@ -126,7 +131,8 @@ def pair(keys: Keys) -> Iterator[tuple[House, PrivateServer, PrivateServer]]:
 
 
 def test_a_backup_of_a_replica_that_stands_still_waits_and_goes_on_when_it_runs_again(
-        pair: tuple[House, PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair: tuple[House, PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     house, source, replica = pair
     house.policy_extra = "limits: {replica_lag: 60s}\nwitness: {enabled: false}\n"
     house.write()
@@ -154,7 +160,8 @@ def test_a_backup_of_a_replica_that_stands_still_waits_and_goes_on_when_it_runs_
 
 
 def test_a_backup_that_had_to_pause_too_long_gives_up_and_leaves_nothing(
-        pair: tuple[House, PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair: tuple[House, PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     house, _source, replica = pair
     house.policy_extra = "limits: {replica_lag: 60s, max_pause: 1s}\nwitness: {enabled: false}\n"
     house.write()
@@ -167,7 +174,8 @@ def test_a_backup_that_had_to_pause_too_long_gives_up_and_leaves_nothing(
 
 
 def test_a_dump_pauses_while_somebody_s_statement_runs_for_too_long_and_goes_on_when_it_has_ended(
-        house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.policy_extra = "limits: {long_queries: 500ms}\n"
     house.write()
     monkeypatch.setattr("backupd.app.limits.PressureWatch", partial(PressureWatch, interval=0.05))
@@ -188,8 +196,9 @@ def test_a_dump_pauses_while_somebody_s_statement_runs_for_too_long_and_goes_on_
 
         statement = threading.Thread(target=run)
         statement.start()
-        while not house.server.query("SELECT 1 FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(600)%'"
-                                     " AND TIME >= 1"):
+        while not house.server.query(
+            "SELECT 1 FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(600)%' AND TIME >= 1"
+        ):
             assert statement.is_alive()
             statement.join(0.05)
         with wired(house, monkeypatch) as wiring:
@@ -212,7 +221,8 @@ def test_a_server_without_limits_is_watched_by_nobody(house: House, monkeypatch:
 
 
 def test_a_limit_that_cannot_be_watched_is_said_in_the_backup_s_record(
-        house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.policy_extra = "limits: {replica_lag: 60s, disk_latency: 30s}\n"
     house.write()
     with wired(house, monkeypatch) as wiring:

@@ -59,8 +59,11 @@ def test_dumps_of_different_sets_are_taken_and_looked_after(house: House) -> Non
     house.fails("fsck")
     house.ok("fsck", "--repair")
     known = {record["id"]: record for record in house.backups()}
-    assert {name: known[name]["set"] for name in known} == {again["id"]: "", money["id"]: "money",
-                                                            orders["id"]: "by hand"}
+    assert {name: known[name]["set"] for name in known} == {
+        again["id"]: "",
+        money["id"]: "money",
+        orders["id"]: "by hand",
+    }
     assert house.fsck() == []
     book = house.run("runbook", money["id"]).out
     assert "logical backup" in book
@@ -76,7 +79,8 @@ def test_what_cannot_be_taken_is_refused(house: House) -> None:
     assert job["state"] == "cancelled", "whoever mistyped it was told, and nothing is broken"
     with catalog_of(house) as catalog:
         assert [(one.kind, rule_of(one).act) for one in catalog.events.list(server=SERVER)] == [
-            ("job-cancelled", Act.SILENT)]
+            ("job-cancelled", Act.SILENT)
+        ]
     house.fails("backup", SERVER, "--kind", "logical", "--tables", "nonsense", code=2)
     assert house.fsck() == []
 
@@ -96,8 +100,11 @@ def test_without_mydumper_the_clients_tool_takes_its_place(house: House) -> None
     house.write()
     record = dump(house, "--tables", "shop.*")
     assert any("mydumper" in warning for warning in record["warnings"])
-    house.programs = {"mydumper": "/nonexistent/mydumper", "mariadb-dump": "/nonexistent/dump",
-                      "mysqldump": "/nonexistent/dump"}
+    house.programs = {
+        "mydumper": "/nonexistent/mydumper",
+        "mariadb-dump": "/nonexistent/dump",
+        "mysqldump": "/nonexistent/dump",
+    }
     house.write()
     assert dump(house, "--tables", "shop.*")["tables_missing"] == 0
 
@@ -108,17 +115,21 @@ def test_what_a_new_mydumper_wrote_comes_back_as_it_was(short_tmp: Path, keys: K
     with PrivateServer() as server:
         server.create_backup_users()
         server.execute(
-            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE shop",
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE shop",
             "CREATE TABLE shop.orders (id INT PRIMARY KEY, v LONGTEXT, n DECIMAL(9,2), j JSON, t TIMESTAMP NULL)",
             """INSERT INTO shop.orders SELECT seq, CONCAT('"\\\'', CHAR(10), '(', seq, '\r;\n,('), -seq / 3,"""
             """ '{"a": "b"}', '2026-01-01' FROM shop.seq_1_to_50""",
             "INSERT INTO shop.orders VALUES (0, NULL, NULL, NULL, NULL), (-1, REPEAT('x\n', 600000), 0, NULL, NULL)",
-            "CREATE TABLE shop.isam ENGINE=MyISAM SELECT id, n FROM shop.orders", "CREATE TABLE shop.empty (id INT)")
+            "CREATE TABLE shop.isam ENGINE=MyISAM SELECT id, n FROM shop.orders",
+            "CREATE TABLE shop.empty (id INT)",
+        )
         house = House(short_tmp, server, keys, policy_extra=POLICY, programs={"mydumper": str(program)})
         taken = dump(house, "--tables", "shop.*")
         assert not any("again" in warning or "mydumper" in warning for warning in taken["warnings"]), taken["warnings"]
-        house.ok("restore", SERVER, "--to", f"backup:{taken['id']}", "--tables", "shop.*", "--as", "back.*",
-                 "--into", SERVER)
+        house.ok(
+            "restore", SERVER, "--to", f"backup:{taken['id']}", "--tables", "shop.*", "--as", "back.*", "--into", SERVER
+        )
         for name in ("orders", "isam", "empty"):
             (before, after) = server.query(f"CHECKSUM TABLE shop.{name}, back.{name}")
             assert before[1] == after[1], name
@@ -129,10 +140,15 @@ def test_a_crashed_table_makes_the_job_partial_and_the_others_are_kept(short_tmp
         server.create_backup_users()
         server.execute("CREATE DATABASE shop")
         for number in range(9):
-            server.execute(f"CREATE TABLE shop.t{number} (id INT PRIMARY KEY)",
-                           f"INSERT INTO shop.t{number} SELECT seq FROM shop.seq_1_to_100")
-        server.execute("CREATE TABLE shop.ledger (id INT PRIMARY KEY, v CHAR(40)) ENGINE=MyISAM",
-                       "INSERT INTO shop.ledger SELECT seq, 'x' FROM shop.seq_1_to_500", "FLUSH TABLES")
+            server.execute(
+                f"CREATE TABLE shop.t{number} (id INT PRIMARY KEY)",
+                f"INSERT INTO shop.t{number} SELECT seq FROM shop.seq_1_to_100",
+            )
+        server.execute(
+            "CREATE TABLE shop.ledger (id INT PRIMARY KEY, v CHAR(40)) ENGINE=MyISAM",
+            "INSERT INTO shop.ledger SELECT seq, 'x' FROM shop.seq_1_to_500",
+            "FLUSH TABLES",
+        )
         data = server.datadir / "shop/ledger.MYD"
         data.write_bytes(data.read_bytes()[:1000])
         house = House(short_tmp, server, keys, policy_extra=POLICY)
@@ -169,8 +185,9 @@ def test_a_wrong_password_says_so(house: House) -> None:
     client = house.base / "wrong.cnf"
     shutil.copy(house.server.client_file("backupd", "not it"), client)
     house.server.client_file("backupd", "Service-s3cret-90ab")
-    house.config.write_text(house.config.read_text().replace(
-        str(house.server.base / "client-backupd.cnf"), str(client)))
+    house.config.write_text(
+        house.config.read_text().replace(str(house.server.base / "client-backupd.cnf"), str(client))
+    )
     assert "Access denied" in house.fails("backup", SERVER, "--kind", "logical").all
 
 

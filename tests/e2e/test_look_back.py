@@ -60,7 +60,8 @@ def as_before(body: Body) -> Body:
 
 
 def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_restore(
-        wiring: Wiring, keys: Keys, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, keys: Keys, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backup_id = run(wiring, JobKind.FULL).id
     good = proving.test_restore(wiring, SERVER, f"backup:{backup_id}", silent)
     assert (good.outcome, good.not_looked_at) == ("proved", 0), good.error
@@ -73,16 +74,22 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
         monkeypatch.setattr(module, "load_body", loaded)
     witness = wiring.catalog.witnesses.of_backup(backup_id)
     assert witness is not None
-    old = replace(witness, definitions=None, version="", rows={}, checksums={
-        name: value for name, value in witness.checksums.items() if "archive" not in name},
-        uncovered={"`archive`.`postcards`": "engine MyISAM: not part of a snapshot"})
+    old = replace(
+        witness,
+        definitions=None,
+        version="",
+        rows={},
+        checksums={name: value for name, value in witness.checksums.items() if "archive" not in name},
+        uncovered={"`archive`.`postcards`": "engine MyISAM: not part of a snapshot"},
+    )
     wiring.catalog.witnesses.add(new_id(wiring.clock()), replace(old, taken_at=wiring.clock()), backup_id=backup_id)
     wiring.catalog.backups._change(backup_id, missing=None)  # as an upgrade leaves it
 
     outcome = verify(wiring, SERVER, 0.01, silent)
     assert not outcome.ok
     assert [(one.backup, one.tables, one.doubtful) for one in outcome.lacking] == [
-        (backup_id, ("archive.postcards",), "")]
+        (backup_id, ("archive.postcards",), "")
+    ]
     record = wiring.catalog.backups.get(backup_id)
     assert (record.is_partial, record.missing) == (True, ("archive.postcards",))
     proof = wiring.catalog.proofs.get(good.id)
@@ -119,9 +126,20 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
         if not again:
             wiring.catalog.backups.set_missing(whole, (), "")
             with pytest.raises(UnrestorableError):
-                restore(wiring, SERVER, f"backup:{whole}", short_tmp / "restored", start=False, mode="new-server",
-                        run=JobRun(JobRecord(new_id(wiring.clock()), str(JobKind.RESTORE), SERVER, JobState.RUNNING,
-                                             wiring.clock()), silent))
+                restore(
+                    wiring,
+                    SERVER,
+                    f"backup:{whole}",
+                    short_tmp / "restored",
+                    start=False,
+                    mode="new-server",
+                    run=JobRun(
+                        JobRecord(
+                            new_id(wiring.clock()), str(JobKind.RESTORE), SERVER, JobState.RUNNING, wiring.clock()
+                        ),
+                        silent,
+                    ),
+                )
 
 
 def lacking(body: Body) -> Body:
@@ -131,7 +149,8 @@ def lacking(body: Body) -> Body:
 
 
 def test_a_doubtful_backup_is_promised_by_nobody_until_a_test_restore_worked(
-        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backup_id = run(wiring, JobKind.FULL).id
     wiring.catalog.backups.set_missing(backup_id, (), "it may not be prepared")
     assert restorable(wiring.catalog.backups.list(SERVER)) == ()

@@ -59,8 +59,16 @@ def catalog(watched: House) -> Iterator[Catalog]:
 def scheduled(catalog: Catalog) -> JobRecord:
     """A run of the leg, as its schedule would queue it."""
     now = datetime.now(UTC)
-    job = JobRecord(id=new_id(now), kind=JobKind.FULL, server=SERVER, state=JobState.QUEUED, queued_at=now, leg=LEG,
-                    due_at=now, requested_by="schedule")
+    job = JobRecord(
+        id=new_id(now),
+        kind=JobKind.FULL,
+        server=SERVER,
+        state=JobState.QUEUED,
+        queued_at=now,
+        leg=LEG,
+        due_at=now,
+        requested_by="schedule",
+    )
     catalog.jobs.enqueue(job)
     return job
 
@@ -84,7 +92,8 @@ def follow(service: Serving, catalog: Catalog, policy: Path, text: str) -> None:
 
 
 def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail_each_and_one_when_it_is_well(
-        watched: House, catalog: Catalog, tool: Path, box: MailBox) -> None:
+    watched: House, catalog: Catalog, tool: Path, box: MailBox
+) -> None:
     fails, hangs = (f"shop-db1: {LEG} {word}" for word in ("failed", "hung"))
     missed = "shop-db1: verify did not run"
     with mail_server(box, port=box.port), serving(watched) as service:
@@ -94,8 +103,12 @@ def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail
         service.reload()
         failed = again(catalog, over(catalog, scheduled(catalog)))  # twice in vain
         assert (failed.state, failed.attempt) == (JobState.FAILED, 2)
-        box.wait(lambda: {f"[backupd] ERROR {fails}", f"[backupd] WARNING {missed}",
-                          f"[backupd] RECOVERED {missed}"} == set(box.subjects()))
+        box.wait(
+            lambda: (
+                {f"[backupd] ERROR {fails}", f"[backupd] WARNING {missed}", f"[backupd] RECOVERED {missed}"}
+                == set(box.subjects())
+            )
+        )
         tool.unlink()
         assert over(catalog, scheduled(catalog)).state is JobState.SUCCEEDED
         box.wait(lambda: f"[backupd] RECOVERED {fails}" in box.subjects())
@@ -113,8 +126,16 @@ def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail
         box.wait(lambda: f"[backupd] RECOVERED {hangs}" in box.subjects())
         assert service.stop() == 0
     assert sorted(box.subjects()) == sorted(
-        f"[backupd] {word}" for word in (f"ERROR {fails}", f"RECOVERED {fails}", f"WARNING {missed}",
-                                         f"RECOVERED {missed}", f"ERROR {hangs}", f"RECOVERED {hangs}"))
+        f"[backupd] {word}"
+        for word in (
+            f"ERROR {fails}",
+            f"RECOVERED {fails}",
+            f"WARNING {missed}",
+            f"RECOVERED {missed}",
+            f"ERROR {hangs}",
+            f"RECOVERED {hangs}",
+        )
+    )
     (first,) = [mail for mail in box.mails if mail["Subject"] == f"[backupd] ERROR {fails}"]
     (second,) = [mail for mail in box.mails if mail["Subject"] == f"[backupd] RECOVERED {fails}"]
     body = first.get_body(("plain",))
@@ -122,8 +143,11 @@ def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail
     for part in ("no room left on the planet", "What to do next:", "backupd jobs log"):
         assert part in body.get_content()
     assert second["In-Reply-To"] == first["Message-ID"]
-    late = [(message.sent_at - message.created_at).total_seconds() for message in catalog.messages.list()
-            if message.sent_at is not None]
+    late = [
+        (message.sent_at - message.created_at).total_seconds()
+        for message in catalog.messages.list()
+        if message.sent_at is not None
+    ]
     assert len(late) == 6
     assert max(late) < 60
     assert watched.ok("alerts") == []
@@ -132,7 +156,8 @@ def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail
 
 @SOAK  # tests/app/test_alerting.py always runs the same without a service
 def test_a_mail_server_that_is_down_holds_nothing_up_and_the_mail_comes_later(
-        watched: House, catalog: Catalog, tool: Path, box: MailBox) -> None:
+    watched: House, catalog: Catalog, tool: Path, box: MailBox
+) -> None:
     tool.write_text("exit 1\n")
     with serving(watched) as service:
         until(lambda: len(catalog.schedules.all()) == 6, lambda: "the schedules' rows")

@@ -26,8 +26,14 @@ def test_lost_tables_rows_views_triggers_routines_events_users_and_grants_come_b
     house, server = own_house, own_house.server
     before = everything(server)
     record = house.backup()
-    server.execute("SET GLOBAL event_scheduler = OFF", "DROP TABLE shop.order_lines", "DELETE FROM bank.accounts",
-                   "DROP USER app@'%'", "DROP PROCEDURE bank.move", "DROP DATABASE archive")
+    server.execute(
+        "SET GLOBAL event_scheduler = OFF",
+        "DROP TABLE shop.order_lines",
+        "DELETE FROM bank.accounts",
+        "DROP USER app@'%'",
+        "DROP PROCEDURE bank.move",
+        "DROP DATABASE archive",
+    )
     assert everything(server) != before
 
     outcome = house.restore(house.base / "restored")
@@ -128,8 +134,9 @@ def test_checks_of_a_healthy_house_pass_and_a_broken_one_is_told_everything_at_o
 def test_a_backup_that_could_not_be_signed_ends_before_a_byte_is_copied(own_house: House) -> None:
     """The secret half of the named key is not there: that is found before the hours of copying, not behind them."""
     house = own_house
-    house.config.write_text(house.config.read_text().replace(
-        "recipients: [", f"signing_key: {house.keys.fingerprint}, recipients: ["))
+    house.config.write_text(
+        house.config.read_text().replace("recipients: [", f"signing_key: {house.keys.fingerprint}, recipients: [")
+    )
     for kind in ("full", "logical"):
         said = house.fails("backup", SERVER, "--kind", kind).all
         assert "cannot sign: its secret half is not there" in said, kind
@@ -160,8 +167,13 @@ def test_progress_is_plain_lines_when_piped_and_bars_on_a_terminal(house: House)
     assert "copy" in done.err
 
     leader, follower = pty.openpty()
-    with subprocess.Popen([BACKUPD, "backup", SERVER, "--kind", "full"], stderr=follower, stdout=follower,
-                          stdin=follower, env={**house.environment(), "TERM": "xterm-256color"}) as process:
+    with subprocess.Popen(
+        [BACKUPD, "backup", SERVER, "--kind", "full"],
+        stderr=follower,
+        stdout=follower,
+        stdin=follower,
+        env={**house.environment(), "TERM": "xterm-256color"},
+    ) as process:
         os.close(follower)
         shown = b""
         while True:

@@ -11,8 +11,11 @@ from tests.e2e.service import catalog_of, serving, until
 from tests.support.dice import rounds
 
 HOUR, DAY = 3600, 86400
-STEPS = ((400 * DAY, 2), (-400 * DAY, 2)) if rounds(1) == 1 else (
-    (HOUR, 1), (-HOUR, 1), (DAY, 2), (-DAY, 2), (400 * DAY, 3), (-400 * DAY, 3))
+STEPS = (
+    ((400 * DAY, 2), (-400 * DAY, 2))
+    if rounds(1) == 1
+    else ((HOUR, 1), (-HOUR, 1), (DAY, 2), (-DAY, 2), (400 * DAY, 3), (-400 * DAY, 3))
+)
 """By how much the clock is set, and how many full backups there are then."""
 _CLOCK = """\
 import datetime, os, time
@@ -94,8 +97,13 @@ def test_a_clock_that_is_set_loses_no_backup_opens_no_incident_that_stays_and_ru
 
         def at_rest(fulls: int) -> None:
             """So many full backups have been taken, all of them are there, and nothing is open or at work."""
-            until(lambda: len(ended(catalog, JobKind.FULL)) == fulls and not catalog.jobs.list(
-                state=(JobState.QUEUED, JobState.RUNNING)), lambda: f"full backup {fulls}")
+            until(
+                lambda: (
+                    len(ended(catalog, JobKind.FULL)) == fulls
+                    and not catalog.jobs.list(state=(JobState.QUEUED, JobState.RUNNING))
+                ),
+                lambda: f"full backup {fulls}",
+            )
             assert {job.state for job in ended(catalog, JobKind.FULL)} == {JobState.SUCCEEDED}
             assert [record.state for record in catalog.backups.list(SERVER)] == [BackupState.COMPLETE] * fulls
             until(lambda: not incidents(), lambda: str(catalog.incidents.open()))

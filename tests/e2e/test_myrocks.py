@@ -25,7 +25,8 @@ _PLUGIN = Path(os.environ.get("BACKUPD_TEST_ROCKSDB", str(_PLUGINS / "ha_rocksdb
 
 pytestmark = [
     pytest.mark.skipif(not _PLUGIN.is_file(), reason="BACKUPD_TEST_ROCKSDB is not set, and MyRocks is not installed"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")]
+    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
+]
 
 
 @pytest.fixture
@@ -40,9 +41,13 @@ def options(short_tmp: Path) -> dict[str, Any]:
 def house(short_tmp: Path, keys: Keys, options: dict[str, Any]) -> Iterator[House]:
     with PrivateServer(options=options) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.r (i INT PRIMARY KEY, t VARCHAR(20)) ENGINE=ROCKSDB",
-                       "INSERT INTO shop.r VALUES (1, 'one'), (2, 'two')",
-                       "CREATE TABLE shop.i (i INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.i VALUES (1)")
+        server.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.r (i INT PRIMARY KEY, t VARCHAR(20)) ENGINE=ROCKSDB",
+            "INSERT INTO shop.r VALUES (1, 'one'), (2, 'two')",
+            "CREATE TABLE shop.i (i INT PRIMARY KEY) ENGINE=InnoDB",
+            "INSERT INTO shop.i VALUES (1)",
+        )
         yield House(short_tmp, server, keys)
 
 
@@ -52,15 +57,18 @@ def sums(server: Server) -> dict[str, int]:
 
 
 def test_what_is_said_of_tables_of_myrocks_is_what_comes_of_them(
-        house: House, options: dict[str, Any], short_tmp: Path) -> None:
+    house: House, options: dict[str, Any], short_tmp: Path
+) -> None:
     assert "every physical backup fails without it" in house.fails("check", SERVER).all
     assert "rocksdb_create_checkpoint" in house.fails("backup", SERVER, "--kind", "full").all
     house.server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
     assert "1 tables of engine ROCKSDB" in house.run("check", SERVER).all
 
     backup, expected = house.backup(), sums(house.server)
-    assert any("a restore to a later moment stops at the first change of their rows: shop.r" in text
-               for text in backup["warnings"])
+    assert any(
+        "a restore to a later moment stops at the first change of their rows: shop.r" in text
+        for text in backup["warnings"]
+    )
     house.restore(short_tmp / "restored")
     with PrivateServer(datadir=short_tmp / "restored", options=options) as copy:
         same(sums(copy), expected)

@@ -53,8 +53,9 @@ def test_names_that_the_tool_fails_over_are_refused_by_check_and_backup(own_hous
 @pytest.mark.timeout(600)
 def test_more_tables_in_one_schema_than_a_process_may_open_files(short_tmp: Path, keys: Keys) -> None:
     tables = size(1200, 5000)  # the usual limit of open files is 1024
-    with PrivateServer(options={"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0,
-                                "table_definition_cache": 8000}) as server:
+    with PrivateServer(
+        options={"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0, "table_definition_cache": 8000}
+    ) as server:
         server.create_backup_users()
         create_many_tables(server, tables, rows=3)
         with server.connect() as connection:

@@ -85,46 +85,61 @@ def before(gtid: str) -> str:
 
 @pytest.mark.parametrize("source", ["logical", "physical"])
 def test_a_table_comes_back_as_it_was_right_before_a_delete_while_the_others_keep_their_newest_rows(
-        story: Story, source: str) -> None:
+    story: Story, source: str
+) -> None:
     live = story.sums()
     name = f"order_lines_{source}"
-    outcome = story.restore("--tables", "shop.order_lines", "--as", name, "--from", source,
-                            to=f"before-gtid:{story.gtids['delete']}")
+    outcome = story.restore(
+        "--tables", "shop.order_lines", "--as", name, "--from", source, to=f"before-gtid:{story.gtids['delete']}"
+    )
     assert outcome["way"] == source
     assert outcome["backup"] == getattr(story, source)
     assert outcome["replay"]["transactions"] > 0
     assert outcome["position"]["gtid"] == before(story.gtids["delete"])
     assert story.checksum(f"shop.{name}") == story.expected["delete"]["`shop`.`order_lines`"]
     (table,) = outcome["tables"]
-    lost = story.server.scalar(f"SELECT COUNT(*) FROM shop.{name} r LEFT JOIN shop.order_lines l "
-                               "USING (order_id, line) WHERE l.order_id IS NULL")
+    lost = story.server.scalar(
+        f"SELECT COUNT(*) FROM shop.{name} r LEFT JOIN shop.order_lines l "
+        "USING (order_id, line) WHERE l.order_id IS NULL"
+    )
     assert table["difference"]["missing"] == lost > 0
     story.server.execute(f"DROP TABLE shop.{name}")
     assert story.sums() == live
 
 
 def test_a_whole_schema_has_the_tables_that_were_made_after_the_backup_in_any_manner(
-        short_tmp: Path, keys: Keys) -> None:
+    short_tmp: Path, keys: Keys
+) -> None:
     with PrivateServer() as server:
         server.create_backup_users()
-        server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE late",
-                       "CREATE TABLE late.old (i INT) ENGINE=MyISAM")
+        server.execute(
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE late",
+            "CREATE TABLE late.old (i INT) ENGINE=MyISAM",
+        )
         house = House(short_tmp, server, keys)
         house.backup()
         house.ok("backup", SERVER, "--kind", "logical")
-        server.execute("CREATE TABLE late.plain (i INT)", "CREATE TABLE IF NOT EXISTS late.perhaps (i INT)",
-                       "CREATE OR REPLACE TABLE late.replaced (i INT)", "DROP TABLE IF EXISTS late.anew",
-                       "CREATE TABLE late.anew (i INT)", "CREATE SEQUENCE IF NOT EXISTS late.numbers",
-                       "CREATE VIEW late.seen AS SELECT * FROM late.plain",
-                       "INSERT INTO late.perhaps VALUES (1)", "INSERT INTO late.anew VALUES (2)")
+        server.execute(
+            "CREATE TABLE late.plain (i INT)",
+            "CREATE TABLE IF NOT EXISTS late.perhaps (i INT)",
+            "CREATE OR REPLACE TABLE late.replaced (i INT)",
+            "DROP TABLE IF EXISTS late.anew",
+            "CREATE TABLE late.anew (i INT)",
+            "CREATE SEQUENCE IF NOT EXISTS late.numbers",
+            "CREATE VIEW late.seen AS SELECT * FROM late.plain",
+            "INSERT INTO late.perhaps VALUES (1)",
+            "INSERT INTO late.anew VALUES (2)",
+        )
         Archive(house, server).take()
         with server.connect() as connection:
             expected = checksum_everything(connection)
         server.execute("DROP DATABASE late", "CREATE DATABASE late")
         refused = house.fails("plan", SERVER, "--to", "latest", "--tables", "late.*", "--from", "logical")
         assert "late.old (MyISAM)" in refused.err
-        done = house.ok("restore", SERVER, "--to", "latest", "--tables", "late.*", "--into", SERVER, "--confirm",
-                        SERVER)
+        done = house.ok(
+            "restore", SERVER, "--to", "latest", "--tables", "late.*", "--into", SERVER, "--confirm", SERVER
+        )
         assert "no views, routines or events of late: those that were made" in " ".join(done["warnings"])
         with server.connect() as connection:
             same(checksum_everything(connection), expected)
@@ -132,8 +147,7 @@ def test_a_whole_schema_has_the_tables_that_were_made_after_the_backup_in_any_ma
 
 def test_a_dropped_table_comes_back_alone_under_its_own_name(story: Story) -> None:
     live = story.sums()
-    outcome = story.restore("--tables", "archive.pages", "--confirm", SERVER,
-                            to=f"before-gtid:{story.gtids['drop']}")
+    outcome = story.restore("--tables", "archive.pages", "--confirm", SERVER, to=f"before-gtid:{story.gtids['drop']}")
     (table,) = outcome["tables"]
     assert table["aside"] is None
     after = story.sums()
@@ -143,8 +157,15 @@ def test_a_dropped_table_comes_back_alone_under_its_own_name(story: Story) -> No
 
 def test_a_table_takes_the_place_of_the_live_one_which_is_kept_aside_and_foreign_keys_hold(story: Story) -> None:
     damaged = story.checksum("shop.order_lines")
-    outcome = story.restore("--tables", "shop.order_lines", "--tables", "shop.orders", "--confirm", SERVER,
-                            to=f"before-gtid:{story.gtids['delete']}")
+    outcome = story.restore(
+        "--tables",
+        "shop.order_lines",
+        "--tables",
+        "shop.orders",
+        "--confirm",
+        SERVER,
+        to=f"before-gtid:{story.gtids['delete']}",
+    )
     by_name = {table["source"]: table for table in outcome["tables"]}
     assert story.checksum("shop.order_lines") == story.expected["delete"]["`shop`.`order_lines`"]
     assert story.checksum("shop.orders") == story.expected["delete"]["`shop`.`orders`"]
@@ -164,11 +185,13 @@ def test_nothing_is_replaced_without_the_servers_name_and_a_comparison_changes_n
     to = f"backup:{story.logical}"
     refused = story.house.fails("restore", SERVER, "--to", to, "--tables", "bank.accounts", "--into", SERVER)
     assert f"--confirm {SERVER}" in refused.err
-    wrong = story.house.fails("restore", SERVER, "--to", to, "--tables", "bank.accounts", "--into", SERVER,
-                              "--confirm", "shop-db2")
+    wrong = story.house.fails(
+        "restore", SERVER, "--to", to, "--tables", "bank.accounts", "--into", SERVER, "--confirm", "shop-db2"
+    )
     assert "shop-db2" in wrong.err
-    taken = story.house.fails("restore", SERVER, "--to", to, "--tables", "bank.accounts", "--into", SERVER,
-                              "--as", "transfers")
+    taken = story.house.fails(
+        "restore", SERVER, "--to", to, "--tables", "bank.accounts", "--into", SERVER, "--as", "transfers"
+    )
     assert "bank.transfers" in taken.err
     compared = story.restore("--tables", "bank.accounts", "--compare", "--keys", "3", to=to)
     assert not compared["done"]
@@ -197,8 +220,18 @@ def test_a_server_that_may_only_be_read_is_told_so_and_nothing_is_left_there(sto
     server.execute(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {SERVICE_USER}@localhost")
     server.create_backup_users()
     try:
-        refused = story.house.fails("restore", SERVER, "--to", f"backup:{story.logical}", "--tables", "bank.accounts",
-                                    "--into", SERVER, "--as", "*_restored")
+        refused = story.house.fails(
+            "restore",
+            SERVER,
+            "--to",
+            f"backup:{story.logical}",
+            "--tables",
+            "bank.accounts",
+            "--into",
+            SERVER,
+            "--as",
+            "*_restored",
+        )
         assert "restore_defaults_file" in refused.err
     finally:
         with suppress(pymysql.err.OperationalError):

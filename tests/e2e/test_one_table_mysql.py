@@ -43,14 +43,16 @@ class Story:
     refused: str = ""
 
     def restore(self, *args: str) -> dict[str, Any]:
-        outcome: dict[str, Any] = self.house.ok("restore", SERVER, "--to", f"before-gtid:{self.wrong}", "--into",
-                                                SERVER, *args)
+        outcome: dict[str, Any] = self.house.ok(
+            "restore", SERVER, "--to", f"before-gtid:{self.wrong}", "--into", SERVER, *args
+        )
         return outcome
 
     def is_refused(self, *args: str) -> None:
         live = sums(self.server)
-        self.house.refuses(self.refused, "restore", SERVER, "--to", "latest", "--into", SERVER, "--tables",
-                           "shop.order_lines", *args)
+        self.house.refuses(
+            self.refused, "restore", SERVER, "--to", "latest", "--into", SERVER, "--tables", "shop.order_lines", *args
+        )
         assert sums(self.server) == live
         assert self.server.query("SHOW DATABASES LIKE 'backupd\\_%'") == []
 
@@ -84,7 +86,8 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
 
 @pytest.mark.parametrize("source", ["logical", "physical"])
 def test_a_table_comes_back_as_it_was_right_before_a_delete_and_the_others_keep_their_newest_rows(
-        story: Story, source: str) -> None:
+    story: Story, source: str
+) -> None:
     live = sums(story.server)
     if story.refused:
         story.is_refused("--as", "again")
@@ -105,8 +108,11 @@ def test_it_takes_its_place_with_its_parent_and_foreign_keys_hold_afterwards(sto
         story.is_refused("--confirm", SERVER)
         return
     outcome = story.restore("--tables", "shop.orders", "--tables", "shop.order_lines", "--confirm", SERVER)
-    asides = {f"`{schema}`.`{table}`": one["aside"] for one in outcome["tables"]
-              for schema, table in [one["source"].split(".")]}
+    asides = {
+        f"`{schema}`.`{table}`": one["aside"]
+        for one in outcome["tables"]
+        for schema, table in [one["source"].split(".")]
+    }
     after = sums(story.server)
     for name in (ORDERS, LINES):
         assert after.pop(name) == story.before[name], name
@@ -122,34 +128,54 @@ def test_it_takes_its_place_with_its_parent_and_foreign_keys_hold_afterwards(sto
 
 @pytest.mark.parametrize("stack", stacks(*whole(*MYSQL)))
 def test_a_whole_schema_has_the_tables_that_were_made_after_the_backup_in_any_manner(
-        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    stack: Stack, short_tmp: Path, keys: Keys
+) -> None:
     with stack.make(options=NO_GTIDS) as server:  # with them 5.7 refuses CREATE TABLE ... SELECT
         server.create_backup_users()
-        server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE late", "CREATE DATABASE other",
-                       "CREATE TABLE late.old (i INT PRIMARY KEY)", "INSERT INTO late.old VALUES (1)",
-                       "CREATE TABLE other.comes (i INT)", "INSERT INTO other.comes VALUES (4)")
+        server.execute(
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE late",
+            "CREATE DATABASE other",
+            "CREATE TABLE late.old (i INT PRIMARY KEY)",
+            "INSERT INTO late.old VALUES (1)",
+            "CREATE TABLE other.comes (i INT)",
+            "INSERT INTO other.comes VALUES (4)",
+        )
         house = House(short_tmp, server, keys, programs=stack.all_programs())
         house.backup()
         server.execute(
-            "CREATE TABLE late.plain (i INT)", "CREATE TABLE IF NOT EXISTS late.perhaps (i INT)",
-            "DROP TABLE IF EXISTS late.anew", "CREATE /* a remark */ TABLE late.anew (i INT)",
-            "CREATE TABLE late.alike LIKE late.old", "INSERT INTO late.alike VALUES (7)",
-            "/*!50000 CREATE TABLE late.versioned (i INT) */", "INSERT INTO late.versioned VALUES (8)",
-            "CREATE TABLE late.first_name (i INT)", "RENAME TABLE late.first_name TO late.second_name",
-            "INSERT INTO late.second_name VALUES (5)", "RENAME TABLE other.comes TO late.came",
+            "CREATE TABLE late.plain (i INT)",
+            "CREATE TABLE IF NOT EXISTS late.perhaps (i INT)",
+            "DROP TABLE IF EXISTS late.anew",
+            "CREATE /* a remark */ TABLE late.anew (i INT)",
+            "CREATE TABLE late.alike LIKE late.old",
+            "INSERT INTO late.alike VALUES (7)",
+            "/*!50000 CREATE TABLE late.versioned (i INT) */",
+            "INSERT INTO late.versioned VALUES (8)",
+            "CREATE TABLE late.first_name (i INT)",
+            "RENAME TABLE late.first_name TO late.second_name",
+            "INSERT INTO late.second_name VALUES (5)",
+            "RENAME TABLE other.comes TO late.came",
             "INSERT INTO late.came VALUES (6)",
             "CREATE TABLE late.child (i INT, FOREIGN KEY (i) REFERENCES late.old (i))",
             "INSERT INTO late.child VALUES (1)",
-            "CREATE TABLE late.chosen AS SELECT * FROM late.old", "INSERT INTO late.chosen VALUES (9)",
-            "USE late", "CREATE TABLE here (i INT)", "INSERT INTO here VALUES (3)",
+            "CREATE TABLE late.chosen AS SELECT * FROM late.old",
+            "INSERT INTO late.chosen VALUES (9)",
+            "USE late",
+            "CREATE TABLE here (i INT)",
+            "INSERT INTO here VALUES (3)",
             "CREATE VIEW late.seen AS SELECT * FROM late.plain",
-            "INSERT INTO late.perhaps VALUES (1)", "INSERT INTO late.anew VALUES (2)", "UPDATE late.old SET i = 1")
+            "INSERT INTO late.perhaps VALUES (1)",
+            "INSERT INTO late.anew VALUES (2)",
+            "UPDATE late.old SET i = 1",
+        )
         Archive(house, server).take()
         with server.connect() as connection:
             expected = checksum_everything(connection)
         server.execute("DROP DATABASE late", "CREATE DATABASE late")
-        done = house.run("restore", SERVER, "--to", "latest", "--tables", "late.*", "--into", SERVER, "--confirm",
-                         SERVER)
+        done = house.run(
+            "restore", SERVER, "--to", "latest", "--tables", "late.*", "--into", SERVER, "--confirm", SERVER
+        )
         assert done.code == 0, done.all
         with server.connect() as connection:
             same(checksum_everything(connection), expected)

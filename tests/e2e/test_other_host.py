@@ -15,8 +15,9 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 def test_a_backup_on_another_host_is_reused_verified_restored_and_deleted(house: House, ssh_server: SshServer) -> None:
     place = ssh_server.config(house.base / "there", max_upload="200MB").model_dump(mode="json", exclude_none=True)
-    house.config.write_text(house.config.read_text().replace(
-        f"{{type: filesystem, path: {house.repository}}}", str(place)))
+    house.config.write_text(
+        house.config.read_text().replace(f"{{type: filesystem, path: {house.repository}}}", str(place))
+    )
     first, second = house.backup(), house.backup()
     assert [copy["destination"] for copy in first["copies"]] == ["local"]
     assert second["bytes_new"] < first["bytes_new"]

@@ -26,8 +26,11 @@ POLICY = "binlog: {stream: true, checkpoint: 1s}\nretention: {local: {keep_fulls
 
 def filled(server: Server, what: str) -> None:
     server.create_backup_users()
-    server.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, what VARCHAR(20))",
-                   *(f"INSERT INTO shop.orders VALUES ({number}, '{what} {number}')" for number in range(20)))
+    server.execute(
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, what VARCHAR(20))",
+        *(f"INSERT INTO shop.orders VALUES ({number}, '{what} {number}')" for number in range(20)),
+    )
 
 
 @pytest.fixture
@@ -50,16 +53,20 @@ def points_to(house: House, server: Server) -> None:
 def told(house: House) -> list[str]:
     """What was said of who answers, oldest first."""
     with open_catalog(house.catalog) as catalog:
-        return [event.kind for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
-                if event.kind in ("server-changed", "server-known", "server-failover")]
+        return [
+            event.kind
+            for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
+            if event.kind in ("server-changed", "server-known", "server-failover")
+        ]
 
 
 def restored(house: House, *options: str) -> tuple[list[str], dict[str, int]]:
     """Of which backups the latest moment is made, and what is in it, by a server that was started on it."""
     chain: list[str] = house.ok("plan", SERVER, "--to", "latest", *options)["chain"]
     datadir = house.base / "restored"
-    outcome: dict[str, Any] = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start",
-                                       *options)
+    outcome: dict[str, Any] = house.ok(
+        "restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start", *options
+    )
     try:
         with connect(outcome["started"]["socket"]) as connection:
             return chain, checksum_everything(connection)
@@ -88,8 +95,21 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
         taken = house.fails("backup", SERVER, "--kind", kind)
         assert "another server answers under this name" in taken.all, taken.all
     before = sums(other)
-    for command in (("restore", SERVER, "--to", f"backup:{first['id']}", "--tables", "shop.orders", "--into", SERVER,
-                     "--confirm", SERVER), ("leftovers", SERVER)):
+    for command in (
+        (
+            "restore",
+            SERVER,
+            "--to",
+            f"backup:{first['id']}",
+            "--tables",
+            "shop.orders",
+            "--into",
+            SERVER,
+            "--confirm",
+            SERVER,
+        ),
+        ("leftovers", SERVER),
+    ):
         refused = house.fails(*command)
         assert "another server answers under this name" in refused.all, refused.all
         assert f"backupd server accept {SERVER}" in refused.all
@@ -143,8 +163,11 @@ def test_once_a_wrong_entry_is_put_right_the_stream_goes_on_where_it_was(two: tu
     for number in range(2):
         assert house.run("run-stream", SERVER, "--once").code == 0
         other.execute("FLUSH BINARY LOGS", f"CREATE DATABASE elsewhere{number}")
-    shop.execute("INSERT INTO shop.orders VALUES (51, 'nobody looked')", "FLUSH BINARY LOGS",
-                 "INSERT INTO shop.orders VALUES (52, 'nor here')")
+    shop.execute(
+        "INSERT INTO shop.orders VALUES (51, 'nobody looked')",
+        "FLUSH BINARY LOGS",
+        "INSERT INTO shop.orders VALUES (52, 'nor here')",
+    )
 
     points_to(house, shop)
     assert house.run("run-stream", SERVER, "--once").code == 0
@@ -198,7 +221,8 @@ def test_a_copy_of_the_data_directory_that_answers_elsewhere_is_a_stranger(two: 
 
 
 def test_a_restart_that_changes_what_mariadb_calls_itself_is_no_change_of_the_server(
-        two: tuple[House, Server, Server]) -> None:
+    two: tuple[House, Server, Server],
+) -> None:
     house, shop, _other = two
     assert house.run("run-stream", SERVER, "--once").code == 0
     before = shop.scalar("SELECT @@server_uid")

@@ -30,8 +30,9 @@ def with_other(house: House, described: dict[str, object], policy: str) -> None:
     """Give the house a destination ``away`` that copies go to, and another policy."""
     told = json.dumps({name: str(value) if isinstance(value, Path) else value for name, value in described.items()})
     house.config.write_text(house.config.read_text().replace("destinations:\n", f"destinations:\n  away: {told}\n"))
-    (house.base / "policies" / "gold.yaml").write_text(policy.replace("required: [local]",
-                                                                      "required: [local], others: [away]"))
+    (house.base / "policies" / "gold.yaml").write_text(
+        policy.replace("required: [local]", "required: [local], others: [away]")
+    )
 
 
 def equal_to_source(house: House, datadir: Path) -> None:
@@ -87,8 +88,11 @@ def stopped_while_it_fetches(house: House, process: subprocess.Popen[str]) -> bo
 
 def test_what_a_place_says_of_itself_follows_each_replication_and_verify_tells_what_is_stale(house: House) -> None:
     away = house.base / "away"
-    with_other(house, {"type": "filesystem", "path": away}, "physical: {full: '0 2 * * *'}\n"
-               "destinations: {required: [local]}\n")
+    with_other(
+        house,
+        {"type": "filesystem", "path": away},
+        "physical: {full: '0 2 * * *'}\ndestinations: {required: [local]}\n",
+    )
     texts = []
     for _ in range(2):
         record = house.backup()
@@ -102,8 +106,10 @@ def test_what_a_place_says_of_itself_follows_each_replication_and_verify_tells_w
     (away / "RECOVER.md").write_text(texts[0])
     told = house.run("verify", SERVER)
     assert told.code == 0
-    assert ("away: RECOVER.md: holds other bytes than were written, or tells of other backups than lie beside it"
-            in told.out)
+    assert (
+        "away: RECOVER.md: holds other bytes than were written, or tells of other backups than lie beside it"
+        in told.out
+    )
     assert "1 damaged, 1 of them repaired" in told.out
     assert (away / "RECOVER.md").read_text() == texts[1], "it is put right"
     assert "RECOVER.md" not in house.run("verify", SERVER).out
@@ -113,16 +119,22 @@ def copied_catalog(house: House, place: Path) -> list[tuple[str, str]]:
     """The copies of backups, as the newest copy of the catalog at ``place`` knows them."""
     newest = max((place / layout.CATALOGS).iterdir())
     plain = house.base / "copy.db"
-    plain.write_bytes(subprocess.run(f"gpg --homedir {house.keys.secret_home} --batch -qd {newest} | zstd -dc",
-                                     shell=True, check=True, capture_output=True).stdout)
+    plain.write_bytes(
+        subprocess.run(
+            f"gpg --homedir {house.keys.secret_home} --batch -qd {newest} | zstd -dc",
+            shell=True,
+            check=True,
+            capture_output=True,
+        ).stdout
+    )
     with sqlite3.connect(plain) as copy:
         return copy.execute("SELECT backup_id, destination FROM copies ORDER BY backup_id, destination").fetchall()
 
 
 def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_middle_of_it(
-        house: House, s3_server: S3Server) -> None:
-    with_other(house, s3_server.bucket("others"),
-               'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
+    house: House, s3_server: S3Server
+) -> None:
+    with_other(house, s3_server.bucket("others"), 'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
     record = house.backup()
     assert (record["protected"], len(record["copies"])) == (False, 1)
     (local, away) = house.ok("replicate", SERVER)
@@ -166,8 +178,9 @@ def is_protected(house: House) -> list[bool]:
 
 def reached(catalog: Catalog, moment: datetime) -> bool:
     """Is everything that was committed by then at the other place?"""
-    return any(run.confirmed_at is not None and run.confirmed_at >= moment
-               for run in catalog.binlogs.runs(SERVER, "away"))
+    return any(
+        run.confirmed_at is not None and run.confirmed_at >= moment for run in catalog.binlogs.runs(SERVER, "away")
+    )
 
 
 def wait_for(catalog: Catalog, moment: datetime) -> None:

@@ -32,11 +32,16 @@ def house(keys: Keys) -> Iterator[House]:
     with short_directory() as base, PrivateServer() as server:
         server.create_backup_users()
         server.execute(
-            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE shop",
-            "CREATE TABLE shop.a (id INT PRIMARY KEY, v INT)", "INSERT INTO shop.a VALUES (0, 1)",
-            "CREATE TABLE shop.b (id INT PRIMARY KEY)", "INSERT INTO shop.b VALUES (7)",
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.a (id INT PRIMARY KEY, v INT)",
+            "INSERT INTO shop.a VALUES (0, 1)",
+            "CREATE TABLE shop.b (id INT PRIMARY KEY)",
+            "INSERT INTO shop.b VALUES (7)",
             "CREATE TABLE shop.broken (id INT PRIMARY KEY, v CHAR(100)) ENGINE=MyISAM",
-            "INSERT INTO shop.broken VALUES (1, 'x'), (2, 'y'), (3, 'z')", "FLUSH TABLES")
+            "INSERT INTO shop.broken VALUES (1, 'x'), (2, 'y'), (3, 'z')",
+            "FLUSH TABLES",
+        )
         rows = server.datadir / "shop/broken.MYD"
         rows.write_bytes(rows.read_bytes()[:50])
         yield House(base, server, keys, policy_extra=POLICY)
@@ -67,8 +72,17 @@ def test_a_pattern_takes_what_is_there_and_names_what_is_missing(house: House, b
 
 def test_a_table_that_is_named_and_missing_is_an_error(house: House, backup: str, tmp_path: Path) -> None:
     for more in ((), ("--tables", "shop.*")):
-        done = house.run("restore", SERVER, "--to", f"backup:{backup}", "--tables", "shop.broken", *more,
-                         "--sql", str(tmp_path / "none"))
+        done = house.run(
+            "restore",
+            SERVER,
+            "--to",
+            f"backup:{backup}",
+            "--tables",
+            "shop.broken",
+            *more,
+            "--sql",
+            str(tmp_path / "none"),
+        )
         assert done.code == 1
         assert f"backup {backup} does not hold shop.broken" in done.all
         assert not (tmp_path / "none").exists()

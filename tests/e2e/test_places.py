@@ -37,15 +37,20 @@ def tmpfs(path: Path, size: str) -> Iterator[Path]:
 
 def fingerprint(folder: Path) -> dict[str, tuple[str, int, int]]:
     """Content, inode and time of last change of every file below ``folder``."""
-    return Sums({
-        path.relative_to(folder).as_posix(): (
-            hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_ino, path.stat().st_mtime_ns)
-        for path in sorted(folder.rglob("*")) if path.is_file()
-    })
+    return Sums(
+        {
+            path.relative_to(folder).as_posix(): (
+                hashlib.sha256(path.read_bytes()).hexdigest(),
+                path.stat().st_ino,
+                path.stat().st_mtime_ns,
+            )
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+    )
 
 
-def test_tables_outside_the_datadir_are_restored_inside_and_the_living_source_is_not_touched(
-        own_house: House) -> None:
+def test_tables_outside_the_datadir_are_restored_inside_and_the_living_source_is_not_touched(own_house: House) -> None:
     house, server = own_house, own_house.server
     outside = house.base / "outside"
     outside.mkdir()
@@ -56,7 +61,8 @@ def test_tables_outside_the_datadir_are_restored_inside_and_the_living_source_is
         "INSERT INTO ext.far SELECT seq, MD5(seq) FROM ext.seq_1_to_5000",
         f"CREATE TABLE ext.parts (id INT PRIMARY KEY) ENGINE=InnoDB PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS "
         f"THAN (10) DATA DIRECTORY='{outside}', PARTITION p1 VALUES LESS THAN MAXVALUE)",
-        "INSERT INTO ext.parts SELECT seq FROM ext.seq_1_to_20")
+        "INSERT INTO ext.parts SELECT seq FROM ext.seq_1_to_20",
+    )
     server.settle()  # what is purged later changes pages of the living source
     server.restart()
     house.backup()
@@ -101,8 +107,9 @@ def test_a_copy_of_a_replica_connects_nowhere(stack: Stack, short_tmp: Path, key
     old = stack.version() < Version(8, 0)  # before, what a replica knows of its source is no part of a backup
     where = {"master_info_repository": "TABLE", "relay_log_info_repository": "TABLE"} if old else {}
     with stack.make(tcp=True) as source, replica_of(source, options=where) as replica:
-        source.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY)",
-                       "INSERT INTO shop.t VALUES (1), (2)")
+        source.execute(
+            "CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY)", "INSERT INTO shop.t VALUES (1), (2)"
+        )
         catch_up(source, replica)
         replica.create_backup_users()
         (short_tmp / "replica").mkdir()
@@ -114,9 +121,11 @@ def test_a_copy_of_a_replica_connects_nowhere(stack: Stack, short_tmp: Path, key
         house.backup()
         replica.stop()
         source.execute("CREATE DATABASE test_tick")
+
         def dumps() -> int:
-            return int(source.scalar(
-                "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog%'"))
+            return int(
+                source.scalar("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog%'")
+            )
 
         deadline = time.monotonic() + 300
         while dumps():  # the source notices only later that its replica is gone
@@ -149,8 +158,11 @@ def test_encrypted_tables_are_named_by_check_and_carried_as_a_warning(short_tmp:
     options = {"plugin_load_add": "file_key_management", "file_key_management_filename": str(key_file)}
     with PrivateServer(options=options) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE vault", "CREATE TABLE vault.t (id INT PRIMARY KEY) ENCRYPTED=YES",
-                       "INSERT INTO vault.t SELECT seq FROM vault.seq_1_to_100")
+        server.execute(
+            "CREATE DATABASE vault",
+            "CREATE TABLE vault.t (id INT PRIMARY KEY) ENCRYPTED=YES",
+            "INSERT INTO vault.t SELECT seq FROM vault.seq_1_to_100",
+        )
         house = House(short_tmp, server, keys)
         checked = house.fails("check", SERVER).all
         assert "encrypted" in checked
@@ -201,8 +213,10 @@ def test_a_server_program_of_another_series_is_refused(house: House) -> None:
     folder.mkdir()
     for program in ("mariadbd", "mariadb-backup"):
         path = folder / program
-        path.write_text("#!/bin/sh\necho 'mariadbd  Ver 11.4.2-MariaDB for debian-linux-gnu on x86_64' >&2\n"
-                        "echo 'mariadb-backup based on MariaDB server 11.4.2-MariaDB' >&2\n")
+        path.write_text(
+            "#!/bin/sh\necho 'mariadbd  Ver 11.4.2-MariaDB for debian-linux-gnu on x86_64' >&2\n"
+            "echo 'mariadb-backup based on MariaDB server 11.4.2-MariaDB' >&2\n"
+        )
         path.chmod(0o755)
     house.env["PATH"] = f"{folder}:{os.environ['PATH']}"
     done = house.fails("restore", SERVER, "--to", "latest", "--datadir", str(house.base / "restored"), "--start")
@@ -220,14 +234,27 @@ def test_an_unmounted_destination_is_not_mistaken_for_a_new_one(house: House) ->
     assert list(house.repository.iterdir()) == []
 
 
-@pytest.mark.parametrize(("target", "word"), [
-    ("2026-01-01T00:00:00Z", "backup:"), ("gtid:0-1-999999999", "backup:"), ("before-gtid:0-1-5", "backup:"),
-    ("binlog.000001:4", "backup:"), ("backup:20200101T000000Z-00000000", "no backup"),
-])
+@pytest.mark.parametrize(
+    ("target", "word"),
+    [
+        ("2026-01-01T00:00:00Z", "backup:"),
+        ("gtid:0-1-999999999", "backup:"),
+        ("before-gtid:0-1-5", "backup:"),
+        ("binlog.000001:4", "backup:"),
+        ("backup:20200101T000000Z-00000000", "no backup"),
+    ],
+)
 def test_a_target_without_a_backup_is_refused_and_the_nearest_are_named(house: House, target: str, word: str) -> None:
     house.backup()
-    done = house.fails("restore", SERVER, "--to", target, "--datadir", str(house.base / "restored"),
-                       code=2 if target.startswith("backup:") else 1)
+    done = house.fails(
+        "restore",
+        SERVER,
+        "--to",
+        target,
+        "--datadir",
+        str(house.base / "restored"),
+        code=2 if target.startswith("backup:") else 1,
+    )
     assert word in done.err
     assert not (house.base / "restored").exists()
 

@@ -57,7 +57,7 @@ class Story:
 
     def place(self, name: str) -> tuple[str, int]:
         """Where the transaction begins, as the source's own list of events says."""
-        for (file, *_rest) in self.server.query("SHOW BINARY LOGS"):
+        for file, *_rest in self.server.query("SHOW BINARY LOGS"):
             for _name, pos, kind, _id, _end, info in self.server.query(f"SHOW BINLOG EVENTS IN '{file}'"):
                 if kind == "Gtid" and re.search(rf"\b{self.gtids[name]}\b", str(info)):
                     return str(file), int(pos)
@@ -104,8 +104,11 @@ def story(keys: Keys) -> Iterator[Story]:
                 did(server, "INSERT INTO shop.clock VALUES ('early')")
                 moment = next_second(server)
                 gtids["late"] = did(server, "INSERT INTO shop.clock VALUES ('late')")
-                witness = take(Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD),
-                               server=SERVER, max_seconds=60)
+                witness = take(
+                    Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD),
+                    server=SERVER,
+                    max_seconds=60,
+                )
                 server.execute("FLUSH BINARY LOGS")
                 did(server, "CREATE EVENT shop.awake ON SCHEDULE EVERY 1 DAY DO DELETE FROM shop.order_log")
                 gtids["drop"] = did(server, "DROP TABLE archive.pages")
@@ -123,8 +126,12 @@ def story(keys: Keys) -> Iterator[Story]:
             told = Story(house, archive, server, moment, witness, gtids)
             timed = house.ok("plan", SERVER, "--to", format_time(moment))
             told.gtids["moment"] = timed["until"]["gtid"]
-            stops = {"moment": told.gtids["moment"], "drop": told.before("drop"), "delete": told.before("delete"),
-                     "end": gtids["end"]}
+            stops = {
+                "moment": told.gtids["moment"],
+                "drop": told.before("drop"),
+                "delete": told.before("delete"),
+                "end": gtids["end"],
+            }
             for name, gtid in stops.items():
                 told.expected[name] = stopped_at(replica, gtid)
         with wired(house) as wiring:
@@ -164,26 +171,36 @@ def started(outcome: dict[str, Any]) -> Iterator[Any]:
 
 
 def test_just_before_a_dropped_table_every_table_is_what_a_replica_stopped_there_holds(
-        story: Story, short_tmp: Path) -> None:
+    story: Story, short_tmp: Path
+) -> None:
     outcome = story.house.restore(short_tmp / "d", to=f"before-gtid:{story.gtids['drop']}")
     assert outcome["position"]["gtid"] == story.before("drop")
     assert outcome["replay"]["transactions"] > 100
     assert [phase["name"] for phase in outcome["phases"]] == [
-        "fetched", "prepared", "restored", "started", "rolled_forward"]
+        "fetched",
+        "prepared",
+        "restored",
+        "started",
+        "rolled_forward",
+    ]
     assert not (short_tmp / "d.restoring").exists()
     left = {path.name for path in (short_tmp / "d").iterdir() if "relay" in path.name or "master" in path.name}
     with on(short_tmp / "d") as restored:
         assert sums(restored) == story.expected["drop"]
         assert restored.scalar("SELECT @@gtid_slave_pos") == story.before("drop")
         assert dict(restored.query("SELECT name, status FROM mysql.event")) == {
-            "forget_logs": "ENABLED", "asleep": "DISABLED", "awake": "ENABLED"}
+            "forget_logs": "ENABLED",
+            "asleep": "DISABLED",
+            "awake": "ENABLED",
+        }
         assert not restored.query("SELECT user FROM mysql.user WHERE user LIKE 'backupd\\_%'")
     assert left <= {"multi-master.info"}
 
 
 def test_at_a_time_nothing_later_is_there_and_a_started_server_answers(story: Story, short_tmp: Path) -> None:
-    outcome = story.house.ok("restore", SERVER, "--to", format_time(story.moment), "--datadir", str(short_tmp / "d"),
-                             "--start")
+    outcome = story.house.ok(
+        "restore", SERVER, "--to", format_time(story.moment), "--datadir", str(short_tmp / "d"), "--start"
+    )
     with started(outcome) as connection:
         assert checksum_everything(connection) == story.expected["moment"]
         with connection.cursor() as cursor:
@@ -195,7 +212,8 @@ def test_at_a_time_nothing_later_is_there_and_a_started_server_answers(story: St
 
 
 def test_a_place_between_two_transactions_is_reached_and_one_inside_is_refused_with_its_neighbours(
-        story: Story, short_tmp: Path) -> None:
+    story: Story, short_tmp: Path
+) -> None:
     file, pos = story.place("delete")
     refused = story.house.fails("restore", SERVER, "--to", f"{file}:{pos + 1}", "--datadir", str(short_tmp / "no"))
     assert f"{file}:{pos}" in refused.all
@@ -206,16 +224,25 @@ def test_a_place_between_two_transactions_is_reached_and_one_inside_is_refused_w
 
 
 def test_the_latest_moment_is_the_end_of_the_archive_also_through_the_pipe(story: Story, short_tmp: Path) -> None:
-    outcome = story.house.ok("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"), "--start",
-                             "--replay-with", "pipe")
+    outcome = story.house.ok(
+        "restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"), "--start", "--replay-with", "pipe"
+    )
     assert outcome["replay"]["method"] == "pipe"
     with started(outcome) as connection:
         assert checksum_everything(connection) == story.expected["end"] == sums(story.server)
 
 
 def test_one_transaction_is_left_out_and_all_others_are_there(story: Story, short_tmp: Path) -> None:
-    outcome = story.house.ok("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"),
-                             "--exclude-gtid", story.gtids["harmless"])
+    outcome = story.house.ok(
+        "restore",
+        SERVER,
+        "--to",
+        "latest",
+        "--datadir",
+        str(short_tmp / "d"),
+        "--exclude-gtid",
+        story.gtids["harmless"],
+    )
     assert outcome["replay"]["excluded"] == [story.gtids["harmless"]]
     with on(short_tmp / "d") as restored:
         found = sums(restored)
@@ -224,8 +251,16 @@ def test_one_transaction_is_left_out_and_all_others_are_there(story: Story, shor
 
 
 def test_what_others_build_upon_is_not_left_out_and_nothing_is_restored(story: Story, short_tmp: Path) -> None:
-    done = story.house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"),
-                             "--exclude-gtid", story.gtids["built upon"])
+    done = story.house.fails(
+        "restore",
+        SERVER,
+        "--to",
+        "latest",
+        "--datadir",
+        str(short_tmp / "d"),
+        "--exclude-gtid",
+        story.gtids["built upon"],
+    )
     assert "shop.customers" in done.all
     assert story.gtids["built upon"] in done.all
     assert not (short_tmp / "d").exists()
@@ -237,7 +272,8 @@ def test_a_replay_that_was_killed_begins_again_from_the_backup_and_ends_right(st
     def in_the_replay() -> bool:
         try:
             return json.loads(staging.read_text())["stage"] == "replaying" and any(
-                (staging.parent / "replay").glob("*/data/*"))
+                (staging.parent / "replay").glob("*/data/*")
+            )
         except (OSError, ValueError):
             return False
 
@@ -253,8 +289,9 @@ def test_a_replay_that_was_killed_begins_again_from_the_backup_and_ends_right(st
 def test_without_the_key_nothing_is_begun(story: Story, short_tmp: Path) -> None:
     story.house.write(restore_home=story.house.keys.public_home)
     try:
-        done = story.house.fails("restore", SERVER, "--to", format_time(story.moment), "--datadir",
-                                 str(short_tmp / "d"))
+        done = story.house.fails(
+            "restore", SERVER, "--to", format_time(story.moment), "--datadir", str(short_tmp / "d")
+        )
     finally:
         story.house.write()
     assert "secret key" in done.all
@@ -262,7 +299,8 @@ def test_without_the_key_nothing_is_begun(story: Story, short_tmp: Path) -> None
 
 
 def test_a_damaged_segment_is_read_from_another_place_and_without_one_refused_with_both_ends(
-        story: Story, short_tmp: Path) -> None:
+    story: Story, short_tmp: Path
+) -> None:
     file, _pos = story.place("delete")
     number = int(file.rpartition(".")[2])
     (part,) = (story.house.repository / "binlogs").glob(f"*/*/{number:010d}-*/part-00000*")
@@ -281,22 +319,30 @@ def test_a_damaged_segment_is_read_from_another_place_and_without_one_refused_wi
 
 
 def test_tables_outside_the_data_directory_are_rolled_forward_and_their_sources_stay_as_they_are(
-        short_tmp: Path, keys: Keys) -> None:
+    short_tmp: Path, keys: Keys
+) -> None:
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
     shutil.chown(elsewhere, "mysql", "mysql")
     with PrivateServer() as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE away",
-                       f"CREATE TABLE away.old (id INT PRIMARY KEY, t TEXT) DATA DIRECTORY='{elsewhere}'",
-                       f"CREATE TABLE away.changed (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
-                       f"CREATE TABLE away.gone (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
-                       "INSERT INTO away.old VALUES (1, 'backed up')")
+        server.execute(
+            "CREATE DATABASE away",
+            f"CREATE TABLE away.old (id INT PRIMARY KEY, t TEXT) DATA DIRECTORY='{elsewhere}'",
+            f"CREATE TABLE away.changed (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
+            f"CREATE TABLE away.gone (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
+            "INSERT INTO away.old VALUES (1, 'backed up')",
+        )
         house = House(short_tmp, server, keys)
         house.backup()
-        server.execute("INSERT INTO away.old VALUES (2, 'replayed')", "ALTER TABLE away.changed ADD COLUMN more INT",
-                       "INSERT INTO away.changed VALUES (1, 2)", "DROP TABLE away.gone",
-                       "FLUSH TABLES away.old, away.changed WITH READ LOCK", "UNLOCK TABLES")
+        server.execute(
+            "INSERT INTO away.old VALUES (2, 'replayed')",
+            "ALTER TABLE away.changed ADD COLUMN more INT",
+            "INSERT INTO away.changed VALUES (1, 2)",
+            "DROP TABLE away.gone",
+            "FLUSH TABLES away.old, away.changed WITH READ LOCK",
+            "UNLOCK TABLES",
+        )
         Archive(house, server).take()
         before = {path: path.read_bytes() for path in elsewhere.rglob("*.ibd")}
         outcome = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"), "--start")
@@ -309,17 +355,22 @@ def test_tables_outside_the_data_directory_are_rolled_forward_and_their_sources_
 
 
 def test_a_table_that_the_logs_make_in_a_folder_that_the_sandbox_forgets_is_refused_and_never_proved(
-        short_tmp: Path, keys: Keys) -> None:
+    short_tmp: Path, keys: Keys
+) -> None:
     with PrivateServer() as server, short_directory() as elsewhere:
         server.create_backup_users()
         server.execute("CREATE DATABASE away")
         house = House(short_tmp, server, keys)
         house.backup()
-        server.execute(f"CREATE TABLE away.made (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
-                       "INSERT INTO away.made VALUES (1)")
+        server.execute(
+            f"CREATE TABLE away.made (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
+            "INSERT INTO away.made VALUES (1)",
+        )
         Archive(house, server, remarked=False).take()
-        for said in (house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d")),
-                     house.fails("test-restore", SERVER)):
+        for said in (
+            house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d")),
+            house.fails("test-restore", SERVER),
+        ):
             assert "away/made.isl leads to" in said.all
             assert "DATA DIRECTORY" in said.all
         assert not (short_tmp / "d").exists()
@@ -345,8 +396,11 @@ def test_a_test_restore_goes_to_any_moment_that_is_recoverable(story: Story) -> 
 
 
 def test_a_witness_that_is_not_what_was_replayed_fails_the_test_restore(story: Story) -> None:
-    wrong = replace(story.witness, taken_at=story.witness.taken_at + timedelta(seconds=1),
-                    checksums={name: value + 1 for name, value in story.witness.checksums.items()})
+    wrong = replace(
+        story.witness,
+        taken_at=story.witness.taken_at + timedelta(seconds=1),
+        checksums={name: value + 1 for name, value in story.witness.checksums.items()},
+    )
     with wired(story.house) as wiring:
         wiring.catalog.witnesses.add(new_id(wrong.taken_at), wrong)
     proof = json.loads(story.house.fails("test-restore", SERVER, "--json").out)

@@ -95,7 +95,8 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
 
 
 def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sources(
-        story: Story, short_tmp: Path) -> None:
+    story: Story, short_tmp: Path
+) -> None:
     house, server = story.house, story.server
     to = ("restore", SERVER, "--to", f"before-gtid:{story.wrong}", "--datadir", str(short_tmp / "d"), "--start")
     if story.is_refused(*to):
@@ -118,8 +119,19 @@ def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sour
 
 
 def test_one_transaction_is_left_out_through_the_pipe_and_all_others_are_there(story: Story, short_tmp: Path) -> None:
-    command = ("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"), "--start", "--replay-with",
-               "pipe", "--exclude-gtid", story.harmless)
+    command = (
+        "restore",
+        SERVER,
+        "--to",
+        "latest",
+        "--datadir",
+        str(short_tmp / "d"),
+        "--start",
+        "--replay-with",
+        "pipe",
+        "--exclude-gtid",
+        story.harmless,
+    )
     if story.is_refused(*command):
         return
     outcome = story.house.ok(*command)
@@ -142,10 +154,12 @@ def test_a_test_restore_compares_the_witness_on_the_way_to_the_latest_moment(sto
 
 @pytest.mark.parametrize("damage", ["removed", "flipped", "swapped"])
 def test_what_is_lost_or_mixed_up_of_the_log_is_found_and_nothing_beyond_it_is_restored(
-        story: Story, short_tmp: Path, damage: str) -> None:
+    story: Story, short_tmp: Path, damage: str
+) -> None:
     house = story.house
-    first, second = (next((house.repository / "binlogs" / SERVER).glob(f"*/{int(name[-6:]):010d}-*"))
-                     for name in story.files[:2])
+    first, second = (
+        next((house.repository / "binlogs" / SERVER).glob(f"*/{int(name[-6:]):010d}-*")) for name in story.files[:2]
+    )
     with as_it_was(house):
         if damage == "removed":
             shutil.rmtree(second)
@@ -167,20 +181,30 @@ def test_what_is_lost_or_mixed_up_of_the_log_is_found_and_nothing_beyond_it_is_r
 
 @pytest.mark.parametrize("stack", stacks(*whole(MYSQL_XTRABACKUP)))
 def test_tables_outside_the_data_directory_are_rolled_forward_and_their_sources_stay_as_they_are(
-        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    stack: Stack, short_tmp: Path, keys: Keys
+) -> None:
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
     give_to_database(elsewhere)
     known = {"innodb_directories": str(elsewhere)} if stack.version() >= Version(8, 0) else {}
     with stack.make(options={**GTIDS, **known}) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE away", *(
-            f"CREATE TABLE away.{name} (id INT PRIMARY KEY, t TEXT) DATA DIRECTORY='{elsewhere}'"
-            for name in ("old", "changed", "gone")), "INSERT INTO away.old VALUES (1, 'backed up')")
+        server.execute(
+            "CREATE DATABASE away",
+            *(
+                f"CREATE TABLE away.{name} (id INT PRIMARY KEY, t TEXT) DATA DIRECTORY='{elsewhere}'"
+                for name in ("old", "changed", "gone")
+            ),
+            "INSERT INTO away.old VALUES (1, 'backed up')",
+        )
         house = House(short_tmp, server, keys, programs=stack.all_programs())
         house.backup()
-        server.execute("INSERT INTO away.old VALUES (2, 'replayed')", "ALTER TABLE away.changed ADD COLUMN more INT",
-                       "INSERT INTO away.changed VALUES (1, 'one', 2)", "DROP TABLE away.gone")
+        server.execute(
+            "INSERT INTO away.old VALUES (2, 'replayed')",
+            "ALTER TABLE away.changed ADD COLUMN more INT",
+            "INSERT INTO away.changed VALUES (1, 'one', 2)",
+            "DROP TABLE away.gone",
+        )
         archive = Archive(house, server)
         archive.take()
         server.restart()  # its files are as they stay
@@ -198,6 +222,7 @@ def test_tables_outside_the_data_directory_are_rolled_forward_and_their_sources_
         server.restart()
         before = stored(elsewhere)
         for number, how in enumerate(((), ("--replay-with", "pipe"))):
-            house.refuses("DATA DIRECTORY", "restore", SERVER, "--to", "latest", "--datadir",
-                          str(short_tmp / f"no{number}"), *how)
+            house.refuses(
+                "DATA DIRECTORY", "restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / f"no{number}"), *how
+            )
         unaltered(elsewhere, before)

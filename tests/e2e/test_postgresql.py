@@ -12,7 +12,8 @@ from tests.support.sample import checksum_everything
 
 
 def test_backup_restore_and_proof_with_the_catalog_in_postgresql(
-        short_tmp: Path, shared_server: PrivateServer, keys: Keys) -> None:
+    short_tmp: Path, shared_server: PrivateServer, keys: Keys
+) -> None:
     with private_postgresql() as postgresql:
         house = House(short_tmp, shared_server, keys, catalog=postgresql.create("backupd"))
         record = house.backup()

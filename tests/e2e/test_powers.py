@@ -39,8 +39,22 @@ Powers = Callable[[House, PrivateServer, Sequence[str]], Sequence[str]]
 """The words before each command; given those that stand for the unit."""
 OTHER, OTHER_GROUP = "nobody", "nogroup"
 """A service user; the group of the data directory is another one of his."""
-OF_A_CONTAINER = ("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
-                  "net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap")
+OF_A_CONTAINER = (
+    "chown",
+    "dac_override",
+    "fowner",
+    "fsetid",
+    "kill",
+    "setgid",
+    "setuid",
+    "setpcap",
+    "net_bind_service",
+    "net_raw",
+    "sys_chroot",
+    "mknod",
+    "audit_write",
+    "setfcap",
+)
 """What Docker leaves to root by default."""
 
 
@@ -76,8 +90,26 @@ def _as_other(house: House, server: PrivateServer, *groups: str) -> Sequence[str
         (here / path.relative_to(home)).mkdir(parents=True, exist_ok=True)
         mounts.append(f"mount --rbind {path} {here / path.relative_to(home)}")
     opened = " && ".join([*mounts, *([f"mount --rbind {here} {home}"] if mounts else []), 'exec "$@"'])
-    return ("unshare", "--mount", "--", "sh", "-c", opened, "sh", "setpriv", "--reuid", OTHER, "--regid", OTHER_GROUP,
-            *groups, "--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs")
+    return (
+        "unshare",
+        "--mount",
+        "--",
+        "sh",
+        "-c",
+        opened,
+        "sh",
+        "setpriv",
+        "--reuid",
+        OTHER,
+        "--regid",
+        OTHER_GROUP,
+        *groups,
+        "--inh-caps",
+        "-all",
+        "--bounding-set",
+        "-all",
+        "--no-new-privs",
+    )
 
 
 def in_a_container(house: House, _server: PrivateServer, _unit: Sequence[str]) -> Sequence[str]:
@@ -85,28 +117,45 @@ def in_a_container(house: House, _server: PrivateServer, _unit: Sequence[str]) -
     kept = ",".join(f"+{name}" for name in OF_A_CONTAINER)
     here = house.base / "container"
     here.mkdir()
-    return ("unshare", "--mount", "--", "sh", "-c", f'mount --rbind / {here} && exec chroot {here} "$@"', "sh",
-            "setpriv", "--bounding-set", f"-all,{kept}", "--no-new-privs")
+    return (
+        "unshare",
+        "--mount",
+        "--",
+        "sh",
+        "-c",
+        f'mount --rbind / {here} && exec chroot {here} "$@"',
+        "sh",
+        "setpriv",
+        "--bounding-set",
+        f"-all,{kept}",
+        "--no-new-privs",
+    )
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PrivateServer]:
     with PrivateServer() as running:
         running.create_backup_users()
-        running.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE shop",
-                        "CREATE TABLE shop.orders (id INT AUTO_INCREMENT PRIMARY KEY, v VARCHAR(100))",
-                        "INSERT INTO shop.orders (v) SELECT REPEAT('x', 80) FROM mysql.seq_1_to_2000")
+        running.execute(
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.orders (id INT AUTO_INCREMENT PRIMARY KEY, v VARCHAR(100))",
+            "INSERT INTO shop.orders (v) SELECT REPEAT('x', 80) FROM mysql.seq_1_to_2000",
+        )
         yield running
 
 
-@pytest.mark.parametrize(("powers", "said"), [
-    # All other tests are those of root.
-    pytest.param(as_root, (f"run as {worker() or ''}", "a user namespace confines"), marks=SOAK),
-    (as_the_unit, (f"run as {worker() or ''}", "a user namespace confines")),
-    (as_a_user, (f"run as {OTHER}, as backupd itself", "a user namespace confines")),
-    pytest.param(as_a_user_by_acl, (f"run as {OTHER}, as backupd itself", "a user namespace confines"), marks=SOAK),
-    (in_a_container, (f"run as {worker() or ''}", "nothing confines", "docs/installing.md")),
-])
+@pytest.mark.parametrize(
+    ("powers", "said"),
+    [
+        # All other tests are those of root.
+        pytest.param(as_root, (f"run as {worker() or ''}", "a user namespace confines"), marks=SOAK),
+        (as_the_unit, (f"run as {worker() or ''}", "a user namespace confines")),
+        (as_a_user, (f"run as {OTHER}, as backupd itself", "a user namespace confines")),
+        pytest.param(as_a_user_by_acl, (f"run as {OTHER}, as backupd itself", "a user namespace confines"), marks=SOAK),
+        (in_a_container, (f"run as {worker() or ''}", "nothing confines", "docs/installing.md")),
+    ],
+)
 def test_a_days_work(powers: Powers, said: Sequence[str], server: PrivateServer, keys: Keys) -> None:
     with short_directory() as base:
         house = House(base, server, keys)
@@ -131,8 +180,9 @@ def _day(house: House, server: PrivateServer, said: Sequence[str]) -> None:
         confirmed(catalog, datetime.now(UTC))
     proof = house.ok("test-restore", SERVER)
     assert (proof["outcome"], proof["tables_compared"], proof["backup"]) == ("proved", 1, taken["id"]), proof
-    outcome = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(house.base / RESTORES / "whole"),
-                       "--start")
+    outcome = house.ok(
+        "restore", SERVER, "--to", "latest", "--datadir", str(house.base / RESTORES / "whole"), "--start"
+    )
     with started(outcome) as connection:
         same(checksum_everything(connection), then)
     house.ok("restore", SERVER, "--to", "latest", "--tables", "shop.orders", "--as", "back.orders", "--into", SERVER)

@@ -37,36 +37,55 @@ retention: {local: {recovery_window: 14d}}
 def house(short_tmp: Path, keys: Keys) -> Iterator[House]:
     """Its commands run without the server's folder and the physical tool, and on a host of another name."""
     with PrivateServer(tcp=True) as server:
-        server.execute(f"CREATE USER {SERVICE_USER}@'127.0.0.1' IDENTIFIED BY '{SERVICE_PASSWORD}'",
-                       f"GRANT {', '.join(SERVICE_PRIVILEGES)} ON *.* TO {SERVICE_USER}@'127.0.0.1'")
+        server.execute(
+            f"CREATE USER {SERVICE_USER}@'127.0.0.1' IDENTIFIED BY '{SERVICE_PASSWORD}'",
+            f"GRANT {', '.join(SERVICE_PRIVILEGES)} ON *.* TO {SERVICE_USER}@'127.0.0.1'",
+        )
         sample.create(server)
         house = House(short_tmp, server, keys)
         (house.base / "policies" / "gold.yaml").write_text(POLICY)
         client = house.base / "client.cnf"
         client.touch(0o600)
         client.write_text(f"[client]\nuser={SERVICE_USER}\npassword={SERVICE_PASSWORD}\n")
-        house.config.write_text(re.sub(rf"{SERVER}: {{.*}}", f"{SERVER}: {{host: 127.0.0.1, port: {server.port}, "
-                                f"defaults_file: {client}, policy: gold}}", house.config.read_text()))
+        house.config.write_text(
+            re.sub(
+                rf"{SERVER}: {{.*}}",
+                f"{SERVER}: {{host: 127.0.0.1, port: {server.port}, defaults_file: {client}, policy: gold}}",
+                house.config.read_text(),
+            )
+        )
         tools = filter(None, map(shutil.which, ("mariadb-backup", "mariabackup")))
         hidden = [f"mount --bind /dev/null {path}" for path in tools]
-        house.under = ("unshare", "--mount", "--uts", "sh", "-c", " && ".join((
-            "hostname backup1", f"mount -t tmpfs none {server.base}", *hidden, 'exec "$@"')), "sh")
+        house.under = (
+            "unshare",
+            "--mount",
+            "--uts",
+            "sh",
+            "-c",
+            " && ".join(("hostname backup1", f"mount -t tmpfs none {server.base}", *hidden, 'exec "$@"')),
+            "sh",
+        )
         yield house
 
 
 def test_what_is_said_where_only_a_port_of_the_database_host_is_reached_is_true(house: House) -> None:
     box, port = MailBox(port=free_port()), free_port()
-    house.config.write_text(house.config.read_text().replace(
-        "api: {enabled: false}\n", f"api: {{listen: '127.0.0.1:{port}'}}\nalerts:\n  email: {{smtp: {box.url}, "
-        "from: backupd@example.com, to: [dba@example.com]}\n"))
+    house.config.write_text(
+        house.config.read_text().replace(
+            "api: {enabled: false}\n",
+            f"api: {{listen: '127.0.0.1:{port}'}}\nalerts:\n  email: {{smtp: {box.url}, "
+            "from: backupd@example.com, to: [dba@example.com]}\n",
+        )
+    )
     with mail_server(box, port=box.port), serving(house, under=house.under) as service:
         refused = house.fails("backup", SERVER).all
         assert "a physical backup reads the server's files, so it must run on the database host" in refused
         assert f"take a dump from here: backupd backup {SERVER} --kind logical" in refused
         assert "nothing of shop-db1 is recoverable" in house.run("timeline", SERVER).out
         assert house.ok("backup", SERVER, "--kind", "logical")["state"] == "complete"
-        house.server.execute("CREATE DATABASE late", "CREATE TABLE late.t (a INT PRIMARY KEY)",
-                             "INSERT INTO late.t VALUES (7)")
+        house.server.execute(
+            "CREATE DATABASE late", "CREATE TABLE late.t (a INT PRIMARY KEY)", "INSERT INTO late.t VALUES (7)"
+        )
         written = datetime.now(UTC).isoformat()
         until(lambda: str(house.ok("timeline", SERVER)["latest"]) > written, lambda: "the archive of the row")
 

@@ -73,8 +73,9 @@ class Night:
 def follow(client: httpx.Client, job_id: str) -> list[dict[str, Any]]:
     """Everything that the events tell of a job until it is over."""
     found = []
-    with client.stream("GET", "/v1/events", params={"job": job_id}, headers={"Accept": "text/event-stream"},
-                       timeout=120) as answer:
+    with client.stream(
+        "GET", "/v1/events", params={"job": job_id}, headers={"Accept": "text/event-stream"}, timeout=120
+    ) as answer:
         assert answer.status_code == 200
         name = ""
         for line in answer.iter_lines():
@@ -172,12 +173,14 @@ def test_a_planned_restore_of_everything_ends_with_equal_checksums(night: Night)
 
 def test_the_bad_statement_is_found_and_everything_before_it_comes_back(night: Night) -> None:
     client = night.api.client("operator")
-    (bad,) = read(client, f"/v1/servers/{SERVER}/binlog/search", "search_binlogs", table="shop.order_lines",
-                  kind="delete")
+    (bad,) = read(
+        client, f"/v1/servers/{SERVER}/binlog/search", "search_binlogs", table="shop.order_lines", kind="delete"
+    )
     assert bad["gtid"] == night.gtid
     assert bad["changes"][0]["rows"] > 0
-    restore = night.restored(client, {"server": SERVER, "target": bad["restore_before"],
-                                      "datadir": str(night.folder / "before")})
+    restore = night.restored(
+        client, {"server": SERVER, "target": bad["restore_before"], "datadir": str(night.folder / "before")}
+    )
     done = {phase["name"]: phase["state"] for phase in restore["phases"]}
     assert done["rolled_forward"] == "done"
     with on(night.folder / "before") as copy:
@@ -186,12 +189,16 @@ def test_the_bad_statement_is_found_and_everything_before_it_comes_back(night: N
 
 @pytest.fixture
 def wanted(night: Night) -> dict[str, Any]:
-    return {"server": SERVER, "target": f"before-gtid:{night.gtid}", "mode": "tables", "tables": ["shop.order_lines"],
-            "into": SERVER}
+    return {
+        "server": SERVER,
+        "target": f"before-gtid:{night.gtid}",
+        "mode": "tables",
+        "tables": ["shop.order_lines"],
+        "into": SERVER,
+    }
 
 
-def test_a_table_takes_the_place_of_the_live_one_when_its_server_is_named(
-        night: Night, wanted: dict[str, Any]) -> None:
+def test_a_table_takes_the_place_of_the_live_one_when_its_server_is_named(night: Night, wanted: dict[str, Any]) -> None:
     client = night.api.client("operator")
     live = sums(night.server)
     plan = client.post("/v1/restores/plan", json=wanted).json()
@@ -241,8 +248,9 @@ def test_operators_restore_beneath_the_configured_folders_only_and_never_over_da
 
 def test_a_plan_that_would_come_out_differently_now_is_refused_with_the_new_one(night: Night) -> None:
     client = night.api.client("operator")
-    plan = client.post("/v1/restores/plan", json={"server": SERVER, "target": "latest",
-                                                  "datadir": str(night.folder / "later")}).json()
+    plan = client.post(
+        "/v1/restores/plan", json={"server": SERVER, "target": "latest", "datadir": str(night.folder / "later")}
+    ).json()
     job = client.post("/v1/backups", json={"server": SERVER, "kind": "full"}).json()["job"]
     assert follow(client, job["id"])[-1]["state"] == "succeeded"
     refused = client.post("/v1/restores", json={"plan": plan["id"]})
@@ -256,8 +264,14 @@ def test_keys_that_nobody_can_write_to_sign_and_open_what_is_stored(night: Night
         pytest.skip("bubblewrap cannot be used on this machine: the service was not confined")
     public, secret = homes(night.house)
     stop_agent(public)
-    done = subprocess.run([*night.under, BACKUPD, "keys", "challenge"], env=night.house.environment(), text=True,
-                          capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*night.under, BACKUPD, "keys", "challenge"],
+        env=night.house.environment(),
+        text=True,
+        capture_output=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     assert "proved" in done.stdout, done.stdout + done.stderr
     assert list(night.house.repository.rglob("manifest.json.sig"))
     assert [path for home in (public, secret) for path in home.glob("S.*")] == []

@@ -56,7 +56,10 @@ def test_what_expired_is_shown_marked_brought_back_and_gone_after_its_grace(hous
     assert "the newest from before the window" in shown
     assert expired(house, "--apply") == {oldest, older}
     assert {record["id"]: record["state"] for record in house.backups()} == {
-        oldest: "deleted", older: "deleted", base: "complete"}
+        oldest: "deleted",
+        older: "deleted",
+        base: "complete",
+    }
     assert house.ok("backups", "undelete", older)["brought_back"] == [older]
     house.ok("backups", "keep", older)
     age(house, oldest)
@@ -140,7 +143,8 @@ def test_an_increment_keeps_its_full_backup_and_both_go_and_come_back_together(h
 @pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 @pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
 def test_a_chain_goes_with_the_logs_that_only_it_needs_and_the_newest_backup_reaches_the_latest_moment(
-        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    stack: Stack, short_tmp: Path, keys: Keys
+) -> None:
     with begun(stack, short_tmp, keys) as source:
         house = source.house
         old = [house.backup()["id"]]
@@ -204,7 +208,8 @@ def test_a_backup_onto_a_full_disk_gets_room_from_what_expired_and_from_nothing_
     taken = house.backup()["id"]
     assert present(house) == {newest, taken}
     assert events(house, "grace-waived") == [
-        "destination local was full: 1 expired backups went at once, without their grace period"]
+        "destination local was full: 1 expired backups went at once, without their grace period"
+    ]
 
     house.policy_extra = "retention: {local: {keep_fulls: 9}}\n"
     house.write()

@@ -47,7 +47,8 @@ def house(request: pytest.FixtureRequest, short_tmp: Path, keys: Keys) -> Iterat
 
 
 def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed_to_its_end(
-        house: House, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = house.server
     (house.base / "policies" / "gold.yaml").write_text(POLICY)
     stop = threading.Event()
@@ -102,5 +103,6 @@ def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed
 
 def pieces(house: House) -> list[Path]:
     """Segments of files that were still growing."""
-    return [path for path in (house.repository / "binlogs").rglob("segment.json") if '"ending":"open"' in
-            path.read_text()]
+    return [
+        path for path in (house.repository / "binlogs").rglob("segment.json") if '"ending":"open"' in path.read_text()
+    ]

@@ -85,11 +85,17 @@ def _replay(stack: Stack, source: Server, position: dict[str, Any], socket: str)
     files = [str(path) for path in binlogs(source, position["file"])]
     printed = subprocess.run(
         [printer, "--no-defaults", *stack.skip_gtids, f"--start-position={position['pos']}", *files],
-        check=True, capture_output=True)
+        check=True,
+        capture_output=True,
+    )
     # What the writers did after the backup: without it, the comparison would say less.
     assert len(printed.stdout) > 1000
-    subprocess.run([client, "--no-defaults", "--binary-mode", f"--socket={socket}", "-uroot"], input=printed.stdout,
-                   check=True, capture_output=True)
+    subprocess.run(
+        [client, "--no-defaults", "--binary-mode", f"--socket={socket}", "-uroot"],
+        input=printed.stdout,
+        check=True,
+        capture_output=True,
+    )
 
 
 def test_a_test_restore_proves_the_backup_against_its_witness(stacked: House) -> None:
@@ -109,9 +115,13 @@ def test_the_runbook_followed_word_for_word_gives_the_same_data(stack: Stack, st
     script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL))
     datadir = stacked.base / "by-hand"
     environment = {
-        "PATH": stack.path(), "LC_ALL": "C.UTF-8",
-        "HOME": "/nonexistent", "REPOSITORY": str(stacked.repository), "DATADIR": str(datadir),
-        "GNUPGHOME": str(stacked.keys.secret_home)}
+        "PATH": stack.path(),
+        "LC_ALL": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "REPOSITORY": str(stacked.repository),
+        "DATADIR": str(datadir),
+        "GNUPGHOME": str(stacked.keys.secret_home),
+    }
     done = subprocess.run(["sh", "-c", script], env=environment, cwd="/", text=True, check=False, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     with stack.make(datadir=datadir) as restored:
@@ -119,17 +129,27 @@ def test_the_runbook_followed_word_for_word_gives_the_same_data(stack: Stack, st
 
 
 def test_each_increment_of_a_chain_is_the_source_as_it_was_then(
-        stack: Stack, stacked: House, source: Server, short_tmp: Path) -> None:
+    stack: Stack, stacked: House, source: Server, short_tmp: Path
+) -> None:
     stacked.backup()
-    source.execute("CREATE TABLE shop.rising (id INT PRIMARY KEY, t VARCHAR(100)) ENGINE=InnoDB",
-                   "CREATE TABLE shop.falling (id INT PRIMARY KEY) ENGINE=InnoDB",
-                   "INSERT INTO shop.rising VALUES (1, 'one'), (2, 'two')")
+    source.execute(
+        "CREATE TABLE shop.rising (id INT PRIMARY KEY, t VARCHAR(100)) ENGINE=InnoDB",
+        "CREATE TABLE shop.falling (id INT PRIMARY KEY) ENGINE=InnoDB",
+        "INSERT INTO shop.rising VALUES (1, 'one'), (2, 'two')",
+    )
     changes = (
-        ("UPDATE shop.rising SET t = 'eins' WHERE id = 1", "INSERT INTO shop.falling VALUES (1)",
-         "UPDATE bank.accounts SET balance = balance + 1 WHERE id < 100"),
-        ("ALTER TABLE shop.rising ADD COLUMN more INT DEFAULT 5", "DROP TABLE shop.falling",
-         "INSERT INTO shop.rising VALUES (3, 'three', 6)"),
-        ("UPDATE bank.accounts SET balance = balance - 1 WHERE id < 100", "DROP TABLE shop.rising"))
+        (
+            "UPDATE shop.rising SET t = 'eins' WHERE id = 1",
+            "INSERT INTO shop.falling VALUES (1)",
+            "UPDATE bank.accounts SET balance = balance + 1 WHERE id < 100",
+        ),
+        (
+            "ALTER TABLE shop.rising ADD COLUMN more INT DEFAULT 5",
+            "DROP TABLE shop.falling",
+            "INSERT INTO shop.rising VALUES (3, 'three', 6)",
+        ),
+        ("UPDATE bank.accounts SET balance = balance - 1 WHERE id < 100", "DROP TABLE shop.rising"),
+    )
     wanted = []
     for statements in changes if stack.increments else changes[:1]:
         source.execute(*statements)
@@ -139,7 +159,8 @@ def test_each_increment_of_a_chain_is_the_source_as_it_was_then(
             assert (record["kind"], bool(record["reason"])) == ("physical-full", True)
     if stack.increments:
         assert [record["kind"] for record, _sums in wanted] == ["physical-incremental"] * 3, [
-            record["reason"] for record, _sums in wanted]
+            record["reason"] for record, _sums in wanted
+        ]
     for record, expected in wanted[1:2] if stack.increments else []:
         stacked.restore(short_tmp / record["id"], to=f"backup:{record['id']}")
         with stack.make(datadir=short_tmp / record["id"]) as restored:
@@ -148,7 +169,8 @@ def test_each_increment_of_a_chain_is_the_source_as_it_was_then(
 
 
 def test_what_its_release_does_not_support_is_refused_by_name_and_nothing_else_is(
-        stack: Stack, stacked: House, short_tmp: Path) -> None:
+    stack: Stack, stacked: House, short_tmp: Path
+) -> None:
     stacked.backup()
     release = stack.refused()
     if not release:
@@ -157,8 +179,9 @@ def test_what_its_release_does_not_support_is_refused_by_name_and_nothing_else_i
         return
     assert release in stacked.run("check", SERVER).all
     assert release in stacked.run("timeline", SERVER).all
-    stacked.refuses(release, "restore", SERVER, "--to", "latest", "--tables", "shop.orders", "--into", SERVER, "--as",
-                    "again")
+    stacked.refuses(
+        release, "restore", SERVER, "--to", "latest", "--tables", "shop.orders", "--into", SERVER, "--as", "again"
+    )
 
 
 def ended(pid: int) -> bool:
@@ -177,16 +200,19 @@ def open_files(process: int) -> list[str]:
 
 @pytest.mark.parametrize("one", stacks(MARIADB, MYSQL_XTRABACKUP))  # CLONE refuses: tests/engine/test_clone.py
 def test_tables_with_a_data_directory_come_back_beside_the_new_one_and_the_sources_stay_as_they_are(
-        one: Stack, short_tmp: Path, keys: Keys) -> None:
+    one: Stack, short_tmp: Path, keys: Keys
+) -> None:
     outside = short_tmp / "outside"
     outside.mkdir()
     give_to_database(outside)
     known = {"innodb_directories": str(outside)} if not one.mariadb and one.version() >= Version(8, 0) else {}
     with one.make(options=known) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE ext",
-                       "CREATE TABLE ext.far (id INT PRIMARY KEY, t VARCHAR(100)) ENGINE=InnoDB "
-                       f"DATA DIRECTORY='{outside}'", "INSERT INTO ext.far VALUES (1, 'one'), (2, 'two')")
+        server.execute(
+            "CREATE DATABASE ext",
+            f"CREATE TABLE ext.far (id INT PRIMARY KEY, t VARCHAR(100)) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
+            "INSERT INTO ext.far VALUES (1, 'one'), (2, 'two')",
+        )
         server.restart()  # its files are as they stay
         house = House(short_tmp, server, keys, programs=one.programs())
         house.backup()
@@ -212,7 +238,8 @@ def test_tables_with_a_data_directory_come_back_beside_the_new_one_and_the_sourc
 
 @pytest.mark.parametrize("one", stacks(MYSQL_XTRABACKUP))
 def test_without_a_sandbox_neither_proof_nor_restored_server_touches_the_sources_files_elsewhere(
-        one: Stack, short_tmp: Path, keys: Keys) -> None:
+    one: Stack, short_tmp: Path, keys: Keys
+) -> None:
     outside, programs = short_tmp / "outside", short_tmp / "programs"
     outside.mkdir()
     programs.mkdir()
@@ -221,8 +248,11 @@ def test_without_a_sandbox_neither_proof_nor_restored_server_touches_the_sources
     (programs / "bwrap").chmod(0o755)
     with one.make() as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE ext", "CREATE TABLE ext.far (id INT PRIMARY KEY) ENGINE=InnoDB "
-                       f"DATA DIRECTORY='{outside}'", "INSERT INTO ext.far VALUES (1), (2)")
+        server.execute(
+            "CREATE DATABASE ext",
+            f"CREATE TABLE ext.far (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
+            "INSERT INTO ext.far VALUES (1), (2)",
+        )
         server.restart()  # its files are as they stay
         house = House(short_tmp, server, keys, programs=one.programs())
         house.backup()
@@ -243,7 +273,8 @@ def test_without_a_sandbox_neither_proof_nor_restored_server_touches_the_sources
 
 @pytest.mark.parametrize("one", stacks(MYSQL_XTRABACKUP))  # MariaDB's: tests/e2e/test_places.py
 def test_tables_that_the_server_encrypts_are_named_and_proved_or_refused(
-        one: Stack, short_tmp: Path, keys: Keys) -> None:
+    one: Stack, short_tmp: Path, keys: Keys
+) -> None:
     plugin = {"early_plugin_load": "keyring_file.so", "keyring_file_data": str(short_tmp / "keyring")}
     if one.version() < Version(5, 7, 11):
         with one.make() as server:
@@ -252,9 +283,11 @@ def test_tables_that_the_server_encrypts_are_named_and_proved_or_refused(
         return
     with one.make(options=plugin) as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE vault",
-                       "CREATE TABLE vault.t (id INT PRIMARY KEY) ENGINE=InnoDB ENCRYPTION='Y'",
-                       "INSERT INTO vault.t VALUES (1)")
+        server.execute(
+            "CREATE DATABASE vault",
+            "CREATE TABLE vault.t (id INT PRIMARY KEY) ENGINE=InnoDB ENCRYPTION='Y'",
+            "INSERT INTO vault.t VALUES (1)",
+        )
         house = House(short_tmp, server, keys, programs=one.programs())
         assert "vault" in house.run("check", SERVER).all
         done = house.run("backup", SERVER, "--kind", "full")
@@ -344,18 +377,31 @@ def test_what_is_not_the_servers_own_is_refused(stack: Stack, stacked: House, sh
 
 
 def test_one_table_comes_out_of_a_schema_with_a_fulltext_index_elsewhere(
-        stack: Stack, stacked: House, source: Server) -> None:
+    stack: Stack, stacked: House, source: Server
+) -> None:
     source.execute(
-        "CREATE DATABASE words", "CREATE TABLE words.plain (id INT PRIMARY KEY, v VARCHAR(20)) ENGINE=InnoDB",
+        "CREATE DATABASE words",
+        "CREATE TABLE words.plain (id INT PRIMARY KEY, v VARCHAR(20)) ENGINE=InnoDB",
         "INSERT INTO words.plain VALUES (1, 'one'), (2, 'two')",
         "CREATE TABLE words.texts (id INT PRIMARY KEY, v VARCHAR(200), FULLTEXT (v)) ENGINE=InnoDB",
-        "INSERT INTO words.texts VALUES (1, 'quick brown fox'), (2, 'lazy dog')")
+        "INSERT INTO words.texts VALUES (1, 'quick brown fox'), (2, 'lazy dog')",
+    )
     try:
         record = stacked.backup()
         for table, rows in (("plain", "(1,'one'),(2,'two')"), ("texts", "(1,'quick brown fox'),(2,'lazy dog')")):
             folder = stacked.base / f"words-{table}"
-            stacked.ok("restore", SERVER, "--to", f"backup:{record['id']}", "--tables", f"words.{table}",
-                       "--from", "physical", "--sql", str(folder))
+            stacked.ok(
+                "restore",
+                SERVER,
+                "--to",
+                f"backup:{record['id']}",
+                "--tables",
+                f"words.{table}",
+                "--from",
+                "physical",
+                "--sql",
+                str(folder),
+            )
             text = "".join(path.read_text() for path in sorted(folder.rglob("*.sql")))
             assert rows in text.replace(", ", ",").replace(" (", "(").replace("\n", "").replace('"', "'"), text
     finally:

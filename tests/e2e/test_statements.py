@@ -28,11 +28,15 @@ KEPT = "INSERT INTO shop.kept (word) SELECT word FROM shop.passing"
 
 
 def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in_the_plan_and_never_proved(
-        short_tmp: Path, keys: Keys) -> None:
+    short_tmp: Path, keys: Keys
+) -> None:
     with PrivateServer(options={"binlog_format": "STATEMENT"}) as server, server.connect() as session:
         server.create_backup_users()
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT, "
-                       "word VARCHAR(20))", "INSERT INTO shop.kept (word) VALUES ('old')")
+        server.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT, word VARCHAR(20))",
+            "INSERT INTO shop.kept (word) VALUES ('old')",
+        )
         house = House(short_tmp, server, keys, policy_extra=POLICY_EXTRA)
         with session.cursor() as cursor:
             for statement in (MADE, "INSERT INTO shop.passing VALUES ('one'), ('two')", "COMMIT"):
@@ -49,8 +53,9 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
             assert "--accept-inexact" in said
         assert not (short_tmp / "d").exists()
 
-        outcome = house.ok("restore", SERVER, "--to", "latest", "--accept-inexact", "--datadir", str(short_tmp / "d"),
-                           "--start")
+        outcome = house.ok(
+            "restore", SERVER, "--to", "latest", "--accept-inexact", "--datadir", str(short_tmp / "d"), "--start"
+        )
         assert (outcome["outcome"], outcome["warnings"][0][:28]) == ("inexact", "the restored data is inexact")
         with connect(outcome["started"]["socket"]) as copy:
             words = [row[0] for row in query(copy, "SELECT word FROM shop.kept ORDER BY id")]
@@ -65,17 +70,25 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
         assert proof["outcome"] == "inexact"
 
         house.backup()  # behind it nothing depends on what the session had
-        server.execute("XA START 'x'", "INSERT INTO shop.kept (word) VALUES ('xa')", "XA END 'x'", "XA PREPARE 'x'",
-                       "XA COMMIT 'x'")
+        server.execute(
+            "XA START 'x'",
+            "INSERT INTO shop.kept (word) VALUES ('xa')",
+            "XA END 'x'",
+            "XA PREPARE 'x'",
+            "XA COMMIT 'x'",
+        )
         _stream(house)
         assert house.ok("plan", SERVER, "--to", "latest")["inexact"] == ""
-        said = house.fails("restore", SERVER, "--to", "latest", "--replay-with", "pipe", "--datadir",
-                           str(short_tmp / "p")).all
+        said = house.fails(
+            "restore", SERVER, "--to", "latest", "--replay-with", "pipe", "--datadir", str(short_tmp / "p")
+        ).all
         assert "cannot go through the pipe: the logs hold XA transactions" in said
         assert not (short_tmp / "p").exists()
 
-        server.execute(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {SERVICE_USER}@localhost",
-                       "INSERT INTO shop.kept (word) VALUES ('not archived')")
+        server.execute(
+            f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {SERVICE_USER}@localhost",
+            "INSERT INTO shop.kept (word) VALUES ('not archived')",
+        )
         house.fails("run-stream", SERVER, "--once")
         said = house.fails("plan", SERVER, "--to", "latest").all
         assert "and something later may exist, up to 20" in said
@@ -84,18 +97,22 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
         told = _asked_by_rest(house, short_tmp / "older", "accept_older", refused="older")
         older = told["plan"]["older"]
         assert older["ends"] < older["known"]
-        assert (f"would end at {older['ends']}, and something later may exist, up to {older['known'][:17]}"
-                in told["problem"]["message"])
+        assert (
+            f"would end at {older['ends']}, and something later may exist, up to {older['known'][:17]}"
+            in told["problem"]["message"]
+        )
         assert told["outcome"]["warnings"][0].startswith("this is not the newest: it ends at ")
 
 
 @pytest.mark.parametrize("stack", stacks(*whole(*MYSQL)))
 def test_mysqls_statements_over_a_temporary_table_from_before_the_backup_are_refused_in_the_plan(
-        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    stack: Stack, short_tmp: Path, keys: Keys
+) -> None:
     with stack.make(options={"binlog_format": "STATEMENT"}) as server, server.connect() as session:
         server.create_backup_users()
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT, "
-                       "word VARCHAR(20))")
+        server.execute(
+            "CREATE DATABASE shop", "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT, word VARCHAR(20))"
+        )
         house = House(short_tmp, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs())
         with session.cursor() as cursor:
             cursor.execute(MADE)
@@ -138,7 +155,8 @@ def _asked_by_rest(house: House, datadir: Path, option: str, *, refused: str) ->
 
 
 def test_a_replay_that_would_make_files_beside_the_data_directory_is_refused_in_the_plan(
-        short_tmp: Path, keys: Keys) -> None:
+    short_tmp: Path, keys: Keys
+) -> None:
     far = short_tmp / "far"
     far.mkdir(mode=0o777)
     far.chmod(0o777)
@@ -150,8 +168,11 @@ def test_a_replay_that_would_make_files_beside_the_data_directory_is_refused_in_
         server.execute("INSERT INTO shop.near VALUES (1, 'CREATE TABLE x (n INT) DATA DIRECTORY=''/srv''')")
         _stream(house)
         assert house.ok("plan", SERVER, "--to", "latest")["replay"]["transactions"] == 1
-        server.execute(f"CREATE TABLE shop.far (id INT PRIMARY KEY) DATA DIRECTORY='{far}'",
-                       "INSERT INTO shop.far VALUES (1)", "INSERT INTO shop.near VALUES (2, '')")
+        server.execute(
+            f"CREATE TABLE shop.far (id INT PRIMARY KEY) DATA DIRECTORY='{far}'",
+            "INSERT INTO shop.far VALUES (1)",
+            "INSERT INTO shop.near VALUES (2, '')",
+        )
         _stream(house)
         before = sorted(far.rglob("*"))
         for command in (("plan",), ("restore", "--datadir", str(short_tmp / "d"))):

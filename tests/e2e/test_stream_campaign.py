@@ -195,10 +195,20 @@ class World:
 
 
 ACTIONS: dict[Callable[[World], None], int] = {
-    World.stream_is_killed: 4, World.program_is_killed: 4, World.server_restarts: 2, World.server_is_killed: 3,
-    World.network_is_cut: 3, World.connections_break: 3, World.logs_rotate: 6, World.logs_begin_anew: 2,
-    World.logs_are_purged: 3, World.logs_are_purged_behind_its_back: 2, World.destination_is_away: 3,
-    World.spool_is_filled: 1, World.disk_is_full: 2}
+    World.stream_is_killed: 4,
+    World.program_is_killed: 4,
+    World.server_restarts: 2,
+    World.server_is_killed: 3,
+    World.network_is_cut: 3,
+    World.connections_break: 3,
+    World.logs_rotate: 6,
+    World.logs_begin_anew: 2,
+    World.logs_are_purged: 3,
+    World.logs_are_purged_behind_its_back: 2,
+    World.destination_is_away: 3,
+    World.spool_is_filled: 1,
+    World.disk_is_full: 2,
+}
 
 
 @pytest.fixture
@@ -206,9 +216,14 @@ def spool_disk(short_tmp: Path) -> Iterator[bool]:
     """A small disk of its own for the spool, where one can be made."""
     folder = short_tmp / "spool"
     folder.mkdir(mode=0o700)
-    mounted = os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SPOOL_DISK},mode=0700", "tmpfs", str(folder)], check=False,
-        capture_output=True).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={SPOOL_DISK},mode=0700", "tmpfs", str(folder)],
+            check=False,
+            capture_output=True,
+        ).returncode
+    )
     yield mounted
     if mounted:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
@@ -231,12 +246,24 @@ def world(short_tmp: Path, keys: Keys, spool_disk: bool) -> Iterator[World]:
             client.write_text(f"[client]\nuser={USER}\npassword={option_text(PASSWORD)}\n")
             text = house.config.read_text()
             old = next(line for line in text.splitlines() if line.startswith(f"  {SERVER}:"))
-            house.config.write_text(text.replace(
-                old, f"  {SERVER}: {{host: 127.0.0.1, port: {proxy.port}, defaults_file: {client}, policy: gold}}"))
+            house.config.write_text(
+                text.replace(
+                    old, f"  {SERVER}: {{host: 127.0.0.1, port: {proxy.port}, defaults_file: {client}, policy: gold}}"
+                )
+            )
             stream = Stream(house)
             try:
-                yield World(house, server, port, proxy, stream, Witness(server, server.base / "witness"), catalog, dice,
-                            spool_disk)
+                yield World(
+                    house,
+                    server,
+                    port,
+                    proxy,
+                    stream,
+                    Witness(server, server.base / "witness"),
+                    catalog,
+                    dice,
+                    spool_disk,
+                )
             finally:
                 stream.kill()
 
@@ -268,8 +295,9 @@ def all_is_archived_or_named(world: World) -> Counter[str]:
             if part is parts[-1]:
                 assert claimed_in_vain(part, theirs, confirmed_until(catalog, branch.id), world.longest) == []
             assert parent is None or part is not parts[0] or fork_is_true(branch, parent, theirs), branch
-        counts.update(gaps=len(gaps), parts=len(parts), files=len(archived.files),
-                      bytes=sum(map(archived.size, archived.files)))
+        counts.update(
+            gaps=len(gaps), parts=len(parts), files=len(archived.files), bytes=sum(map(archived.size, archived.files))
+        )
         parent = archived
     assert life == len(witness.lives) - 1
     shutil.rmtree(folder)

@@ -47,8 +47,11 @@ def state(catalog: Catalog) -> dict[str, Any]:
 
 def write(house: House, *values: str) -> datetime:
     """Rows into the sample; gives a moment after their commit."""
-    house.server.execute("CREATE DATABASE IF NOT EXISTS logs", "CREATE TABLE IF NOT EXISTS logs.stream (v TEXT)",
-                         *(f"INSERT INTO logs.stream VALUES ('{value}')" for value in values))
+    house.server.execute(
+        "CREATE DATABASE IF NOT EXISTS logs",
+        "CREATE TABLE IF NOT EXISTS logs.stream (v TEXT)",
+        *(f"INSERT INTO logs.stream VALUES ('{value}')" for value in values),
+    )
     return datetime.now(UTC)
 
 
@@ -85,11 +88,12 @@ def is_the_servers(house: House, content: dict[str, bytes]) -> None:
     for name, ours in content.items():
         theirs = bytearray((house.server.datadir / name).read_bytes())
         theirs[21] &= 0xFE
-        assert bytes(theirs[:len(ours)]) == ours, f"{name} differs"
+        assert bytes(theirs[: len(ours)]) == ours, f"{name} differs"
 
 
 def stream_pid(catalog: Catalog, *, besides: int = 0) -> int:
     """The process that says it is streaming now."""
+
     def found() -> int:
         row = state(catalog)
         pid = int(row.get("pid", 0)) if row.get("state") == "streaming" else 0
@@ -100,7 +104,8 @@ def stream_pid(catalog: Catalog, *, besides: int = 0) -> int:
 
 
 def test_a_stream_survives_its_own_death_a_restart_of_the_server_and_the_death_of_the_service(
-        house: House, catalog: Catalog) -> None:
+    house: House, catalog: Catalog
+) -> None:
     with serving(house) as service:
         wait_for(catalog, write(house, "first"))
         wait_for(catalog, datetime.now(UTC))  # nothing was written since: an idle server is confirmed, too
@@ -175,7 +180,8 @@ def test_a_locked_catalog_delays_the_rows_and_not_the_archive(house: House, cata
 
 
 def test_in_the_foreground_one_run_stores_all_that_there_is_and_a_second_stream_is_refused(
-        house: House, catalog: Catalog) -> None:
+    house: House, catalog: Catalog
+) -> None:
     moment = write(house, "first")
     assert house.run("run-stream", SERVER, "--once").code == 0
     assert confirmed(catalog, moment)

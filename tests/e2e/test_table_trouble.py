@@ -48,8 +48,17 @@ class Shop:
     old: tuple[int, int]
 
     def command(self, source: str = "logical", *more: str) -> tuple[str, ...]:
-        return ("restore", SERVER, "--to", f"backup:{self.ids[source]}", "--into", SERVER, "--from", source,
-                *(more or ("--tables", ORDERS, "--tables", LINES, "--confirm", SERVER)))
+        return (
+            "restore",
+            SERVER,
+            "--to",
+            f"backup:{self.ids[source]}",
+            "--into",
+            SERVER,
+            "--from",
+            source,
+            *(more or ("--tables", ORDERS, "--tables", LINES, "--confirm", SERVER)),
+        )
 
     def sums(self) -> tuple[int, int]:
         first, second = (Total(row[1]) for row in self.server.query(f"CHECKSUM TABLE {ORDERS}, {LINES}"))
@@ -57,8 +66,12 @@ class Shop:
 
     def sessions(self) -> list[str]:
         """What restores are at on the server."""
-        return [str(row) for row in self.server.query(
-            "SELECT ID, STATE, INFO FROM information_schema.PROCESSLIST WHERE USER = %s", (SERVICE_USER,))]
+        return [
+            str(row)
+            for row in self.server.query(
+                "SELECT ID, STATE, INFO FROM information_schema.PROCESSLIST WHERE USER = %s", (SERVICE_USER,)
+            )
+        ]
 
     def asides(self) -> list[str]:
         return [str(row[0]) for row in self.server.query("SHOW TABLES IN shop LIKE '%\\_\\_before\\_%'")]
@@ -67,19 +80,29 @@ class Shop:
         """The live tables become the ``old`` ones again, and nothing lies beside them."""
         for name in self.asides():
             self.server.execute("SET foreign_key_checks = 0", f"DROP TABLE shop.`{name}`")
-        self.server.execute("USE shop", f"DELETE FROM {LINES}", f"DELETE FROM {ORDERS}",
-                            f"INSERT INTO {ORDERS} (id, note) SELECT seq, 'now' FROM seq_1_to_500",
-                            f"INSERT INTO {LINES} SELECT seq, 1, 'now' FROM seq_1_to_500")
+        self.server.execute(
+            "USE shop",
+            f"DELETE FROM {LINES}",
+            f"DELETE FROM {ORDERS}",
+            f"INSERT INTO {ORDERS} (id, note) SELECT seq, 'now' FROM seq_1_to_500",
+            f"INSERT INTO {LINES} SELECT seq, 1, 'now' FROM seq_1_to_500",
+        )
         assert self.sums() == self.old
 
     def is_whole(self) -> None:
         """Foreign key and trigger are those of the tables that have the names."""
         server = self.server
-        assert server.scalar("SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE "
-                             "CONSTRAINT_SCHEMA = 'shop' AND TABLE_NAME = 'order_lines' AND "
-                             "REFERENCED_TABLE_NAME = 'orders'") == 1
-        assert server.query("SELECT EVENT_OBJECT_TABLE FROM information_schema.TRIGGERS "
-                            "WHERE TRIGGER_SCHEMA = 'shop'") == [("orders",)]
+        assert (
+            server.scalar(
+                "SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE "
+                "CONSTRAINT_SCHEMA = 'shop' AND TABLE_NAME = 'order_lines' AND "
+                "REFERENCED_TABLE_NAME = 'orders'"
+            )
+            == 1
+        )
+        assert server.query(
+            "SELECT EVENT_OBJECT_TABLE FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = 'shop'"
+        ) == [("orders",)]
 
     def is_clean(self) -> None:
         assert self.server.query("SHOW DATABASES LIKE 'backupd\\_%'") == []
@@ -91,21 +114,27 @@ def made(keys: Keys) -> Iterator[Shop]:
     with short_directory() as base, PrivateServer() as server:
         server.create_backup_users()
         server.execute(
-            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE shop CHARACTER SET utf8mb4", "USE shop",
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE shop CHARACTER SET utf8mb4",
+            "USE shop",
             f"CREATE TABLE {ORDERS} (id INT AUTO_INCREMENT PRIMARY KEY, note VARCHAR(200))",
             f"CREATE TABLE {LINES} (order_id INT, line INT, what VARCHAR(200), PRIMARY KEY (order_id, line), "
             f"FOREIGN KEY (order_id) REFERENCES {ORDERS} (id) ON DELETE CASCADE)",
             "CREATE TABLE shop.seen (n INT)",
             f"INSERT INTO {ORDERS} SELECT seq, REPEAT(MD5(seq), 5) FROM seq_1_to_{ROWS}",
             f"INSERT INTO {LINES} SELECT seq, 1, REPEAT(MD5(seq), 5) FROM seq_1_to_{ROWS}",
-            f"CREATE TRIGGER shop.on_order AFTER INSERT ON {ORDERS} FOR EACH ROW INSERT INTO shop.seen VALUES (NEW.id)")
+            f"CREATE TRIGGER shop.on_order AFTER INSERT ON {ORDERS} FOR EACH ROW INSERT INTO shop.seen VALUES (NEW.id)",
+        )
         house = House(base, server, keys)
         ids = {"logical": house.ok("backup", SERVER, "--kind", "logical")["id"], "physical": house.backup()["id"]}
         shop = Shop(house, server, ids, (0, 0), (0, 0))
         shop.new = shop.sums()
-        server.execute(f"DELETE FROM {LINES}", f"DELETE FROM {ORDERS}",
-                       f"INSERT INTO {ORDERS} (id, note) SELECT seq, 'now' FROM seq_1_to_500",
-                       f"INSERT INTO {LINES} SELECT seq, 1, 'now' FROM seq_1_to_500")
+        server.execute(
+            f"DELETE FROM {LINES}",
+            f"DELETE FROM {ORDERS}",
+            f"INSERT INTO {ORDERS} (id, note) SELECT seq, 'now' FROM seq_1_to_500",
+            f"INSERT INTO {LINES} SELECT seq, 1, 'now' FROM seq_1_to_500",
+        )
         shop.old = shop.sums()
         yield shop
 
@@ -199,7 +228,8 @@ def test_a_restore_that_was_killed_leaves_the_old_or_the_new_tables_and_the_same
 
 
 def test_what_a_restore_left_that_was_killed_after_its_last_act_goes_although_the_next_one_is_refused(
-        shop: Shop) -> None:
+    shop: Shop,
+) -> None:
     command = shop.command("logical", "--tables", ORDERS, "--as", "*_again")
     done = shop.house.ok(*command)
     left = shop.house.base / "scratch" / f"tables-{done['id']}"
@@ -233,12 +263,17 @@ def small_disk(point: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(point)], check=True)
 
 
-@pytest.mark.parametrize(("source", "options", "words"), [
-    ("logical", "size=256k", "too little room"),
-    pytest.param("physical", "size=256k", "too little room", marks=SOAK),
-    pytest.param("logical", "size=4g,nr_inodes=7", "make room there", marks=SOAK)])
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("logical", "size=256k", "too little room"),
+        pytest.param("physical", "size=256k", "too little room", marks=SOAK),
+        pytest.param("logical", "size=4g,nr_inodes=7", "make room there", marks=SOAK),
+    ],
+)
 def test_a_full_disk_where_rows_are_kept_meanwhile_is_said_and_changes_nothing(
-        shop: Shop, source: str, options: str, words: str) -> None:
+    shop: Shop, source: str, options: str, words: str
+) -> None:
     with small_disk(shop.house.base / "scratch", options):
         assert words in shop.house.fails(*shop.command(source)).err
     assert shop.sums() == shop.old
@@ -249,8 +284,10 @@ def test_a_server_that_is_killed_in_the_middle_gets_its_tables_by_the_same_comma
     server = shop.server
     with closing(server.connect(autocommit=False)) as reader, shop.house.popen(*shop.command()) as process:
         query(reader, f"SELECT COUNT(*) FROM {ORDERS}")  # while this is open no table can change places
-        until(lambda: process.poll() is not None or bool(server.query("SHOW DATABASES LIKE 'backupd\\_%'")),
-              lambda: "a staging schema")
+        until(
+            lambda: process.poll() is not None or bool(server.query("SHOW DATABASES LIKE 'backupd\\_%'")),
+            lambda: "a staging schema",
+        )
         server.kill()
         out, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in err
@@ -292,9 +329,13 @@ def test_nonsense_is_refused_in_words_before_anything_is_done(shop: Shop) -> Non
 @SOAK
 def test_a_server_that_takes_small_packets_only_names_the_row_and_keeps_the_rest(shop: Shop) -> None:
     server, house = shop.server, shop.house
-    server.execute("CREATE DATABASE wide", "CREATE TABLE wide.big (id INT PRIMARY KEY, b LONGTEXT)",
-                   "CREATE TABLE wide.small (id INT PRIMARY KEY)", "INSERT INTO wide.small VALUES (1)",
-                   "INSERT INTO wide.big VALUES (1, REPEAT('x', 3000000))")
+    server.execute(
+        "CREATE DATABASE wide",
+        "CREATE TABLE wide.big (id INT PRIMARY KEY, b LONGTEXT)",
+        "CREATE TABLE wide.small (id INT PRIMARY KEY)",
+        "INSERT INTO wide.small VALUES (1)",
+        "INSERT INTO wide.big VALUES (1, REPEAT('x', 3000000))",
+    )
     taken = house.ok("backup", SERVER, "--kind", "logical", "--tables", "wide.*")
     limit = server.scalar("SELECT @@GLOBAL.max_allowed_packet")
     args = ("restore", SERVER, "--to", f"backup:{taken['id']}", "--into", SERVER)

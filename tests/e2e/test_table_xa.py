@@ -24,18 +24,29 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is gi
 def test_tables_are_not_rolled_forward_over_xa_transactions_where_the_servers_filters_stop_at_them(kind: Kind) -> None:
     with operator_keys() as keys, short_directory() as base, kind.make() as server:
         server.create_backup_users()
-        server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE shop",
-                       "CREATE TABLE shop.o (id INT PRIMARY KEY)", "CREATE TABLE shop.other (id INT PRIMARY KEY)",
-                       "INSERT INTO shop.o VALUES (1)")
-        house = House(Path(base), server, keys,
-                      programs={} if kind.mariadb else {"mysqld": str(root_programs() / "mysqld")})
+        server.execute(
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost",
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.o (id INT PRIMARY KEY)",
+            "CREATE TABLE shop.other (id INT PRIMARY KEY)",
+            "INSERT INTO shop.o VALUES (1)",
+        )
+        house = House(
+            Path(base), server, keys, programs={} if kind.mariadb else {"mysqld": str(root_programs() / "mysqld")}
+        )
         assert house.run("backup", SERVER, "--kind", "logical").code == 0
         server.execute("INSERT INTO shop.o VALUES (2)")
         archive = Archive(house, server)
         archive.take()
         before = archive.transactions[-1][1].gtid
-        server.execute("XA START 'x'", "INSERT INTO shop.other VALUES (1)", "XA END 'x'", "XA PREPARE 'x'",
-                       "XA COMMIT 'x'", "INSERT INTO shop.o VALUES (3)")
+        server.execute(
+            "XA START 'x'",
+            "INSERT INTO shop.other VALUES (1)",
+            "XA END 'x'",
+            "XA PREPARE 'x'",
+            "XA COMMIT 'x'",
+            "INSERT INTO shop.o VALUES (3)",
+        )
         archive.take()
         prepared = next(one for _file, one in archive.transactions if one.state)
         wanted = "--tables", "shop.o"

@@ -65,11 +65,14 @@ def herd(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Herd]:
         server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
         zoo.build(server, big_row=BIG_ROW)
         fill_many(server, MANY)
-        server.execute(f"CREATE DATABASE {quote_name(ODD_SCHEMA)}",
-                       f"CREATE TABLE {quote_name(ODD_SCHEMA, ODD_TABLE)} (id INT PRIMARY KEY, t VARCHAR(20))")
+        server.execute(
+            f"CREATE DATABASE {quote_name(ODD_SCHEMA)}",
+            f"CREATE TABLE {quote_name(ODD_SCHEMA, ODD_TABLE)} (id INT PRIMARY KEY, t VARCHAR(20))",
+        )
         server.execute(f"INSERT INTO {quote_name(ODD_SCHEMA, ODD_TABLE)} VALUES (1, 'ő')")
-        house = House(base, server, keys, programs=stack.programs(),
-                      policy_extra='logical: {schedule: "0 4 * * *"}\n')  # CLONE leaves tables out
+        house = House(
+            base, server, keys, programs=stack.programs(), policy_extra='logical: {schedule: "0 4 * * *"}\n'
+        )  # CLONE leaves tables out
         ids = taken(stack, house)
         yield Herd(stack, house, server, Archive(house, server), ids, zoo.checksums(server))
 
@@ -87,9 +90,23 @@ def fill_many(server: Server, count: int) -> None:
 @pytest.mark.parametrize("source", ["logical", pytest.param("physical", marks=SOAK)])
 def test_the_whole_zoo_comes_back_in_another_schema_equal_to_the_last_bit(herd: Herd, source: str) -> None:
     server = herd.server
-    done = herd.house.run("restore", SERVER, "--to", f"backup:{herd.ids[source]}", "--into", SERVER, "--tables",
-                          "zoo.*", "--tables", quote_name(ODD_SCHEMA, ODD_TABLE), "--as", "other.*", "--from", source,
-                          "--json")
+    done = herd.house.run(
+        "restore",
+        SERVER,
+        "--to",
+        f"backup:{herd.ids[source]}",
+        "--into",
+        SERVER,
+        "--tables",
+        "zoo.*",
+        "--tables",
+        quote_name(ODD_SCHEMA, ODD_TABLE),
+        "--as",
+        "other.*",
+        "--from",
+        source,
+        "--json",
+    )
     assert "tables" in done.json, done.all
     trouble = {table["source"]: table["trouble"] for table in done.json["tables"] if table["trouble"]}
     expected = dict(herd.zoo)
@@ -112,8 +129,9 @@ def test_one_dropped_table_of_many_comes_back_and_the_others_are_as_they_were(he
     server = herd.server
     before = everything(server)
     server.execute("DROP TABLE many.t7")
-    outcome = herd.restore("--tables", "many.t7", "--confirm", SERVER, "--from", "physical",
-                           to=f"backup:{herd.ids['physical']}")
+    outcome = herd.restore(
+        "--tables", "many.t7", "--confirm", SERVER, "--from", "physical", to=f"backup:{herd.ids['physical']}"
+    )
     assert [table["aside"] for table in outcome["tables"]] == [None]
     assert everything(server) == before
     assert_no_staging(server)
@@ -123,8 +141,9 @@ def test_a_table_in_a_schema_with_an_odd_name_takes_its_place_again(herd: Herd) 
     server, table = herd.server, quote_name(ODD_SCHEMA, ODD_TABLE)
     before = server.query(f"SELECT id, t FROM {table}")
     server.execute(f"DELETE FROM {table}")
-    outcome = herd.restore("--tables", table, "--confirm", SERVER, "--from", "logical",
-                           to=f"backup:{herd.ids['logical']}")
+    outcome = herd.restore(
+        "--tables", table, "--confirm", SERVER, "--from", "logical", to=f"backup:{herd.ids['logical']}"
+    )
     (one,) = outcome["tables"]
     assert one["difference"]["missing"] == len(before)
     assert one["aside"].startswith("`my.shop/ő ``1```.`or der.%__before_")
@@ -136,15 +155,21 @@ def test_a_view_in_the_place_of_a_table_and_system_schemas_are_refused_before_an
     server, to = herd.server, f"backup:{herd.ids['logical']}"
     server.execute("RENAME TABLE many.t5 TO many.t5_real", "CREATE VIEW many.t5 AS SELECT * FROM many.t5_real")
     restore = ("restore", SERVER, "--to", to, "--into", SERVER, "--tables", "many.t5")
-    for more, why in ((("--confirm", SERVER), "views of these names: many.t5"),
-                      (("--as", "mysql.t5"), "tables of the server itself")):
+    for more, why in (
+        (("--confirm", SERVER), "views of these names: many.t5"),
+        (("--as", "mysql.t5"), "tables of the server itself"),
+    ):
         refused = herd.house.fails(*restore, *more)
         assert why in refused.err
         assert "fetch:" not in refused.err
     [one] = herd.restore("--tables", "many.t5", "--compare", to=to)["tables"]
     assert "a view has this name" in one["difference"]["why_not"]
-    server.execute("DROP VIEW many.t5", "ALTER TABLE many.t5_real ADD KEY fresh (v)",
-                   "RENAME TABLE many.t5_real TO many.t5", "SET GLOBAL read_only = 1")
+    server.execute(
+        "DROP VIEW many.t5",
+        "ALTER TABLE many.t5_real ADD KEY fresh (v)",
+        "RENAME TABLE many.t5_real TO many.t5",
+        "SET GLOBAL read_only = 1",
+    )
     outcome = herd.restore("--tables", "many.t5", "--compare", to=to)
     server.execute("SET GLOBAL read_only = 0", "ALTER TABLE many.t5 DROP KEY fresh")
     difference = outcome["tables"][0]["difference"]
@@ -156,11 +181,15 @@ def test_a_view_in_the_place_of_a_table_and_system_schemas_are_refused_before_an
 def test_tables_that_were_renamed_made_and_altered_since_come_back_by_the_names_of_the_target(herd: Herd) -> None:
     server = herd.server
     source = "logical" if herd.stack is MYSQL_CLONE else "physical"
-    server.execute("UPDATE many.t3 SET v = 'changed' WHERE id = 3", "RENAME TABLE many.t3 TO many.renamed",
-                   "INSERT INTO many.renamed (v) VALUES ('after')",
-                   "CREATE TABLE many.newer (id INT PRIMARY KEY, v VARCHAR(40), KEY (v))",
-                   "INSERT INTO many.newer VALUES (1, 'one')",
-                   "ALTER TABLE many.t4 ADD COLUMN more INT DEFAULT 4", "UPDATE many.t4 SET more = id")
+    server.execute(
+        "UPDATE many.t3 SET v = 'changed' WHERE id = 3",
+        "RENAME TABLE many.t3 TO many.renamed",
+        "INSERT INTO many.renamed (v) VALUES ('after')",
+        "CREATE TABLE many.newer (id INT PRIMARY KEY, v VARCHAR(40), KEY (v))",
+        "INSERT INTO many.newer VALUES (1, 'one')",
+        "ALTER TABLE many.t4 ADD COLUMN more INT DEFAULT 4",
+        "UPDATE many.t4 SET more = id",
+    )
     herd.archive.take()
     wanted = ("renamed", "newer", "t4")
     args = [text for name in wanted for text in ("--tables", f"many.{name}")]
@@ -172,8 +201,9 @@ def test_tables_that_were_renamed_made_and_altered_since_come_back_by_the_names_
     herd.restore("--tables", "many.t3", "--as", "t3_old", "--from", "logical", to=f"backup:{herd.ids['logical']}")
     assert server.scalar("SELECT COUNT(*) FROM many.t3_old WHERE v = 'changed'") == 0
     server.execute("DROP TABLE many.t3_old")
-    gone = herd.house.fails("restore", SERVER, "--to", "latest", "--tables", "many.t3", "--as", "x", "--into", SERVER,
-                            "--from", source)
+    gone = herd.house.fails(
+        "restore", SERVER, "--to", "latest", "--tables", "many.t3", "--as", "x", "--into", SERVER, "--from", source
+    )
     assert "many.renamed" in gone.err
 
 
@@ -192,17 +222,24 @@ def test_thousands_of_small_tables_come_back_in_another_schema(herd: Herd, sourc
 
 def test_sql_files_loaded_by_hand_with_the_client_give_the_same_rows(herd: Herd, short_tmp: Path) -> None:
     folder = short_tmp / "sql"
-    outcome = herd.house.ok("restore", SERVER, "--to", f"backup:{herd.ids['logical']}", "--tables", "zoo.*",
-                            "--sql", str(folder))
+    outcome = herd.house.ok(
+        "restore", SERVER, "--to", f"backup:{herd.ids['logical']}", "--tables", "zoo.*", "--sql", str(folder)
+    )
     assert outcome["folder"] == str(folder)
     server = herd.server
     server.execute("DROP DATABASE zoo")
-    done = subprocess.run(["sh", str(folder / "load.sh"), f"--defaults-file={server.client_file()}"], check=False,
-                          env={**os.environ, "CLIENT": str(herd.stack.replay()[1])}, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", str(folder / "load.sh"), f"--defaults-file={server.client_file()}"],
+        check=False,
+        env={**os.environ, "CLIENT": str(herd.stack.replay()[1])},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert zoo.checksums(server) == herd.zoo
-    again = herd.house.fails("restore", SERVER, "--to", f"backup:{herd.ids['logical']}", "--tables", "zoo.*",
-                             "--sql", str(folder))
+    again = herd.house.fails(
+        "restore", SERVER, "--to", f"backup:{herd.ids['logical']}", "--tables", "zoo.*", "--sql", str(folder)
+    )
     assert "exists" in again.err
 
 

@@ -44,8 +44,15 @@ def wrap(house: House, program: str, *, only: str, limit: int) -> None:
     real = shutil.which(program)
     assert real is not None
     path = folder / program
-    path.write_text(WRAPPER.format(program=program, only=only, limit=limit, real=real,
-                                   python=shutil.which("python3", path="/usr/bin") or sys.executable))
+    path.write_text(
+        WRAPPER.format(
+            program=program,
+            only=only,
+            limit=limit,
+            real=real,
+            python=shutil.which("python3", path="/usr/bin") or sys.executable,
+        )
+    )
     path.chmod(0o755)
     house.env["PATH"] = f"{folder}:{os.environ['PATH']}"
 
@@ -58,7 +65,11 @@ def stream_size(house: House) -> int:
     """Bytes that the tool itself streams for this server."""
     done = subprocess.run(
         f"mariadb-backup --defaults-file={house.server.client_file()} --backup --stream=xbstream "
-        f"--target-dir={house.base}/probe 2>/dev/null | wc -c", shell=True, check=True, capture_output=True)
+        f"--target-dir={house.base}/probe 2>/dev/null | wc -c",
+        shell=True,
+        check=True,
+        capture_output=True,
+    )
     return int(done.stdout)
 
 
@@ -74,7 +85,8 @@ def assert_nothing_happened(house: House, first: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "share", [pytest.param(0.1, marks=SOAK), 0.5, pytest.param(1.0, marks=SOAK)], ids=["10 %", "50 %", "last byte"])
+    "share", [pytest.param(0.1, marks=SOAK), 0.5, pytest.param(1.0, marks=SOAK)], ids=["10 %", "50 %", "last byte"]
+)
 def test_the_tool_killed_on_its_way_leaves_nothing(house: House, share: float) -> None:
     first = house.backup()
     size = stream_size(house)
@@ -89,8 +101,11 @@ def test_the_tool_killed_on_its_way_leaves_nothing(house: House, share: float) -
 def test_gpg_killed_while_sealing_leaves_nothing(own_house: House) -> None:
     house = own_house
     first = house.backup()
-    house.server.execute("CREATE DATABASE IF NOT EXISTS fresh", "CREATE OR REPLACE TABLE fresh.noise "
-                         "SELECT seq, SHA2(RAND(), 512) AS a, SHA2(RAND(), 512) AS b FROM fresh.seq_1_to_20000")
+    house.server.execute(
+        "CREATE DATABASE IF NOT EXISTS fresh",
+        "CREATE OR REPLACE TABLE fresh.noise "
+        "SELECT seq, SHA2(RAND(), 512) AS a, SHA2(RAND(), 512) AS b FROM fresh.seq_1_to_20000",
+    )
     wrap(house, "gpg", only="--encrypt", limit=50_000)
     done = house.fails("backup", SERVER, "--kind", "full")
     assert "gpg" in done.err
@@ -146,16 +161,26 @@ def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_n
     first = house.backup()
     house.server.execute("CREATE DATABASE IF NOT EXISTS fresh")
     for moment in range(rounds(3)):
-        house.server.execute("CREATE OR REPLACE TABLE fresh.noise SELECT seq, SHA2(RAND(), 512) AS b, "
-                             f"SHA2(CONCAT(seq, '{dice.random()}-{moment}'), 512) AS a FROM fresh.seq_1_to_60000")
+        house.server.execute(
+            "CREATE OR REPLACE TABLE fresh.noise SELECT seq, SHA2(RAND(), 512) AS b, "
+            f"SHA2(CONCAT(seq, '{dice.random()}-{moment}'), 512) AS a FROM fresh.seq_1_to_60000"
+        )
         before = len(house.objects())
         more = dice.randrange(1, 4)
-        house.kill_when(lambda before=before, more=more: len(house.objects()) >= before + more,  # type: ignore[misc]
-                        "backup", SERVER, "--kind", "full")
+        house.kill_when(
+            lambda before=before, more=more: len(house.objects()) >= before + more,  # type: ignore[misc]
+            "backup",
+            SERVER,
+            "--kind",
+            "full",
+        )
         assert [record["id"] for record in house.backups()] == [first["id"]]
     assert_nothing_happened(house, first)
-    assert not [line for line in _command_lines() if str(house.base / "spool").encode() in line
-                or str(house.base / "run").encode() in line]
+    assert not [
+        line
+        for line in _command_lines()
+        if str(house.base / "spool").encode() in line or str(house.base / "run").encode() in line
+    ]
 
 
 @pytest.mark.parametrize("phase", ["fetch", "prepare", "place"])
@@ -168,8 +193,9 @@ def test_a_restore_killed_in_any_phase_is_finished_by_the_same_command(house: Ho
         if phase == "fetch":
             return len(list(staging.rglob("*.ibd"))) > 3
         if phase == "prepare":
-            return any(str(staging).encode() in arguments and b"--prepare" in arguments
-                       for arguments in _command_lines())
+            return any(
+                str(staging).encode() in arguments and b"--prepare" in arguments for arguments in _command_lines()
+            )
         return target.exists()
 
     try:
@@ -192,8 +218,9 @@ def test_a_restore_killed_in_any_phase_is_finished_by_the_same_command(house: Ho
 def test_a_newer_backup_does_not_keep_an_interrupted_restore_from_being_finished(house: House) -> None:
     first = house.backup()
     target, staging = house.base / "restored", house.base / "restored.restoring"
-    house.kill_when(lambda: len(list(staging.rglob("*.ibd"))) > 3,
-                    "restore", SERVER, "--to", "latest", "--datadir", str(target))
+    house.kill_when(
+        lambda: len(list(staging.rglob("*.ibd"))) > 3, "restore", SERVER, "--to", "latest", "--datadir", str(target)
+    )
     house.backup()
     assert house.restore(target)["backup"] == first["id"]
 
@@ -209,8 +236,9 @@ def _command_lines() -> list[bytes]:
 
 def test_two_backups_of_one_server_at_once_one_is_refused(house: House) -> None:
     with house.popen("backup", SERVER, "--kind", "full") as one, house.popen("backup", SERVER, "--kind", "full") as two:
-        answers = sorted([(one.communicate(), one.returncode), (two.communicate(), two.returncode)],
-                         key=lambda answer: answer[1])
+        answers = sorted(
+            [(one.communicate(), one.returncode), (two.communicate(), two.returncode)], key=lambda answer: answer[1]
+        )
     codes = [code for _, code in answers]
     assert codes in ([0, 1], [0, 0]), answers
     if codes == [0, 1]:

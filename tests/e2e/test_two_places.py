@@ -18,8 +18,11 @@ from tests.support.sample import checksum_everything
 def twice(house: House) -> House:
     """The house with a second required destination, ``away``."""
     away = house.base / "away"
-    house.config.write_text(house.config.read_text().replace(
-        "destinations:\n", f"destinations:\n  away: {{type: filesystem, path: {away}}}\n"))
+    house.config.write_text(
+        house.config.read_text().replace(
+            "destinations:\n", f"destinations:\n  away: {{type: filesystem, path: {away}}}\n"
+        )
+    )
     policy = house.base / "policies" / "gold.yaml"
     policy.write_text(policy.read_text().replace("required: [local]", "required: [local, away]"))
     return house

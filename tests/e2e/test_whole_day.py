@@ -36,8 +36,10 @@ from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
 
-pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
-              pytest.mark.campaign]
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
+    pytest.mark.campaign,
+]
 SPEED = 4000
 DAY = timedelta(hours=24)
 
@@ -83,8 +85,10 @@ class Day:
                 while not self._stop.wait(0.03):
                     second = self.now.replace(microsecond=0)
                     cursor.execute(f"SET timestamp = {second.timestamp():.0f}")
-                    cursor.execute("INSERT INTO shop.orders (customer_id, created_at, note) VALUES (%s, NOW(6), %s)",
-                                   (dice.randint(1, 1000), "of the day"))
+                    cursor.execute(
+                        "INSERT INTO shop.orders (customer_id, created_at, note) VALUES (%s, NOW(6), %s)",
+                        (dice.randint(1, 1000), "of the day"),
+                    )
                     self._note(cursor, second)
                     cursor.execute("UPDATE shop.products SET stock = stock + 1 WHERE id = %s", (dice.randint(1, 300),))
                     self._note(cursor, second)

@@ -44,7 +44,11 @@ class Taken:
 
 
 def take(
-    server: Server, base: Path, *, tool: PhysicalTool | None = None, lsn: int | None = None,
+    server: Server,
+    base: Path,
+    *,
+    tool: PhysicalTool | None = None,
+    lsn: int | None = None,
     on_event: Callable[[FileEvent], None] = lambda _event: None,
 ) -> Taken:
     """A backup of ``server``, unpacked into ``base``."""

@@ -16,8 +16,9 @@ from tests.support.mariadb import PrivateServer
 from tests.support.mysql import root_programs
 from tests.support.server import Server
 
-HEAD = (b"SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES', foreign_key_checks = 0, "
-        b"unique_checks = 0;\n")
+HEAD = (
+    b"SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES', foreign_key_checks = 0, unique_checks = 0;\n"
+)
 
 
 @dataclass
@@ -44,8 +45,13 @@ def wanted(names: Iterable[TableName], *, engine: str = "InnoDB") -> tuple[DumpT
     return tuple(DumpTable(name, engine, 0) for name in names)
 
 
-def dump(tool: DumpTool, request: DumpRequest, *, opened: Callable[[], None] = lambda: None,
-         during: Callable[[DumpedFile], None] = lambda _file: None) -> Dumped:
+def dump(
+    tool: DumpTool,
+    request: DumpRequest,
+    *,
+    opened: Callable[[], None] = lambda: None,
+    during: Callable[[DumpedFile], None] = lambda _file: None,
+) -> Dumped:
     """One whole run into a folder of its own. ``opened`` is called once the snapshots are there, ``during`` with each
     file."""
     folder = request.folder / f"run-{len(list(request.folder.iterdir()))}"
@@ -75,9 +81,17 @@ def load(server: Server, schema: str, dumped: Dumped, definitions: Iterable[Tabl
         texts += dumped.texts.get(definition.name, [])
     program = "mariadb" if isinstance(server, PrivateServer) else str(root_programs() / "mysql")
     done = subprocess.run(
-        [program, f"--defaults-file={server.client_file()}", "--default-character-set=utf8mb4", "--binary-mode",
-         schema],
-        input=b"".join(texts), capture_output=True, check=False)
+        [
+            program,
+            f"--defaults-file={server.client_file()}",
+            "--default-character-set=utf8mb4",
+            "--binary-mode",
+            schema,
+        ],
+        input=b"".join(texts),
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-500:].decode(errors="replace")
 
 

@@ -45,7 +45,7 @@ def test_a_tail_that_is_torn_anywhere_is_no_error(logs: Logs, chapter: str) -> N
         assert (torn.end, torn.tail) == (events[-1], end - events[-1])
         assert len(found) == transactions.index(last)
         assert torn.ending is not Ending.STOPPED
-    assert scanned(data[:last.end])[0].end == last.end
+    assert scanned(data[: last.end])[0].end == last.end
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 22, 60, 100])
@@ -58,13 +58,16 @@ def test_a_file_without_its_first_event_cannot_be_told(logs: Logs, size: int) ->
 def test_every_flipped_bit_is_noticed_where_there_are_checksums(logs: Logs, chapter: str) -> None:
     data = logs.files[chapter].path.read_bytes()
     dice = thrown(f"flips in {chapter}")
-    places = {*range(300), *range(len(data) - 200, len(data)),
-              *(dice.randrange(len(data)) for _ in range(300 * rounds(1)))}
+    places = {
+        *range(300),
+        *range(len(data) - 200, len(data)),
+        *(dice.randrange(len(data)) for _ in range(300 * rounds(1))),
+    }
 
     for at in sorted(places):
         bit = dice.randrange(1 if at == 21 else 0, 8)
         with pytest.raises(DamagedError) as caught:
-            scanned(data[:at] + bytes((data[at] ^ 1 << bit,)) + data[at + 1:])
+            scanned(data[:at] + bytes((data[at] ^ 1 << bit,)) + data[at + 1 :])
         assert "at byte" in str(caught.value)
 
 
@@ -78,7 +81,7 @@ def test_flipped_bytes_without_checksums_end_in_nothing_else_than_damage(logs: L
         for _ in range(400 * rounds(1)):
             at = dice.randrange(4, len(data))
             try:
-                scanned(data[:at] + dice.randbytes(1) + data[at + 1:])
+                scanned(data[:at] + dice.randbytes(1) + data[at + 1 :])
             except DamagedError:
                 noticed += 1
     assert noticed > 40
@@ -86,10 +89,10 @@ def test_flipped_bytes_without_checksums_end_in_nothing_else_than_damage(logs: L
 
 def without_checksums(plain: bytes, checked: bytes) -> bytes:
     """The events of ``checked`` behind the first event of ``plain``."""
-    out = bytearray(plain[:next(end for _, _, end in framed(plain))])
+    out = bytearray(plain[: next(end for _, _, end in framed(plain))])
     for kind, begin, end in framed(checked):
         if kind != 15:
-            out += edited(checked[begin:end - 4], len(out), checksum=False)
+            out += edited(checked[begin : end - 4], len(out), checksum=False)
     return bytes(out)
 
 
@@ -119,7 +122,7 @@ def test_a_transaction_without_an_end_is_a_remark_and_not_in_the_index(logs: Log
     _, transactions = scanned(data)
     half = [one for one in framed(data) if transactions[-1].start <= one[1] < transactions[-1].end][:-1]
     stop = next(data[begin:end] for kind, begin, end in framed(data) if kind == 3)
-    torn = data[:half[-1][2]]
+    torn = data[: half[-1][2]]
     found, left = scanned(torn + edited(stop, len(torn)))
 
     assert len(left) == len(transactions) - 1
@@ -133,7 +136,7 @@ def test_columns_that_the_log_does_not_describe_are_a_remark() -> None:
     table_map, begin, end = next(one for one in framed(data) if one[0] == 19)
     types = data.index(b"copied\0\x03", begin, end) + 8
     # As if its first INT were a TIME(6) of the days before MariaDB 10.1, of which the log gives no length.
-    altered = data[:types] + b"\x0b" + data[types + 1:]
+    altered = data[:types] + b"\x0b" + data[types + 1 :]
     found, transactions = scanned(altered)
 
     assert table_map == 19
@@ -150,22 +153,40 @@ def test_a_long_event_that_is_torn_or_flipped_is_told_as_any_other(logs: Logs) -
             assert scanned(data[:stop])[0].end <= begin
         for at in (begin + 25, begin + 900_000, end - 1):
             with pytest.raises(DamagedError, match="at byte"):
-                scanned(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1:])
+                scanned(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :])
 
 
 def test_an_encrypted_log_is_read_as_its_server_streams_it(short_tmp: Path) -> None:
     keys = short_tmp / "keys"
     keys.write_text("1;" + "ab" * 16 + "\n")
     give_to_database(keys)
-    with PrivateServer(options={"plugin_load_add": "file_key_management", "encrypt_binlog": 1,
-                                "file_key_management_filename": str(keys)}) as server:
-        server.execute("CREATE DATABASE x", "CREATE TABLE x.t (i INT PRIMARY KEY)", "INSERT INTO x.t VALUES (1), (2)",
-                       "FLUSH BINARY LOGS")
+    with PrivateServer(
+        options={
+            "plugin_load_add": "file_key_management",
+            "encrypt_binlog": 1,
+            "file_key_management_filename": str(keys),
+        }
+    ) as server:
+        server.execute(
+            "CREATE DATABASE x",
+            "CREATE TABLE x.t (i INT PRIMARY KEY)",
+            "INSERT INTO x.t VALUES (1), (2)",
+            "FLUSH BINARY LOGS",
+        )
         with pytest.raises(DamagedError, match="encrypted"):
             all_of(server.datadir / "binlog.000001")
         subprocess.run(
-            ["mariadb-binlog", f"--defaults-file={server.client_file()}", "--read-from-remote-server", "--raw",
-             f"--result-file={short_tmp}/", "binlog.000001"], check=True, capture_output=True)
+            [
+                "mariadb-binlog",
+                f"--defaults-file={server.client_file()}",
+                "--read-from-remote-server",
+                "--raw",
+                f"--result-file={short_tmp}/",
+                "binlog.000001",
+            ],
+            check=True,
+            capture_output=True,
+        )
         gtids = server.scalar("SELECT @@gtid_binlog_pos")
     found, transactions = all_of(short_tmp / "binlog.000001")
     assert found.gtids_after == gtids
@@ -182,7 +203,7 @@ def test_encrypted_files_are_refused_by_name() -> None:
         event[4] = 164
 
     noise = random.Random(1).randbytes(400)
-    encrypted = data[:first[2]] + edited(data[second[1]:second[2]], first[2], start) + noise
+    encrypted = data[: first[2]] + edited(data[second[1] : second[2]], first[2], start) + noise
     with pytest.raises(DamagedError, match="encrypted"):
         scanned(encrypted)
 
@@ -200,7 +221,8 @@ def test_logs_without_gtid_events_are_taken_apart_by_their_statements(chapter: s
     found, transactions = scanned(bytes(old))
 
     assert [(one.changes, one.statement, one.state, one.xid) for one in transactions] == [
-        (one.changes, one.statement, one.state, one.xid) for one in expected]
+        (one.changes, one.statement, one.state, one.xid) for one in expected
+    ]
     assert {one.gtid for one in transactions} == {""}
     assert [one.at.timestamp() for one in transactions] == [int(one.at.timestamp()) for one in transactions]
     assert (found.gtids_before, found.gtids_after, found.precise, found.end) == ("", "", False, len(old))

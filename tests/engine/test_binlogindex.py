@@ -34,8 +34,10 @@ def test_an_empty_index_is_its_first_line() -> None:
     assert list(decode_index(written_by_us(()))) == []
 
 
-@pytest.mark.parametrize("broken", [
-    b"{}\n", b"no JSON\n", b'{"format": "backupd-index/9"}\n', b"\xff\xfe\n", b"[]\n", b'{"gtid": "0-1-1"}\n'])
+@pytest.mark.parametrize(
+    "broken",
+    [b"{}\n", b"no JSON\n", b'{"format": "backupd-index/9"}\n', b"\xff\xfe\n", b"[]\n", b'{"gtid": "0-1-1"}\n'],
+)
 def test_another_format_and_broken_lines_are_damage(broken: bytes) -> None:
     good = lines()
     for damaged in ([broken, *good[1:]], [*good[:2], broken]):

@@ -27,8 +27,18 @@ from tests.support.binlogs import (
 )
 from tests.support.dice import rounds, thrown
 
-CHAPTERS = ("rows", "statements", "two_phases", "conflicts", "compressed", "large", "without_checksums", "other_gtids",
-            "growing", "stopped")
+CHAPTERS = (
+    "rows",
+    "statements",
+    "two_phases",
+    "conflicts",
+    "compressed",
+    "large",
+    "without_checksums",
+    "other_gtids",
+    "growing",
+    "stopped",
+)
 SMALL = ("statements", "two_phases", "without_checksums", "other_gtids", "growing", "stopped")
 
 
@@ -101,9 +111,24 @@ def test_statements_are_told_by_kind_and_table(logs: Logs) -> None:
     found, transactions = all_of(logs.files["statements"].path)
     kinds = [(str(change.kind), change.name) for one in transactions for change in one.changes]
 
-    for expected in (("create", "s"), ("alter", "s"), ("create", "v"), ("drop", "v"), ("rename", "s2"),
-                     ("truncate", "s3"), ("drop", "s3"), ("drop", "nosuch"), ("other", ""), ("other", "s"),
-                     ("create", ""), ("drop", ""), ("insert", "s"), ("update", "s"), ("delete", "s"), ("insert", "m")):
+    for expected in (
+        ("create", "s"),
+        ("alter", "s"),
+        ("create", "v"),
+        ("drop", "v"),
+        ("rename", "s2"),
+        ("truncate", "s3"),
+        ("drop", "s3"),
+        ("drop", "nosuch"),
+        ("other", ""),
+        ("other", "s"),
+        ("create", ""),
+        ("drop", ""),
+        ("insert", "s"),
+        ("update", "s"),
+        ("delete", "s"),
+        ("insert", "m"),
+    ):
         assert expected in kinds, expected
     assert "S3cret" not in "".join(one.statement for one in transactions)
     assert len(found.remarks) == (3 if logs.flavour == "mariadb" else 2)
@@ -121,8 +146,12 @@ def test_parts_of_xa_transactions_carry_their_name_and_state(logs: Logs) -> None
     _, transactions = all_of(logs.files["two_phases"].path)
     parts = [(one.xid, one.state) for one in transactions]
 
-    assert parts[:4] == [("X'6f6e65',X'',1", "prepared"), ("X'6f6e65',X'',1", "committed"),
-                         ("X'74776f',X'',1", "prepared"), ("X'74776f',X'',1", "rolled back")]
+    assert parts[:4] == [
+        ("X'6f6e65',X'',1", "prepared"),
+        ("X'6f6e65',X'',1", "committed"),
+        ("X'74776f',X'',1", "prepared"),
+        ("X'74776f',X'',1", "rolled back"),
+    ]
     # MariaDB writes an XA transaction of one phase as any other.
     assert parts[4] == (("", "") if logs.flavour == "mariadb" else ("X'7468726565',X'6272616e6368',7", "committed"))
 
@@ -139,8 +168,9 @@ def test_a_growing_file_in_pieces_gives_what_one_scan_gives(logs: Logs) -> None:
             found: list[Transaction] = []
             joined: Scan | None = None
             for look in looks:
-                context = None if joined is None else ScanContext.from_json(
-                    json.loads(json.dumps(joined.context.as_json())))
+                context = (
+                    None if joined is None else ScanContext.from_json(json.loads(json.dumps(joined.context.as_json())))
+                )
                 stream = io.BytesIO(data)
                 stream.seek(start := 0 if joined is None else joined.end)
                 piece = scan(stream, start=start, context=context, stop=look, on_transaction=found.append)
@@ -187,8 +217,9 @@ class Repeated:
 def test_a_transaction_of_200_mb_is_read_in_little_memory(logs: Logs) -> None:
     data = logs.files["rows"].path.read_bytes()
     bulk = max(scanned(data)[1], key=lambda one: sum(c.rows for c in one.changes if str(c.kind) == "insert"))
-    size, event = max((end - begin, begin) for kind, begin, end in framed(data)
-                      if kind in {23, 30} and bulk.start <= begin < bulk.end)
+    size, event = max(
+        (end - begin, begin) for kind, begin, end in framed(data) if kind in {23, 30} and bulk.start <= begin < bulk.end
+    )
     counted = {}
     tracemalloc.start()
     for times in (1, 2, 200_000_000 // size):

@@ -28,8 +28,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def source_of(server: Server) -> BinlogSource:
-    return BinlogSource(Connection(socket=str(server.socket), user="s", password="p"),
-                        marker=lambda datadir: f"restored:{datadir}")
+    return BinlogSource(
+        Connection(socket=str(server.socket), user="s", password="p"), marker=lambda datadir: f"restored:{datadir}"
+    )
 
 
 def test_one_look_tells_who_it_is_and_where_it_stands(server: Server) -> None:

@@ -48,8 +48,15 @@ def test_the_call_holds_no_secret_and_a_folder_of_its_own() -> None:
     tool = BinlogTool(TOOL, Flavour.MYSQL, "connection-server-id", modes=True)
     command = tool.stream(Path("/run/o1.cnf"), Path("/spool/incoming"), "binlog.000007", 4_000_000_000)
     assert command.argv == (
-        "/opt/bin/mysqlbinlog", "--defaults-file=/run/o1.cnf", "--read-from-remote-server", "--raw",
-        "--result-file=./", "--stop-never", "--connection-server-id=4000000000", "binlog.000007")
+        "/opt/bin/mysqlbinlog",
+        "--defaults-file=/run/o1.cnf",
+        "--read-from-remote-server",
+        "--raw",
+        "--result-file=./",
+        "--stop-never",
+        "--connection-server-id=4000000000",
+        "binlog.000007",
+    )
     assert command.cwd == Path("/spool/incoming")
     once = tool.fetch(Path("/run/o1.cnf"), Path("/spool/incoming"), "binlog.000007", 4_000_000_000)
     assert "--stop-never" not in once.argv
@@ -84,29 +91,54 @@ def test_the_connection_id_is_stable_high_and_nobody_elses() -> None:
     assert connection_id("db1", "here", {one}) == one + 1
 
 
-@pytest.mark.parametrize(("said", "kind"), [
-    ("", EndKind.LOST),
-    ("ERROR: Got error reading packet from server: Lost connection to server during query", EndKind.LOST),
-    ("ERROR: Got error reading packet from server: Could not find first log file name in binary log index file",
-     EndKind.NOT_THERE),
-    ("ERROR: Got error reading packet from server: File './binlog.000011' not found (Errcode: 2 \"No such file\")",
-     EndKind.NOT_THERE),
-    ("ERROR: Got error reading packet from server: could not find next log; the first event", EndKind.NO_NEXT),
-    ("ERROR: Got error reading packet from server: A slave with the same server_uuid/server_id is already connected",
-     EndKind.TWIN),
-    ("ERROR: Got error reading packet from server: binlog truncated in the middle of event; consider out of disk",
-     EndKind.TORN),
-    ("ERROR: Failed on connect: Can't connect to local server through socket", EndKind.UNREACHABLE),
-    ("ERROR: Failed on connect: Access denied for user 'u'@'localhost'", EndKind.DENIED),
-    ("mysqlbinlog: [ERROR] unknown option '--ssl'.", EndKind.DENIED),
-    ("mysqlbinlog: [Warning] unknown option '--loose-x'\nERROR: Got error reading packet from server: Lost connection",
-     EndKind.LOST),
-    ("Warning: mysqlbinlog: unknown option '--loose-get-server-public-key'", EndKind.LOST),
-    ("ERROR: Could not write into log file '/spool/incoming/binlog.000002'", EndKind.DISK),
-    ("ERROR: Could not create output log file: ./../../x", EndKind.MISNAMED),
-    ("ERROR: Could not create log file './../../x'", EndKind.MISNAMED),
-    ("something new", EndKind.OTHER),
-])
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("", EndKind.LOST),
+        ("ERROR: Got error reading packet from server: Lost connection to server during query", EndKind.LOST),
+        (
+            "ERROR: Got error reading packet from server: Could not find first log file name in binary log index file",
+            EndKind.NOT_THERE,
+        ),
+        (
+            (
+                "ERROR: Got error reading packet from server: File './binlog.000011' not found (Errcode: 2 \"No such "
+                'file")'
+            ),
+            EndKind.NOT_THERE,
+        ),
+        ("ERROR: Got error reading packet from server: could not find next log; the first event", EndKind.NO_NEXT),
+        (
+            (
+                "ERROR: Got error reading packet from server: A slave with the same server_uuid/server_id is already "
+                "connected"
+            ),
+            EndKind.TWIN,
+        ),
+        (
+            (
+                "ERROR: Got error reading packet from server: binlog truncated in the middle of event; consider out "
+                "of disk"
+            ),
+            EndKind.TORN,
+        ),
+        ("ERROR: Failed on connect: Can't connect to local server through socket", EndKind.UNREACHABLE),
+        ("ERROR: Failed on connect: Access denied for user 'u'@'localhost'", EndKind.DENIED),
+        ("mysqlbinlog: [ERROR] unknown option '--ssl'.", EndKind.DENIED),
+        (
+            (
+                "mysqlbinlog: [Warning] unknown option '--loose-x'\nERROR: Got error reading packet from server: "
+                "Lost connection"
+            ),
+            EndKind.LOST,
+        ),
+        ("Warning: mysqlbinlog: unknown option '--loose-get-server-public-key'", EndKind.LOST),
+        ("ERROR: Could not write into log file '/spool/incoming/binlog.000002'", EndKind.DISK),
+        ("ERROR: Could not create output log file: ./../../x", EndKind.MISNAMED),
+        ("ERROR: Could not create log file './../../x'", EndKind.MISNAMED),
+        ("something new", EndKind.OTHER),
+    ],
+)
 def test_its_last_words_are_understood(said: str, kind: EndKind) -> None:
     assert end_kind(said) is kind
     assert not_made(said) == ("../../x" if kind is EndKind.MISNAMED else "")

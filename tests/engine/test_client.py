@@ -129,8 +129,9 @@ def nobody() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_of_a_file_that_may_not_be_read_it_is_told_as_whom_it_was_tried_whose_it_is_and_what_to_do(short_tmp: Path
-                                                                                                ) -> None:
+def test_of_a_file_that_may_not_be_read_it_is_told_as_whom_it_was_tried_whose_it_is_and_what_to_do(
+    short_tmp: Path,
+) -> None:
     closed = short_tmp / "closed"
     closed.mkdir(mode=0o700)
     inside, beside = closed / "my.cnf", short_tmp / "my.cnf"
@@ -138,10 +139,17 @@ def test_of_a_file_that_may_not_be_read_it_is_told_as_whom_it_was_tried_whose_it
         path.write_text("[client]\nuser=a\n")
         path.chmod(0o600)
     for file, whose, remedy in (
-            (beside, f"{beside} is of user root, with mode 0600",
-             f"give the file to user nobody (chown, and chmod 600 {beside})"),
-            (inside, f"{closed} is of user root, with mode 0700",
-             f"let user nobody pass through that folder (chmod o+x {closed})")):
+        (
+            beside,
+            f"{beside} is of user root, with mode 0600",
+            f"give the file to user nobody (chown, and chmod 600 {beside})",
+        ),
+        (
+            inside,
+            f"{closed} is of user root, with mode 0700",
+            f"let user nobody pass through that folder (chmod o+x {closed})",
+        ),
+    ):
         with nobody(), pytest.raises(ConfigurationError) as caught:
             Connection.from_config(defaults_file=file)
         assert caught.value.detail == f"{file}: cannot be read: Permission denied (tried as user nobody; {whose})"

@@ -54,7 +54,8 @@ def source() -> Iterator[MySQLServer]:
     with MySQLServer(mysqld_path=PROGRAM) as server:
         server.create_backup_users()
         server.execute(
-            "CREATE DATABASE shop", "CREATE DATABASE `leer é`",
+            "CREATE DATABASE shop",
+            "CREATE DATABASE `leer é`",
             "CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, v VARCHAR(200))",
             f"INSERT INTO shop.orders (v) SELECT REPEAT('x', 150) FROM ({ROWS}) a, ({ROWS}) b, ({ROWS}) c",
             "CREATE TABLE shop.`näme 表` (id INT PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 2",
@@ -78,7 +79,11 @@ def service(server: MySQLServer) -> Connection:
 
 
 def take(
-    server: MySQLServer, spool: Path, target: Path, *, hear: Callable[[str], None] | None = None,
+    server: MySQLServer,
+    spool: Path,
+    target: Path,
+    *,
+    hear: Callable[[str], None] | None = None,
     on_event: Callable[[FileEvent], None] = lambda _event: None,
 ) -> Receipts:
     shutil.rmtree(target, ignore_errors=True)
@@ -123,8 +128,10 @@ def test_a_clone_starts_as_the_server_at_its_recorded_position(
     names = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()}
     assert {"ibdata1", "mysql.ibd", "shop/orders.ibd", "backup-my.cnf"} <= names
     assert "leer@0020@0ha/db.opt" in names or any(name.startswith("leer") for name in names)
-    assert not any(name.startswith(("#clone", "auto.cnf", "#innodb_temp", "ibtmp")) or name.endswith((".pem", "_tmp"))
-                   for name in names)
+    assert not any(
+        name.startswith(("#clone", "auto.cnf", "#innodb_temp", "ibtmp")) or name.endswith((".pem", "_tmp"))
+        for name in names
+    )
     the_tool().verify_prepared(base, receipts, ())
     assert the_tool().prepare(base, memory=0) == ()
     assert (base / "performance_schema").is_dir()
@@ -139,9 +146,7 @@ def test_a_clone_starts_as_the_server_at_its_recorded_position(
     shutil.rmtree(copy)
 
 
-def test_under_writers_the_witness_has_the_position_of_the_clone(
-    source: MySQLServer, spool: Path, place: Path
-) -> None:
+def test_under_writers_the_witness_has_the_position_of_the_clone(source: MySQLServer, spool: Path, place: Path) -> None:
     stop = threading.Event()
 
     def write() -> None:
@@ -214,8 +219,14 @@ def test_a_server_that_is_read_only_is_cloned_once_its_plugin_is_loaded_and_refu
         shutil.rmtree(place / "x", ignore_errors=True)
 
 
-def refused(server: MySQLServer, kind: type[BackupdError] = RefusedError, *, user: str = SERVICE_USER,
-            password: str = SERVICE_PASSWORD, **others: object) -> BackupdError:
+def refused(
+    server: MySQLServer,
+    kind: type[BackupdError] = RefusedError,
+    *,
+    user: str = SERVICE_USER,
+    password: str = SERVICE_PASSWORD,
+    **others: object,
+) -> BackupdError:
     connection = Connection(socket=str(server.socket), user=user, password=password)
     request = replace(CaptureRequest(connection, Path("/nonexistent")), **others)  # type: ignore[arg-type]  # by name
     with pytest.raises(kind) as caught, the_tool().capture(request):
@@ -253,8 +264,10 @@ def test_tables_outside_the_datadir_are_refused_by_name(place: Path, spool: Path
 def test_a_program_of_another_release_does_not_start_a_clone(source: MySQLServer, spool: Path) -> None:
     tool = the_tool().tool
     other = Clone(replace(tool, version=replace(tool.version, patch=99)))
-    with pytest.raises(ToolError, match=r"can be started by"), other.capture(
-            CaptureRequest(service(source), spool, spool=spool)):
+    with (
+        pytest.raises(ToolError, match=r"can be started by"),
+        other.capture(CaptureRequest(service(source), spool, spool=spool)),
+    ):
         pass
 
 
@@ -276,8 +289,12 @@ def test_cancelling_ends_the_statement_and_leaves_nothing(source: MySQLServer, s
 def test_a_server_that_dies_while_it_clones_leaves_nothing(place: Path, spool: Path) -> None:
     with MySQLServer(mysqld_path=PROGRAM) as server:
         server.create_backup_users()
-        request = CaptureRequest(service(server), spool, spool=spool,
-                                 on_stderr=lambda line: server.kill() if line.startswith("cloning") else None)
+        request = CaptureRequest(
+            service(server),
+            spool,
+            spool=spool,
+            on_stderr=lambda line: server.kill() if line.startswith("cloning") else None,
+        )
         with pytest.raises((ToolError, ServerError)), the_tool().capture(request) as capture:
             list(capture.events())
     assert not list(spool.iterdir())
@@ -314,7 +331,7 @@ def test_files_of_another_moment_are_noticed_before_a_server_is_started(
         victim.unlink()
     else:
         content = bytearray(victim.read_bytes())
-        for place_of_lsn in ((26,) if damage == "system" else (520, 1544)):
+        for place_of_lsn in (26,) if damage == "system" else (520, 1544):
             content[place_of_lsn + 7] ^= 1
         victim.write_bytes(content)
     try:
@@ -326,14 +343,18 @@ def test_files_of_another_moment_are_noticed_before_a_server_is_started(
 
 def test_a_clone_that_could_not_follow_a_rename_is_taken_again() -> None:
     """As MySQL 9.7.4 says it, at a moment that nobody can choose: see tests/e2e/test_ddl_soak.py."""
-    told = ServerError("the server refused a statement", detail="Error on rename of '/spool/data/shop/moved.ibd' to "
-                       "'/spool/data/other/moved.ibd.#clone_ddl' (errno: 2 - No such file or directory) (error 1025)")
+    told = ServerError(
+        "the server refused a statement",
+        detail="Error on rename of '/spool/data/shop/moved.ibd' to "
+        "'/spool/data/other/moved.ibd.#clone_ddl' (errno: 2 - No such file or directory) (error 1025)",
+    )
     assert isinstance(clone._clone_error(told, Path("/spool/data"), 0), TablesChangedError)
     assert isinstance(clone._clone_error(ServerError("no"), Path("/spool/data"), 0), ToolError)
 
 
 def test_the_room_for_a_clone_is_told_though_a_schema_is_dropped_meanwhile(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("kept", "dropped"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "t.ibd").write_bytes(b"x" * 4096)
@@ -366,8 +387,12 @@ def test_files_are_read_with_their_holes_and_removed(tmp_path: Path) -> None:
         file.write(b"y" * 65536)
     (tmp_path / "zero").touch()
     (tmp_path / "big").write_bytes(os.urandom(9 << 20))
-    wanted = {"big": (tmp_path / "big").read_bytes(), "a/sparse": (tmp_path / "a" / "sparse").read_bytes(), "zero": b"",
-              "empty/db.opt": b""}
+    wanted = {
+        "big": (tmp_path / "big").read_bytes(),
+        "a/sparse": (tmp_path / "a" / "sparse").read_bytes(),
+        "zero": b"",
+        "empty/db.opt": b"",
+    }
     folder = Folder()
     for event in ingest(tmp_path, lambda path: path.name != "none", owner=os.geteuid()):
         if isinstance(event, Data):

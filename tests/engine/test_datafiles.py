@@ -52,18 +52,31 @@ def test_missing_tables_and_dropped_ones_that_came_back_are_named(tmp_path: Path
 
 
 def test_a_tablespace_whose_table_is_gone_at_the_position_need_not_be_there_and_that_of_any_other_must(
-        tmp_path: Path) -> None:
+    tmp_path: Path,
+) -> None:
     """XtraBackup 2.4 copies it, and its prepare, following the redo log, removes or renames it."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m/left.ibd").touch()
-    gone = ["m/dropped.ibd", "m/moved.ibd", "m/isam.ibd", "m/parted#P#p1.ibd", "m/outside.isl",
-            "m/FTS_000000000000002a_CONFIG.ibd"]
-    tables = [BaseTable(TableName("n", "moved"), "InnoDB"), BaseTable(TableName("m", "isam"), "MyISAM"),
-              BaseTable(TableName("m", "left"), "InnoDB", 7),
-              BaseTable(TableName("m", "parted"), "InnoDB", 8, parts=("p0",))]
+    gone = [
+        "m/dropped.ibd",
+        "m/moved.ibd",
+        "m/isam.ibd",
+        "m/parted#P#p1.ibd",
+        "m/outside.isl",
+        "m/FTS_000000000000002a_CONFIG.ibd",
+    ]
+    tables = [
+        BaseTable(TableName("n", "moved"), "InnoDB"),
+        BaseTable(TableName("m", "isam"), "MyISAM"),
+        BaseTable(TableName("m", "left"), "InnoDB", 7),
+        BaseTable(TableName("m", "parted"), "InnoDB", 8, parts=("p0",)),
+    ]
     verify_tables(tmp_path, [*gone, "m/left.ibd"], tables=tables)
-    for lost, owner in (("m/there.ibd", BaseTable(TableName("m", "there"), "InnoDB", 9)), ("m/parted#P#p0.ibd", None),
-                        ("n/FTS_000000000000002b_CONFIG.ibd", None)):
+    for lost, owner in (
+        ("m/there.ibd", BaseTable(TableName("m", "there"), "InnoDB", 9)),
+        ("m/parted#P#p0.ibd", None),
+        ("n/FTS_000000000000002b_CONFIG.ibd", None),
+    ):
         with pytest.raises(UnrestorableError) as wrong:
             verify_tables(tmp_path, [*gone, "m/left.ibd", lost], tables=[*tables, *([owner] if owner else [])])
         assert wrong.value.damages == (f"{lost} is missing",)
@@ -87,17 +100,40 @@ def laid_out(base: Path, *paths: str) -> Path:
 
 
 def test_a_tablespace_that_a_rename_left_in_the_old_schema_gets_its_tables_name(tmp_path: Path) -> None:
-    base = laid_out(tmp_path, "a/d.isl", "a/d.ibd", "c/d.frm", "a/p#P#p0.isl", "a/p#P#p0.ibd", "c/p.frm",
-                    "c/p#P#p1.ibd", "a/here.isl", "a/here.ibd", "a/here.frm",
-                    "a/FTS_0000000000000016_CONFIG.isl", "a/FTS_0000000000000016_CONFIG.ibd",
-                    "b/d.frm", "b/d.MYI", "e/p.frm", "e/p#P#p0.ibd", "b/gone.frm", "a/left.isl", "a/left.ibd")
+    base = laid_out(
+        tmp_path,
+        "a/d.isl",
+        "a/d.ibd",
+        "c/d.frm",
+        "a/p#P#p0.isl",
+        "a/p#P#p0.ibd",
+        "c/p.frm",
+        "c/p#P#p1.ibd",
+        "a/here.isl",
+        "a/here.ibd",
+        "a/here.frm",
+        "a/FTS_0000000000000016_CONFIG.isl",
+        "a/FTS_0000000000000016_CONFIG.ibd",
+        "b/d.frm",
+        "b/d.MYI",
+        "e/p.frm",
+        "e/p#P#p0.ibd",
+        "b/gone.frm",
+        "a/left.isl",
+        "a/left.ibd",
+    )
     (base / "x").mkdir()
     (base / "x/d.frm").write_bytes(b"TYPE=VIEW\nquery=select 1")
     assert rejoin_renamed(base) == ("c/d", "c/p#P#p0")
     assert (base / "c/d.ibd").read_bytes() == b"a/d.ibd"
     assert (base / "c/p#P#p0.isl").read_bytes() == b"a/p#P#p0.isl"
     assert sorted(path.name for path in (base / "a").iterdir() if "FTS" not in path.name) == [
-        "here.frm", "here.ibd", "here.isl", "left.ibd", "left.isl"]
+        "here.frm",
+        "here.ibd",
+        "here.isl",
+        "left.ibd",
+        "left.isl",
+    ]
     assert rejoin_renamed(base) == ()
 
 
@@ -150,26 +186,42 @@ def test_a_tablespace_that_an_increment_would_remove_though_its_table_lives_on_i
         laid_out(increment, f"{stem}.ibd.meta").joinpath(f"{stem}.ibd.meta").write_text(f"space_id = {number}\n")
     assert sorted(put_aside(base, increment)) == ["s/log", "s/was"]
     assert sorted(path.name for path in base.rglob("*.ibd")) == [
-        "gone.ibd", "other.ibd", "xtrabackup_tmp_#7.ibd", "xtrabackup_tmp_#9.ibd"]
+        "gone.ibd",
+        "other.ibd",
+        "xtrabackup_tmp_#7.ibd",
+        "xtrabackup_tmp_#9.ibd",
+    ]
     assert put_aside(base, increment) == ()
 
 
 def test_a_tablespace_with_the_number_of_another_table_is_told_from_that_of_its_own(tmp_path: Path) -> None:
-    tables = [BaseTable(TableName("s", name), engine, space, shared, parts) for name, engine, space, shared, parts in (
-        ("own", "InnoDB", 7, False, ()), ("other", "InnoDB", 8, False, ()), ("none", "InnoDB", 9, False, ()),
-        ("away", "InnoDB", 10, False, ()), ("common", "InnoDB", 0, True, ()), ("cut", "InnoDB", 11, False, ("p0",)),
-        ("isam", "MyISAM", None, False, ()))]
+    tables = [
+        BaseTable(TableName("s", name), engine, space, shared, parts)
+        for name, engine, space, shared, parts in (
+            ("own", "InnoDB", 7, False, ()),
+            ("other", "InnoDB", 8, False, ()),
+            ("none", "InnoDB", 9, False, ()),
+            ("away", "InnoDB", 10, False, ()),
+            ("common", "InnoDB", 0, True, ()),
+            ("cut", "InnoDB", 11, False, ("p0",)),
+            ("isam", "MyISAM", None, False, ()),
+        )
+    ]
     files = {"s/own.ibd": 7, "s/other.ibd": 7, "s/none.ibd": 0, "s/away.ibd": 3, "s/cut#P#p0.ibd": 3, "s/more.ibd": 3}
     laid_out(tmp_path, *files, "s/away.isl", "s/isam.MYD")
     for path, number in files.items():
         (tmp_path / path).write_bytes(bytes(34) + number.to_bytes(4) + bytes(99))
     assert of_others(tmp_path, [*files, "s/away.isl", "s/isam.MYD"], tables) == [
-        TableName("s", "none"), TableName("s", "other")]
+        TableName("s", "none"),
+        TableName("s", "other"),
+    ]
 
 
 def test_a_prepare_of_some_tables_may_miss_others_by_the_names_that_they_had(tmp_path: Path) -> None:
-    lines = [f"InnoDB: Tablespace {number} was not found at ./s/{table}.ibd when restoring a (partial?) backup. All"
-             for number, table in ((7, "taken"), (8, "taken"), (9, "gone"), (10, "zero"))]
+    lines = [
+        f"InnoDB: Tablespace {number} was not found at ./s/{table}.ibd when restoring a (partial?) backup. All"
+        for number, table in ((7, "taken"), (8, "taken"), (9, "gone"), (10, "zero"))
+    ]
     for table, number in (("taken", 8), ("zero", 0)):
         laid_out(tmp_path, f"s/{table}.ibd").joinpath(f"s/{table}.ibd").write_bytes(bytes(34) + number.to_bytes(4))
     assert without_earlier_names("\n".join(lines), tmp_path).splitlines() == lines[1:]

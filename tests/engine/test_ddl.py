@@ -29,17 +29,23 @@ from tests.support.server import Server, query
 MODE = "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT"
 SHOP = (
     "CREATE DATABASE shop CHARACTER SET latin1",
-    ("CREATE TABLE shop.orders (id INT PRIMARY KEY, v VARCHAR(90) CHARACTER SET utf8mb4, "
-    "at TIMESTAMP DEFAULT '2020-01-01 12:00:00')"),
+    (
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, v VARCHAR(90) CHARACTER SET utf8mb4, "
+        "at TIMESTAMP DEFAULT '2020-01-01 12:00:00')"
+    ),
     "CREATE VIEW shop.z_first AS SELECT id, v FROM shop.orders",
     "CREATE VIEW shop.m_second AS SELECT id FROM shop.z_first",
     "CREATE VIEW shop.a_third AS SELECT m_second.id FROM shop.m_second JOIN shop.z_first USING (id)",
     "CREATE VIEW shop.broken AS SELECT v FROM shop.orders",
     f"SET SESSION sql_mode = '{MODE}'",
-    ('CREATE TRIGGER shop."late one" BEFORE INSERT ON shop.orders FOR EACH ROW '
-     "SET NEW.v = NEW.v || '\\' || ';' || '//'"),
-    ("CREATE TRIGGER shop.early BEFORE INSERT ON shop.orders FOR EACH ROW PRECEDES \"late one\" "
-    "SET NEW.v = CONCAT(NEW.v, '🦆')"),
+    (
+        'CREATE TRIGGER shop."late one" BEFORE INSERT ON shop.orders FOR EACH ROW '
+        "SET NEW.v = NEW.v || '\\' || ';' || '//'"
+    ),
+    (
+        'CREATE TRIGGER shop.early BEFORE INSERT ON shop.orders FOR EACH ROW PRECEDES "late one" '
+        "SET NEW.v = CONCAT(NEW.v, '🦆')"
+    ),
     "SET SESSION sql_mode = DEFAULT, character_set_client = latin1, collation_connection = latin1_german1_ci",
     "CREATE FUNCTION shop.twice(x VARCHAR(20)) RETURNS VARCHAR(40) DETERMINISTIC RETURN CONCAT(x, '//', x)",
     "CREATE PROCEDURE shop.p()\nBEGIN\n  DECLARE y VARCHAR(9);\n  SELECT ';', twice('a');\nEND",
@@ -81,8 +87,7 @@ def _run(server: Server, schema: str, texts: list[str]) -> None:
 def _client(server: Server, schema: str, script: bytes) -> None:
     mariadb = server.sequences
     program = "mariadb" if mariadb else str(root_programs() / "mysql")
-    subprocess.run([program, f"--defaults-file={server.client_file()}", "--comments", schema], input=script,
-                   check=True)
+    subprocess.run([program, f"--defaults-file={server.client_file()}", "--comments", schema], input=script, check=True)
 
 
 def test_what_is_read_from_the_text_is_what_the_information_schema_says(server: Server, session: Session) -> None:
@@ -90,27 +95,32 @@ def test_what_is_read_from_the_text_is_what_the_information_schema_says(server: 
     assert not found.failed
     keys: dict[tuple[str, str], list[str]] = {}
     for table, key, column in server.query(
-            "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = 'zoo' "
-            "ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"):
+        "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = 'zoo' "
+        "ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"
+    ):
         keys.setdefault((str(table), str(key)), []).append(str(column))
     told: dict[str, list[tuple[str, str, bool, bool, bool]]] = {}
     for table, column, kind, extra, nullable in server.query(
-            "SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, EXTRA, IS_NULLABLE FROM information_schema.COLUMNS "
-            "WHERE TABLE_SCHEMA = 'zoo' ORDER BY TABLE_NAME, ORDINAL_POSITION"):
+        "SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, EXTRA, IS_NULLABLE FROM information_schema.COLUMNS "
+        "WHERE TABLE_SCHEMA = 'zoo' ORDER BY TABLE_NAME, ORDINAL_POSITION"
+    ):
         words = str(extra).upper()
         made = "GENERATED" in words.replace("DEFAULT_GENERATED", "")
-        told.setdefault(str(table), []).append((str(column), str(kind), made or "ROW " in words,
-                                                "INVISIBLE" in words, nullable == "YES"))
+        told.setdefault(str(table), []).append(
+            (str(column), str(kind), made or "ROW " in words, "INVISIBLE" in words, nullable == "YES")
+        )
     for name, definition in found.tables.items():
         if definition.is_sequence:
             continue
         columns = definition.columns
-        assert [(column.name, column.kind, column.generated, column.invisible, column.nullable)
-                for column in columns.all] == told[name.table], name
+        assert [
+            (column.name, column.kind, column.generated, column.invisible, column.nullable) for column in columns.all
+        ] == told[name.table], name
         assert columns.primary_key == tuple(keys.get((name.table, "PRIMARY"), ())), name
     children = found.tables[TableName("zoo", "children")]
     assert [(key.name, key.parent, key.on_delete) for key in children.foreign_keys] == [
-        ("kin", TableName("zoo", "parents"), "CASCADE")]
+        ("kin", TableName("zoo", "parents"), "CASCADE")
+    ]
 
 
 def test_a_written_definition_is_read_back_and_makes_the_very_same_table(server: Server, session: Session) -> None:
@@ -124,11 +134,13 @@ def test_a_written_definition_is_read_back_and_makes_the_very_same_table(server:
     made = read_tables(session, [TableName("again", name.table) for name in found])
     assert not made.failed
     assert {name.table: one.create for name, one in made.tables.items()} == {
-        name.table: one.create for name, one in found.items()}
+        name.table: one.create for name, one in found.items()
+    }
 
 
 def test_triggers_come_back_in_order_in_another_schema_with_mode_and_every_letter(
-        server: Server, session: Session) -> None:
+    server: Server, session: Session
+) -> None:
     orders = read_table(session, TableName("shop", "orders"))
     assert "DEFAULT '2020-01-01 12:00:00'" in orders.create  # in UTC, whatever the server's zone
     for schema in ("elsewhere", "by_client"):
@@ -146,7 +158,8 @@ def test_triggers_come_back_in_order_in_another_schema_with_mode_and_every_lette
 
 
 def test_a_schema_comes_back_under_another_name_with_views_on_views_routines_and_events(
-        server: Server, session: Session) -> None:
+    server: Server, session: Session
+) -> None:
     scripts = read_schema(session, "shop")
     assert scripts.unread == ()
     orders = read_table(session, TableName("shop", "orders"))
@@ -177,14 +190,21 @@ def test_the_schema_itself_is_made_by_its_script(server: Server, session: Sessio
     assert (text.views, text.routines, text.events) == ("", "", "")
     server.execute("DROP DATABASE `we ``ird`")
     _client(server, "mysql", text.files()["schemas/we%20%60ird/create.sql"])
-    assert server.scalar("SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA "
-                         "WHERE SCHEMA_NAME = 'we `ird'") == "ucs2_bin"
+    assert (
+        server.scalar("SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'we `ird'")
+        == "ucs2_bin"
+    )
 
 
 def test_a_view_that_works_no_more_is_named_and_keeps_nothing_from_loading(server: Server, session: Session) -> None:
-    server.execute("CREATE DATABASE half", "CREATE TABLE half.t (a INT, b INT)",
-                   "CREATE VIEW half.good AS SELECT a FROM half.t", "CREATE VIEW half.bad AS SELECT b FROM half.t",
-                   "CREATE VIEW half.worse AS SELECT * FROM half.bad", "ALTER TABLE half.t DROP COLUMN b")
+    server.execute(
+        "CREATE DATABASE half",
+        "CREATE TABLE half.t (a INT, b INT)",
+        "CREATE VIEW half.good AS SELECT a FROM half.t",
+        "CREATE VIEW half.bad AS SELECT b FROM half.t",
+        "CREATE VIEW half.worse AS SELECT * FROM half.bad",
+        "ALTER TABLE half.t DROP COLUMN b",
+    )
     scripts = read_schema(session, "half")
     assert len(scripts.unread) == 2
     assert all("does not work" in text for text in scripts.unread)
@@ -208,7 +228,8 @@ def test_what_the_account_may_not_read_is_named(server: Server) -> None:
             read_schema(session, "nowhere")
     assert [text.partition(":")[0] for text in scripts.unread[:3]] == [
         f"poor@localhost has no {privilege} privilege on *.*, nor on this schema"
-        for privilege in ("SHOW VIEW", "TRIGGER", "EVENT")]
+        for privilege in ("SHOW VIEW", "TRIGGER", "EVENT")
+    ]
     assert any(text.startswith("view `") for text in scripts.unread)
     assert set(found.tables) == {TableName("shop", "orders")}
     assert "denied" in found.failed[TableName("zoo", "moments")]
@@ -216,7 +237,8 @@ def test_what_the_account_may_not_read_is_named(server: Server) -> None:
 
 
 def test_a_table_that_somebody_rebuilds_does_not_keep_the_others_waiting(
-        server: Server, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Server, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("backupd.engine.ddl.LOCK_SECONDS", 1)
     server.execute("CREATE DATABASE held", "CREATE TABLE held.busy (a INT)", "CREATE TABLE held.free (a INT)")
     with closing(server.connect()) as reader, closing(server.connect()) as dropper:
@@ -225,7 +247,8 @@ def test_a_table_that_somebody_rebuilds_does_not_keep_the_others_waiting(
         waiting = threading.Thread(target=query, args=(dropper, "DROP TABLE held.busy"))
         waiting.start()
         while not server.query("SHOW FULL PROCESSLIST") or not any(
-                "metadata lock" in str(row[6]) for row in server.query("SHOW FULL PROCESSLIST")):
+            "metadata lock" in str(row[6]) for row in server.query("SHOW FULL PROCESSLIST")
+        ):
             waiting.join(0.02)
         found = read_tables(session, [TableName("held", "busy"), TableName("held", "free")])
         query(reader, "ROLLBACK")

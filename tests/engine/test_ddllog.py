@@ -13,8 +13,16 @@ def test_tables_behind_an_exchange_are_named_unless_innodb_knows_them(tmp_path: 
     log = tmp_path / "ddl.log"
     log.write_text(f"{before}\n{exchange}\n")
     assert unread_changes(tmp_path) == ()
-    log.write_text("\n".join((
-        before, exchange, "2026-01-01 00:00:00\tCREATE\tVIEW\t0\tm\tv\t\t\t0\t\t\t",
-        "2026-01-01 00:00:00\tALTER\tInnoDB\t0\tm\tc\tid\tMyISAM\t0\tm\tgr@1i@1je\tid",
-        "2026-01-01 00:00:00\tDROP\tAria\t0\tm\tx\tid\t\t0\t\t\t", "2026-01-01 00:00:00\tDR")))
+    log.write_text(
+        "\n".join(
+            (
+                before,
+                exchange,
+                "2026-01-01 00:00:00\tCREATE\tVIEW\t0\tm\tv\t\t\t0\t\t\t",
+                "2026-01-01 00:00:00\tALTER\tInnoDB\t0\tm\tc\tid\tMyISAM\t0\tm\tgr@1i@1je\tid",
+                "2026-01-01 00:00:00\tDROP\tAria\t0\tm\tx\tid\t\t0\t\t\t",
+                "2026-01-01 00:00:00\tDR",
+            )
+        )
+    )
     assert unread_changes(tmp_path) == (TableName("m", "größe"), TableName("m", "x"))

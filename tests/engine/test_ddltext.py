@@ -53,9 +53,18 @@ PARTITIONS 3 */"""
 def test_columns_are_read_with_all_that_matters_to_whoever_writes_them() -> None:
     columns = parse_table(ORDERS, MARIADB).columns
     assert columns.types == {
-        "id": "int(10) unsigned zerofill", "a`b,(": "float", "j": "longtext", "ts": "timestamp", "c": "varchar(9)",
-        "v": "int(11)", "w": "int(11)", "e": "enum('a,b',')','it''s')", "s": "timestamp(6)", "e2": "timestamp(6)",
-        "p": "int(11)"}
+        "id": "int(10) unsigned zerofill",
+        "a`b,(": "float",
+        "j": "longtext",
+        "ts": "timestamp",
+        "c": "varchar(9)",
+        "v": "int(11)",
+        "w": "int(11)",
+        "e": "enum('a,b',')','it''s')",
+        "s": "timestamp(6)",
+        "e2": "timestamp(6)",
+        "p": "int(11)",
+    }
     assert columns.generated == ("v", "w", "s", "e2")
     assert columns.invisible == ("a`b,(", "s")
     assert columns.written == ("id", "a`b,(", "j", "ts", "c", "e", "p")
@@ -80,13 +89,15 @@ def test_what_mysql_writes_into_versioned_comments_is_read() -> None:
 def test_foreign_keys_are_read_with_schemas_and_rules() -> None:
     assert parse_table(ORDERS, MARIADB).foreign_keys == (
         ForeignKey("f1", ORDERS, ("p", "id"), TableName("other", "p,q"), ("u", "i`d"), "CASCADE", "SET NULL"),
-        ForeignKey("f2", ORDERS, ("p",), TableName("shop", "parents"), ("id",)))
+        ForeignKey("f2", ORDERS, ("p",), TableName("shop", "parents"), ("id",)),
+    )
     assert parse_table(ORDERS, MYSQL).foreign_keys[0].on_delete == "RESTRICT"
 
 
 def test_foreign_keys_and_folders_are_taken_out_and_nothing_else() -> None:
     assert without_foreign_keys(ORDERS, MARIADB) == "\n".join(
-        line for line in MARIADB.splitlines() if "REFERENCES" not in line)
+        line for line in MARIADB.splitlines() if "REFERENCES" not in line
+    )
     bare = without_foreign_keys(ORDERS, MYSQL)
     assert bare == MYSQL.replace(",\n  CONSTRAINT `f` FOREIGN KEY (`a`) REFERENCES `p` (`u`) ON DELETE RESTRICT", "")
     assert "DIRECTORY" not in without_directories(MARIADB) + without_directories(MYSQL)
@@ -103,34 +114,62 @@ def test_a_sequence_has_no_columns_and_nonsense_is_refused() -> None:
 
 def test_a_constraint_can_be_written_again_for_another_parent() -> None:
     first, second = parse_table(ORDERS, MARIADB).foreign_keys
-    assert first.clause == ("CONSTRAINT `f1` FOREIGN KEY (`p`, `id`) REFERENCES `other`.`p,q` (`u`, `i``d`) "
-                            "ON DELETE CASCADE ON UPDATE SET NULL")
+    assert first.clause == (
+        "CONSTRAINT `f1` FOREIGN KEY (`p`, `id`) REFERENCES `other`.`p,q` (`u`, `i``d`) "
+        "ON DELETE CASCADE ON UPDATE SET NULL"
+    )
     assert second.clause_to(TableName("x", "y"), name="new") == (
-        "CONSTRAINT `new` FOREIGN KEY (`p`) REFERENCES `x`.`y` (`id`)")
+        "CONSTRAINT `new` FOREIGN KEY (`p`) REFERENCES `x`.`y` (`id`)"
+    )
     assert (first.acts, second.acts) == (True, False)
 
 
 def test_ancestors_are_followed_through_circles() -> None:
     a, b, c, d = (TableName("s", name) for name in "abcd")
-    keys = ForeignKeys([ForeignKey("1", a, ("x",), b, ("x",)), ForeignKey("2", b, ("x",), c, ("x",)),
-                        ForeignKey("3", c, ("x",), a, ("x",)), ForeignKey("4", d, ("x",), d, ("x",))])
+    keys = ForeignKeys(
+        [
+            ForeignKey("1", a, ("x",), b, ("x",)),
+            ForeignKey("2", b, ("x",), c, ("x",)),
+            ForeignKey("3", c, ("x",), a, ("x",)),
+            ForeignKey("4", d, ("x",), d, ("x",)),
+        ]
+    )
     assert keys.ancestors([a]) == {b, c}
     assert keys.ancestors([d]) == frozenset()
     assert [key.name for key in keys.children(b)] == ["1"]
 
 
-@pytest.mark.parametrize(("made", "rewritten"), [
-    ("CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.a = 1",
-     "CREATE TRIGGER `t` BEFORE INSERT ON `orders` FOR EACH ROW SET NEW.a = 1"),
-    (("CREATE DEFINER=`ro``ot`@`%` TRIGGER shop.`t r` /* hi */ after update ON `shop` . orders for each row\n"
-     "begin /* FOR EACH ROW */ set @a = 'x'; end -- done"),
-     ("CREATE DEFINER=`ro``ot`@`%` TRIGGER `t r` after update ON `orders` FOR EACH ROW "
-     "begin /* FOR EACH ROW */ set @a = 'x'; end -- done")),
-    (("CREATE OR REPLACE DEFINER=x@y TRIGGER IF NOT EXISTS `t` BEFORE DELETE ON shop.`or``der` FOR EACH ROW FOLLOWS "
-     "shop.`u` SET @x = 1"), "CREATE DEFINER=x@y TRIGGER `t` BEFORE DELETE ON `or``der` FOR EACH ROW SET @x = 1"),
-    ('CREATE DEFINER=`a`@`b` TRIGGER "T" BEFORE INSERT ON "Or""ders" FOR EACH ROW SET @x = "y"',
-     'CREATE DEFINER=`a`@`b` TRIGGER `T` BEFORE INSERT ON `Or"ders` FOR EACH ROW SET @x = "y"'),
-])
+@pytest.mark.parametrize(
+    ("made", "rewritten"),
+    [
+        (
+            "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.a = 1",
+            "CREATE TRIGGER `t` BEFORE INSERT ON `orders` FOR EACH ROW SET NEW.a = 1",
+        ),
+        (
+            (
+                "CREATE DEFINER=`ro``ot`@`%` TRIGGER shop.`t r` /* hi */ after update ON `shop` . orders for each row\n"
+                "begin /* FOR EACH ROW */ set @a = 'x'; end -- done"
+            ),
+            (
+                "CREATE DEFINER=`ro``ot`@`%` TRIGGER `t r` after update ON `orders` FOR EACH ROW "
+                "begin /* FOR EACH ROW */ set @a = 'x'; end -- done"
+            ),
+        ),
+        (
+            (
+                "CREATE OR REPLACE DEFINER=x@y TRIGGER IF NOT EXISTS `t` BEFORE DELETE ON shop.`or``der` FOR "
+                "EACH ROW FOLLOWS "
+                "shop.`u` SET @x = 1"
+            ),
+            "CREATE DEFINER=x@y TRIGGER `t` BEFORE DELETE ON `or``der` FOR EACH ROW SET @x = 1",
+        ),
+        (
+            'CREATE DEFINER=`a`@`b` TRIGGER "T" BEFORE INSERT ON "Or""ders" FOR EACH ROW SET @x = "y"',
+            'CREATE DEFINER=`a`@`b` TRIGGER `T` BEFORE INSERT ON `Or"ders` FOR EACH ROW SET @x = "y"',
+        ),
+    ],
+)
 def test_a_trigger_loses_its_schema_and_nothing_else(made: str, rewritten: str) -> None:
     assert made_trigger(made) == rewritten
 
@@ -138,7 +177,8 @@ def test_a_trigger_loses_its_schema_and_nothing_else(made: str, rewritten: str) 
 def test_a_trigger_can_be_moved_to_another_table() -> None:
     made = "CREATE DEFINER=`a`@`b` TRIGGER `t` BEFORE INSERT ON `x` FOR EACH ROW SET @x = 1"
     assert made_trigger(made, table="y`z", name="n") == (
-        "CREATE DEFINER=`a`@`b` TRIGGER `n` BEFORE INSERT ON `y``z` FOR EACH ROW SET @x = 1")
+        "CREATE DEFINER=`a`@`b` TRIGGER `n` BEFORE INSERT ON `y``z` FOR EACH ROW SET @x = 1"
+    )
     with pytest.raises(ValueError, match="not a trigger"):
         made_trigger("CREATE VIEW v AS SELECT 1")
 
@@ -153,7 +193,7 @@ def test_a_script_of_triggers_that_was_cut_or_altered_anywhere_is_damaged_and_no
     damaged = 0
     at = whole.index(b"CREATE DEFINER")
     for place in range(at, len(whole)):
-        for bad in (whole[:place], whole[:place] + b"`" + whole[place + 1:], whole[:place] + whole[place + 40:]):
+        for bad in (whole[:place], whole[:place] + b"`" + whole[place + 1 :], whole[:place] + whole[place + 40 :]):
             try:
                 read_definition(name, definition, bad)
             except ValueError:
@@ -162,15 +202,26 @@ def test_a_script_of_triggers_that_was_cut_or_altered_anywhere_is_damaged_and_no
 
 
 def test_a_script_comes_apart_into_the_very_statements_it_was_made_of() -> None:
-    bodies = ["CREATE TRIGGER t ... SET @a = ';'\n;\n//", "CREATE VIEW `//1//` AS\nselect '//'", "x\n//\n//1//\ny",
-              "ő;"]
-    text = script([Stored(body, "NO_BACKSLASH_ESCAPES,ANSI", "latin1", "latin1_german1_ci", "latin1_swedish_ci",
-                          "+02:00") for body in bodies], collation="utf8mb4_general_ci")
+    bodies = [
+        "CREATE TRIGGER t ... SET @a = ';'\n;\n//",
+        "CREATE VIEW `//1//` AS\nselect '//'",
+        "x\n//\n//1//\ny",
+        "ő;",
+    ]
+    text = script(
+        [
+            Stored(body, "NO_BACKSLASH_ESCAPES,ANSI", "latin1", "latin1_german1_ci", "latin1_swedish_ci", "+02:00")
+            for body in bodies
+        ],
+        collation="utf8mb4_general_ci",
+    )
     found = list(statements(text))
     assert [one for one in found if one in bodies] == bodies
     assert found[0] == "SET NAMES utf8mb4"
-    assert found[1] == ("SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI', SESSION character_set_client = latin1, "
-                        "SESSION collation_connection = latin1_german1_ci, SESSION time_zone = '+02:00'")
+    assert found[1] == (
+        "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI', SESSION character_set_client = latin1, "
+        "SESSION collation_connection = latin1_german1_ci, SESSION time_zone = '+02:00'"
+    )
     assert found[2] == "ALTER DATABASE CHARACTER SET latin1 COLLATE latin1_swedish_ci"
     assert found[4] == "ALTER DATABASE CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
     # What is not ASCII would have other bytes in its old character set, which is not what the file is written in.
@@ -183,15 +234,18 @@ def test_no_setting_breaks_out_of_a_script() -> None:
         script([Stored("x", sql_mode="'; DROP TABLE x; --")], collation="y")
 
 
-@pytest.mark.parametrize(("statement", "so"), [
-    ("CREATE TABLE a.t (n INT) DATA DIRECTORY='/srv/fast'", True),
-    ("ALTER TABLE a.t PARTITION BY HASH (n) (PARTITION p INDEX DIRECTORY = '/srv/fast')", True),
-    ("create tablespace s add datafile '/srv/fast/s.ibd'", True),
-    ("CREATE TABLESPACE s ADD DATAFILE '../fast/s.ibd'", True),
-    ("CREATE TABLESPACE s ADD DATAFILE 's.ibd'", False),
-    ("CREATE TABLE a.t (`data directory` INT COMMENT 'DATA DIRECTORY=''/srv''') -- DATA DIRECTORY='/srv'", False),
-    ("INSERT INTO a.t VALUES ('CREATE TABLE x (n INT) DATA DIRECTORY=''/srv''')", False),
-    ("CREATE TABLE a.t (n INT)", False),
-])
+@pytest.mark.parametrize(
+    ("statement", "so"),
+    [
+        ("CREATE TABLE a.t (n INT) DATA DIRECTORY='/srv/fast'", True),
+        ("ALTER TABLE a.t PARTITION BY HASH (n) (PARTITION p INDEX DIRECTORY = '/srv/fast')", True),
+        ("create tablespace s add datafile '/srv/fast/s.ibd'", True),
+        ("CREATE TABLESPACE s ADD DATAFILE '../fast/s.ibd'", True),
+        ("CREATE TABLESPACE s ADD DATAFILE 's.ibd'", False),
+        ("CREATE TABLE a.t (`data directory` INT COMMENT 'DATA DIRECTORY=''/srv''') -- DATA DIRECTORY='/srv'", False),
+        ("INSERT INTO a.t VALUES ('CREATE TABLE x (n INT) DATA DIRECTORY=''/srv''')", False),
+        ("CREATE TABLE a.t (n INT)", False),
+    ],
+)
 def test_what_makes_files_beside_the_data_directory(statement: str, so: bool) -> None:
     assert makes_elsewhere(statement) is so

@@ -26,8 +26,16 @@ from tests.support.dice import thrown
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
 
 REFUSED = {
-    Flavour.MARIADB: {"floats", "hidden", "choices", "numbers", "around", "versioned", "versioned_told",
-                      "versioned_parts"},
+    Flavour.MARIADB: {
+        "floats",
+        "hidden",
+        "choices",
+        "numbers",
+        "around",
+        "versioned",
+        "versioned_told",
+        "versioned_parts",
+    },
     Flavour.MYSQL: {"floats", "hidden", "choices", "doubles", "made", "generated_key"},
 }
 """Apart from those with odd names."""
@@ -49,9 +57,11 @@ def shop(cage: tuple[ClientDump, Server]) -> tuple[ClientDump, Server]:
     limit = "max_recursive_iterations" if server.sequences else "cte_max_recursion_depth"
     server.execute("DROP DATABASE shop", "CREATE DATABASE shop", f"SET SESSION {limit} = 100000")
     for name, rows in (("a", 1000), ("b", 1000), ("large", 30000)):
-        server.execute(f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v VARCHAR(500))",
-                       f"INSERT INTO shop.{name} WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE "
-                       f"i < {rows}) SELECT i, REPEAT('{name[0]}', 400) FROM n")
+        server.execute(
+            f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v VARCHAR(500))",
+            f"INSERT INTO shop.{name} WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE "
+            f"i < {rows}) SELECT i, REPEAT('{name[0]}', 400) FROM n",
+        )
     return cage
 
 
@@ -92,8 +102,11 @@ def test_it_reads_what_was_there_when_it_was_opened_and_cuts_files(
     shop: tuple[ClientDump, Server], short_tmp: Path
 ) -> None:
     tool, server = shop
-    dumped = dump(tool, DumpRequest(as_service(server), tables_of("a", "large"), short_tmp, chunk_bytes=2_000_000),
-                  opened=lambda: server.execute("DELETE FROM shop.large", "INSERT INTO shop.a VALUES (9999, 'late')"))
+    dumped = dump(
+        tool,
+        DumpRequest(as_service(server), tables_of("a", "large"), short_tmp, chunk_bytes=2_000_000),
+        opened=lambda: server.execute("DELETE FROM shop.large", "INSERT INTO shop.a VALUES (9999, 'late')"),
+    )
     assert dumped.good == {"a", "large"}
     assert dumped.rows == {TableName("shop", "a"): 1000, TableName("shop", "large"): 30000}
     assert len(dumped.texts[TableName("shop", "large")]) > 3
@@ -103,8 +116,11 @@ def test_a_crashed_or_dropped_table_is_named_and_stops_nothing(
     shop: tuple[ClientDump, Server], short_tmp: Path
 ) -> None:
     tool, server = shop
-    server.execute("CREATE TABLE shop.isam (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE = MyISAM",
-                   "INSERT INTO shop.isam SELECT id, 'v' FROM shop.a", "FLUSH TABLES")
+    server.execute(
+        "CREATE TABLE shop.isam (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE = MyISAM",
+        "INSERT INTO shop.isam SELECT id, 'v' FROM shop.a",
+        "FLUSH TABLES",
+    )
     with (server.datadir / "shop/isam.MYD").open("r+b") as file:
         file.seek(5000)
         file.write(b"\xff" * 3000)
@@ -126,8 +142,9 @@ def test_what_is_killed_leaves_a_reason_for_each_table_that_is_not_complete(
         if "table large" in line:
             begun.set()
 
-    request = DumpRequest(as_service(server), tables_of("a", "b", "large"), short_tmp, chunk_bytes=200_000,
-                          on_stderr=hear)
+    request = DumpRequest(
+        as_service(server), tables_of("a", "b", "large"), short_tmp, chunk_bytes=200_000, on_stderr=hear
+    )
     with tool.run(request) as run:
         run.pause()  # else it would be over before it can be killed
         run.open(120)
@@ -195,8 +212,10 @@ def test_a_servers_limit_of_rows_ends_it_before_it_begins(shop: tuple[ClientDump
     tool, server = shop
     server.execute("SET GLOBAL sql_select_limit = 10")
     try:
-        with (pytest.raises(ToolError, match="no more than 10 rows"),
-              tool.run(DumpRequest(as_service(server), tables_of("a"), short_tmp))):
+        with (
+            pytest.raises(ToolError, match="no more than 10 rows"),
+            tool.run(DumpRequest(as_service(server), tables_of("a"), short_tmp)),
+        ):
             pass
     finally:
         server.execute("SET GLOBAL sql_select_limit = DEFAULT")
@@ -209,7 +228,8 @@ PRINTED = (
     b"INSERT INTO `t` (`a`, `b) VALUES (`) VALUES (2,'\\nINSERT INTO `t`');\n\n"
     b"--\n-- Dumping data for table `empty`\n--\n\n\n--\n-- Current Database: `s2`\n--\n\n"
     b"-- Dumping data for table `t`\n--\n"
-    b"INSERT INTO `t` (`a`) VALUES (3);\nINSERT INTO `t` (`a`) VALUES (4);\n-- Dump completed\n")
+    b"INSERT INTO `t` (`a`) VALUES (3);\nINSERT INTO `t` (`a`) VALUES (4);\n-- Dump completed\n"
+)
 ONE, EMPTY, TWO = TableName("s`1", "t"), TableName("s`1", "empty"), TableName("s2", "t")
 
 
@@ -228,8 +248,10 @@ def test_the_output_is_taken_apart_wherever_it_is_cut(short_tmp: Path) -> None:
             files += splitter.finish()
         assert splitter.complete == {ONE, EMPTY, TWO}
         texts = {file.table: file.path.read_bytes() for file in files}
-        assert texts[ONE].endswith(b"INSERT INTO `t` (`a`, `b) VALUES (`) VALUES\n"
-                                   b"(1,'-- Dumping data for table `u`'),\n(2,'\\nINSERT INTO `t`');\n")
+        assert texts[ONE].endswith(
+            b"INSERT INTO `t` (`a`, `b) VALUES (`) VALUES\n"
+            b"(1,'-- Dumping data for table `u`'),\n(2,'\\nINSERT INTO `t`');\n"
+        )
         assert texts[TWO].endswith(b"INSERT INTO `t` (`a`) VALUES\n(3),\n(4);\n")
         assert EMPTY not in texts
 

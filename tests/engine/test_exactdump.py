@@ -27,7 +27,9 @@ from tests.support.server import Server
 BIG = size(20, 100) * 1024 * 1024
 TRAPS: dict[str, str | int | None] = {
     "sql_mode": "NO_BACKSLASH_ESCAPES,ANSI_QUOTES,PAD_CHAR_TO_FULL_LENGTH",
-    "transaction_isolation": "READ-COMMITTED", "default_time_zone": "+05:30", "max_allowed_packet": BIG * 2,
+    "transaction_isolation": "READ-COMMITTED",
+    "default_time_zone": "+05:30",
+    "max_allowed_packet": BIG * 2,
 }
 """Settings that change what sessions of others see."""
 
@@ -45,9 +47,11 @@ def shop(cage: Server) -> Server:
     """Three tables with a thousand rows each, and what a test did to them is gone."""
     cage.execute("DROP DATABASE shop", "CREATE DATABASE shop")
     for name in ("a", "b", "c"):
-        cage.execute(f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v VARCHAR(500))",
-                     f"INSERT INTO shop.{name} WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE "
-                     f"i < 1000) SELECT i, REPEAT('{name}', 400) FROM n")
+        cage.execute(
+            f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v VARCHAR(500))",
+            f"INSERT INTO shop.{name} WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE "
+            f"i < 1000) SELECT i, REPEAT('{name}', 400) FROM n",
+        )
     return cage
 
 
@@ -77,9 +81,13 @@ def test_every_table_of_the_zoo_comes_back_bit_for_bit(cage: Server, short_tmp: 
     before, after = zoo.checksums(cage), zoo.checksums(cage, "back")
     assert {name for name in before if before[name] != after[name]} == set()
     assert dumped.rows[TableName("zoo", "huge")] == 3
-    assert all(line[:1] == b"(" or line[:6] in (b"INSERT", b"/*!401", b"/*!400", b"/*M!10", b"")
-               for name, texts in dumped.texts.items() if name.table not in ("new\nline", "huge")
-               for text in texts for line in text.split(b"\n")), "each row has a line of its own"
+    assert all(
+        line[:1] == b"(" or line[:6] in (b"INSERT", b"/*!401", b"/*!400", b"/*M!10", b"")
+        for name, texts in dumped.texts.items()
+        if name.table not in ("new\nline", "huge")
+        for text in texts
+        for line in text.split(b"\n")
+    ), "each row has a line of its own"
 
 
 def test_an_unchanged_table_gives_the_same_files_again(cage: Server, short_tmp: Path) -> None:
@@ -107,8 +115,9 @@ def test_all_sessions_read_what_was_there_when_they_were_opened(shop: Server, sh
     def change() -> None:
         shop.execute("INSERT INTO shop.a VALUES (5000, 'late')", "DELETE FROM shop.b", "UPDATE shop.c SET v = 'x'")
 
-    dumped = dump(ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, threads=3),
-                  opened=change)
+    dumped = dump(
+        ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, threads=3), opened=change
+    )
     assert dumped.good == {"a", "b", "c"}
     assert set(dumped.rows.values()) == {1000}
     assert b"late" not in b"".join(dumped.texts[TableName("shop", "a")])
@@ -116,9 +125,11 @@ def test_all_sessions_read_what_was_there_when_they_were_opened(shop: Server, sh
 
 
 def test_large_tables_are_cut_into_files_that_hold_each_row_once(shop: Server, short_tmp: Path) -> None:
-    shop.execute("INSERT INTO shop.a SELECT id + 10000, REPEAT(v, 1) FROM shop.a",
-                 "INSERT INTO shop.a SELECT id + 20000, v FROM shop.a", "INSERT INTO shop.a SELECT id + 40000, v FROM "
-                 "shop.a")
+    shop.execute(
+        "INSERT INTO shop.a SELECT id + 10000, REPEAT(v, 1) FROM shop.a",
+        "INSERT INTO shop.a SELECT id + 20000, v FROM shop.a",
+        "INSERT INTO shop.a SELECT id + 40000, v FROM shop.a",
+    )
     dumped = dump(ExactDump(), DumpRequest(as_service(shop), tables_of("a"), short_tmp, chunk_bytes=1_000_000))
     texts = dumped.texts[TableName("shop", "a")]
     assert len(texts) > 2
@@ -126,14 +137,13 @@ def test_large_tables_are_cut_into_files_that_hold_each_row_once(shop: Server, s
     assert len(rows) == len(set(rows)) == dumped.rows[TableName("shop", "a")] == 8000
 
 
-def test_tables_that_are_dropped_or_altered_meanwhile_are_named_and_stop_nothing(
-    shop: Server, short_tmp: Path
-) -> None:
+def test_tables_that_are_dropped_or_altered_meanwhile_are_named_and_stop_nothing(shop: Server, short_tmp: Path) -> None:
     def change() -> None:
         shop.execute("DROP TABLE shop.a", "ALTER TABLE shop.b ADD COLUMN w INT DEFAULT 7")
 
-    dumped = dump(ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, threads=2),
-                  opened=change)
+    dumped = dump(
+        ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, threads=2), opened=change
+    )
     assert dumped.good == {"c"}
     assert "doesn't exist" in dumped.why("a")
     assert "definition" in dumped.why("b").lower()
@@ -141,8 +151,11 @@ def test_tables_that_are_dropped_or_altered_meanwhile_are_named_and_stop_nothing
 
 
 def test_a_crashed_table_is_named_with_the_servers_words(shop: Server, short_tmp: Path) -> None:
-    shop.execute("CREATE TABLE shop.isam (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE = MyISAM",
-                 "INSERT INTO shop.isam SELECT id, 'v' FROM shop.a", "FLUSH TABLES")
+    shop.execute(
+        "CREATE TABLE shop.isam (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE = MyISAM",
+        "INSERT INTO shop.isam SELECT id, 'v' FROM shop.a",
+        "FLUSH TABLES",
+    )
     data = shop.datadir / "shop/isam.MYD"
     with data.open("r+b") as file:
         file.seek(5000)
@@ -153,8 +166,11 @@ def test_a_crashed_table_is_named_with_the_servers_words(shop: Server, short_tmp
 
 
 def test_what_one_lost_session_did_not_read_another_one_reads(shop: Server, short_tmp: Path) -> None:
-    dumped = dump(ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, threads=2),
-                  opened=lambda: shop.execute(f"KILL {session_ids(shop)[0]}"))
+    dumped = dump(
+        ExactDump(),
+        DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, threads=2),
+        opened=lambda: shop.execute(f"KILL {session_ids(shop)[0]}"),
+    )
     assert len(dumped.good) == 2
     assert [why for why in dumped.verdicts.values() if why is not None]
 
@@ -177,8 +193,11 @@ def test_cancelling_leaves_no_session_and_no_file(shop: Server, short_tmp: Path)
         cancel.set()
 
     with pytest.raises(CancelledError):
-        dump(ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, cancel=cancel, threads=1),
-             during=during)
+        dump(
+            ExactDump(),
+            DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, cancel=cancel, threads=1),
+            during=during,
+        )
     until(lambda: session_ids(shop) == [])
 
 
@@ -204,10 +223,12 @@ def test_a_pause_holds_the_rows_back_and_loses_none(shop: Server, short_tmp: Pat
 
 
 UNKNOWN = "CREATE TABLE `t` (\n  `a` int(11) DEFAULT NULL,\n  `x` xmltype DEFAULT NULL\n) ENGINE=InnoDB"
-PRECISE = ("CREATE TABLE `t` (\n  `a` int(11) DEFAULT NULL,\n"
-           "  `s` bigint(20) unsigned GENERATED ALWAYS AS ROW START,\n"
-           "  `e` bigint(20) unsigned GENERATED ALWAYS AS ROW END,\n"
-           "  PERIOD FOR SYSTEM_TIME (`s`, `e`)\n) ENGINE=InnoDB WITH SYSTEM VERSIONING")
+PRECISE = (
+    "CREATE TABLE `t` (\n  `a` int(11) DEFAULT NULL,\n"
+    "  `s` bigint(20) unsigned GENERATED ALWAYS AS ROW START,\n"
+    "  `e` bigint(20) unsigned GENERATED ALWAYS AS ROW END,\n"
+    "  PERIOD FOR SYSTEM_TIME (`s`, `e`)\n) ENGINE=InnoDB WITH SYSTEM VERSIONING"
+)
 
 
 @pytest.mark.parametrize(("create", "words"), [(UNKNOWN, "x (xmltype)"), (PRECISE, "transaction ids")])
@@ -217,9 +238,14 @@ def test_what_cannot_be_written_back_is_refused(create: str, words: str) -> None
 
 
 def test_the_zoo_tells_the_smallest_changes_apart(cage: Server) -> None:
-    changes = {"floats": "f = 16777218 WHERE f = 16777216", "bits": "e = e ^ 1 WHERE id = 2",
-               "bytes": "lb = CONCAT(SUBSTRING(lb, 2), 'x') WHERE id = 1", "moments": "ts6 = NULL WHERE id = 2",
-               "shapes": "g = ST_GeomFromText('POINT(1 2)', 3857) WHERE id = 1", "choices": "e = '' WHERE e + 0 = 0"}
+    changes = {
+        "floats": "f = 16777218 WHERE f = 16777216",
+        "bits": "e = e ^ 1 WHERE id = 2",
+        "bytes": "lb = CONCAT(SUBSTRING(lb, 2), 'x') WHERE id = 1",
+        "moments": "ts6 = NULL WHERE id = 2",
+        "shapes": "g = ST_GeomFromText('POINT(1 2)', 3857) WHERE id = 1",
+        "choices": "e = '' WHERE e + 0 = 0",
+    }
     before = zoo.checksums(cage, names=changes)
     with cage.connect(autocommit=False) as connection, connection.cursor() as cursor:
         for name, change in changes.items():

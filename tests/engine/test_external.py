@@ -38,8 +38,7 @@ def source(place: Path) -> Iterator[PrivateServer]:
     for folder in (elsewhere, elsewhere / "a", elsewhere / "b", elsewhere / "undo"):
         folder.mkdir()
         own(folder)
-    undo: dict[str, str | int | None] = {
-        "innodb_undo_tablespaces": 3, "innodb_undo_directory": str(elsewhere / "undo")}
+    undo: dict[str, str | int | None] = {"innodb_undo_tablespaces": 3, "innodb_undo_directory": str(elsewhere / "undo")}
     with PrivateServer(options=undo) as server:
         server.create_backup_users()
         server.execute(
@@ -52,7 +51,9 @@ def source(place: Path) -> Iterator[PrivateServer]:
             f"CREATE TABLE shop.my (i INT) ENGINE=MyISAM DATA DIRECTORY='{elsewhere}/a'",
             "INSERT INTO shop.one SELECT seq, 'x' FROM mysql.seq_1_to_2000",
             "INSERT INTO shop.two SELECT seq FROM mysql.seq_1_to_50",
-            "INSERT INTO shop.parts SELECT seq FROM mysql.seq_1_to_200", "INSERT INTO shop.my VALUES (1), (2)")
+            "INSERT INTO shop.parts SELECT seq FROM mysql.seq_1_to_200",
+            "INSERT INTO shop.my VALUES (1), (2)",
+        )
         yield server
 
 
@@ -63,8 +64,10 @@ def taken(source: PrivateServer, place: Path) -> Taken:
 
 def _seen(folder: Path) -> dict[str, tuple[int, str]]:
     """Content and last access of every file: what nobody opens keeps both."""
-    return {str(path): (path.stat().st_atime_ns, hashlib.sha256(_read_quietly(path)).hexdigest())
-            for path in folder.rglob("*.ibd")}
+    return {
+        str(path): (path.stat().st_atime_ns, hashlib.sha256(_read_quietly(path)).hexdigest())
+        for path in folder.rglob("*.ibd")
+    }
 
 
 def _read_quietly(path: Path) -> bytes:
@@ -93,15 +96,21 @@ def test_prepare_opens_nothing_outside_of_the_backup(taken: Taken, place: Path) 
     (step,) = the_tool().prepare(base, memory=MEMORY)
     trace = place / "trace"
     before = _seen(place / "elsewhere")
-    subprocess.run(["strace", "-f", "-qq", "-e", "trace=%file", "-o", str(trace), *step.plain.argv], cwd=base,
-                   check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run(
+        ["strace", "-f", "-qq", "-e", "trace=%file", "-o", str(trace), *step.plain.argv],
+        cwd=base,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
     touched = [line for line in trace.read_text().splitlines() if str(place / "elsewhere") in line]
     assert touched == []
     assert _seen(place / "elsewhere") == before
 
 
 def test_a_copy_with_remapped_tablespaces_works_wholly_and_leaves_its_source_alone(
-        source: PrivateServer, taken: Taken, place: Path) -> None:
+    source: PrivateServer, taken: Taken, place: Path
+) -> None:
     base = taken.copy(place / "restored")
     the_tool().verify_prepared(base, taken.receipts, prepare(base))
     store = place / "restored-external"
@@ -109,14 +118,24 @@ def test_a_copy_with_remapped_tablespaces_works_wholly_and_leaves_its_source_alo
     assert len(moved) == 4
     assert_local(base, store)
     assert sorted(path.relative_to(store).as_posix() for path in store.rglob("*.ibd")) == [
-        "1/shop/one.ibd", "1/shop/parts#P#p0.ibd", "2/shop/parts#P#p1.ibd", "2/shop/two.ibd"]
+        "1/shop/one.ibd",
+        "1/shop/parts#P#p0.ibd",
+        "2/shop/parts#P#p1.ibd",
+        "2/shop/two.ibd",
+    ]
     give_to_database(base)
     give_to_database(store)
     expected: dict[str, int] = dict(source.query(f"CHECKSUM TABLE {', '.join(TABLES)}, shop.my"))
     source.execute("FLUSH TABLES")
     before = _seen(place / "elsewhere")
-    configuration = ServerConfig(find_tool(("mariadbd",)).path, base, place / "run", memory=64 << 20, writable=(store,),
-                                 options=options_for_copy(base, {}))
+    configuration = ServerConfig(
+        find_tool(("mariadbd",)).path,
+        base,
+        place / "run",
+        memory=64 << 20,
+        writable=(store,),
+        options=options_for_copy(base, {}),
+    )
     with LaunchedServer(configuration) as server, server.connection.connect() as session:
         opened = {str(link.readlink()) for link in Path(f"/proc/{server.pid}/fd").iterdir()}
         assert not any(str(place / "elsewhere") in path for path in opened)
@@ -144,9 +163,16 @@ def test_prepare_is_confined_even_when_a_link_is_there(taken: Taken, place: Path
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     base = tmp_path / "base"
-    write_files(base, {
-        "shop/a.isl": b"/data1/shop/a.ibd\n", "shop/a.ibd": b"A", "shop/c.ibd": b"C",
-        "shop/b.isl": b"/data2/shop/b.ibd", "shop/b.ibd": b"B"})
+    write_files(
+        base,
+        {
+            "shop/a.isl": b"/data1/shop/a.ibd\n",
+            "shop/a.ibd": b"A",
+            "shop/c.ibd": b"C",
+            "shop/b.isl": b"/data2/shop/b.ibd",
+            "shop/b.ibd": b"B",
+        },
+    )
     return base
 
 

@@ -20,7 +20,8 @@ PARENT, CHILD, OTHER = TableName("shop", "par`ent"), TableName("shop", "child"),
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with server_of(request.param) as found:
         found.execute(
-            "CREATE DATABASE shop", "CREATE DATABASE crm",
+            "CREATE DATABASE shop",
+            "CREATE DATABASE crm",
             f"CREATE TABLE {PARENT} (a INT, b VARCHAR(20), PRIMARY KEY (a, b), up INT, KEY (up))",
             f"CREATE TABLE {CHILD} (id INT PRIMARY KEY, pa INT, pb VARCHAR(20), CONSTRAINT both_columns FOREIGN KEY "
             f"(pa, pb) REFERENCES {PARENT} (a, b) ON DELETE CASCADE ON UPDATE SET NULL)",
@@ -30,7 +31,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
             "SET SESSION foreign_key_checks = 0",
             f"INSERT INTO {CHILD} VALUES (1, 1, 'x'), (2, 1, 'y'), (3, NULL, 'z'), (4, 9, NULL), (5, 2, 'Y'), "
             "(6, 7, '7')",
-            f"INSERT INTO {OTHER} VALUES (1, 1, 1), (2, 99, NULL), (3, 99, 5)")
+            f"INSERT INTO {OTHER} VALUES (1, 1, 1), (2, 99, NULL), (3, 99, 5)",
+        )
         yield found
 
 
@@ -43,18 +45,27 @@ def session(server: Server) -> Iterator[Session]:
 def test_the_graph_goes_both_ways_across_schemas_and_agrees_with_the_definitions(session: Session) -> None:
     keys = graph(session)
     assert [(key.name, key.child, key.columns, key.parent, key.parent_columns) for key in keys.parents(CHILD)] == [
-        ("both_columns", CHILD, ("pa", "pb"), PARENT, ("a", "b"))]
+        ("both_columns", CHILD, ("pa", "pb"), PARENT, ("a", "b"))
+    ]
     assert (keys.parents(CHILD)[0].on_delete, keys.parents(CHILD)[0].on_update) == ("CASCADE", "SET NULL")
     assert [key.name for key in keys.children(CHILD)] == ["far"]
     assert keys.ancestors([OTHER]) == {CHILD, PARENT}
     assert [key.name for key in keys if key.acts] == ["both_columns"]
-    printed = {key.name: key for table in read_tables(session, [PARENT, CHILD, OTHER]).tables.values()
-               for key in table.foreign_keys}
+    printed = {
+        key.name: key
+        for table in read_tables(session, [PARENT, CHILD, OTHER]).tables.values()
+        for key in table.foreign_keys
+    }
     assert set(printed) == {"both_columns", "far", "own"}
     for key in keys:
         again = printed[key.name]
         assert (again.child, again.columns, again.parent, again.parent_columns, again.acts) == (
-            key.child, key.columns, key.parent, key.parent_columns, key.acts)
+            key.child,
+            key.columns,
+            key.parent,
+            key.parent_columns,
+            key.acts,
+        )
 
 
 def test_a_clause_makes_the_same_constraint_again(server: Server, session: Session) -> None:
@@ -62,11 +73,14 @@ def test_a_clause_makes_the_same_constraint_again(server: Server, session: Sessi
     server.execute("SET SESSION foreign_key_checks = 0")
     for definition in before.values():
         for key in definition.foreign_keys:
-            server.execute(f"ALTER TABLE {definition.name} DROP FOREIGN KEY `{key.name}`",
-                           f"ALTER TABLE {definition.name} ADD {key.clause}")
+            server.execute(
+                f"ALTER TABLE {definition.name} DROP FOREIGN KEY `{key.name}`",
+                f"ALTER TABLE {definition.name} ADD {key.clause}",
+            )
     after = read_tables(session, [CHILD, OTHER]).tables
     assert {name: one.foreign_keys for name, one in after.items()} == {
-        name: one.foreign_keys for name, one in before.items()}
+        name: one.foreign_keys for name, one in before.items()
+    }
 
 
 def test_orphans_are_counted_as_the_server_would_and_nulls_reference_nothing(server: Server, session: Session) -> None:

@@ -63,8 +63,14 @@ def test_a_log_sequence_number_that_was_not_reached_is_a_contradiction(server: P
 
 
 def test_a_binary_log_that_began_again_is_a_contradiction_even_when_it_is_longer_now(server: PrivateServer) -> None:
-    server.execute("FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (10)", "FLUSH BINARY LOGS", "RESET MASTER",
-                   "INSERT INTO d.t VALUES (11)", "INSERT INTO d.t VALUES (12)")
+    server.execute(
+        "FLUSH BINARY LOGS",
+        "INSERT INTO d.t VALUES (10)",
+        "FLUSH BINARY LOGS",
+        "RESET MASTER",
+        "INSERT INTO d.t VALUES (11)",
+        "INSERT INTO d.t VALUES (12)",
+    )
     before = here(server)
     assert "has not come to" in asked(server, replace(before, file=before.file[:-1] + "9"))
     assert "ended at" in asked(server, replace(before, pos=before.pos + 100_000))
@@ -103,7 +109,7 @@ def test_the_binary_log_before_a_position_stays_what_it_was_until_it_is_of_anoth
     content = bytearray(original.read_bytes())
     elsewhere = replace(info, variables={**info.variables, "log_bin_basename": str(short_tmp / "binlog")})
     for place, same in ((before.pos, True), (before.pos - 1, False), (4 + 1, False)):
-        (short_tmp / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
+        (short_tmp / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         assert (missing_evidence(elsewhere, before, digest, b"key") == "") is same, place
     (short_tmp / before.file).write_bytes(content[: before.pos - 1])
     assert "began again" in missing_evidence(elsewhere, before, digest, b"key")

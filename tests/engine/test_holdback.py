@@ -96,7 +96,8 @@ def dumps(server: Server) -> int:
 
 
 def test_a_program_that_holds_back_is_told_from_one_that_does_not_and_from_a_server_that_does_not_answer(
-        server: Server, buffering: BinlogTool, tmp_path: Path) -> None:
+    server: Server, buffering: BinlogTool, tmp_path: Path
+) -> None:
     size = server.query("SHOW BINARY LOGS")
     real = binlog_tool(Flavour.MARIADB)
     assert tried(real, through_socket(server), position(server), tmp_path, 77).holds is False
@@ -123,7 +124,8 @@ def test_the_mysqlbinlog_of_the_tests_holds_nothing_back(stack: Stack, tmp_path:
 
 
 def test_a_stream_with_such_a_program_is_refused_by_name_and_leaves_no_connections(
-        server: Server, buffering: BinlogTool, tmp_path: Path) -> None:
+    server: Server, buffering: BinlogTool, tmp_path: Path
+) -> None:
     insert(server, 3)
     before = dumps(server)
     with Streaming(server, tmp_path / "spool", tool=buffering, programs=tmp_path) as streaming:
@@ -146,8 +148,9 @@ def test_a_stream_with_such_a_program_is_refused_by_name_and_leaves_no_connectio
         assert any("holds nothing back" in one.message for one in good if one.severity is Severity.OK)
 
 
-def test_lives_that_end_at_once_get_rarer_although_the_server_answers(server: Server, tmp_path: Path,
-                                                                       short_tmp: Path) -> None:
+def test_lives_that_end_at_once_get_rarer_although_the_server_answers(
+    server: Server, tmp_path: Path, short_tmp: Path
+) -> None:
     log = short_tmp / "lives"
     log.touch()
     log.chmod(0o666)
@@ -167,4 +170,3 @@ def test_the_trial_is_stopped_when_the_stream_is(server: Server, buffering: Binl
         began = time.monotonic()
     assert time.monotonic() - began < 4
     assert not (tmp_path / "programs.json").exists()
-

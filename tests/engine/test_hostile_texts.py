@@ -88,8 +88,9 @@ def test_nothing_that_runs_there_keeps_a_server_from_being_looked_at(server: Ser
 
 def test_definitions_are_kept_byte_for_byte(server: Server) -> None:
     with as_root(server).connect() as session:
-        names = [table.name for table in list_tables(session) if table.name.schema == "shop"
-                 and table.kind == "BASE TABLE"]
+        names = [
+            table.name for table in list_tables(session) if table.name.schema == "shop" and table.kind == "BASE TABLE"
+        ]
         assert len(names) >= 2 * len(CHARSETS) - 1
         found = read_tables(session, names)
         assert not found.failed
@@ -162,18 +163,31 @@ def _run(connection: pymysql.Connection[pymysql.cursors.Cursor], statement: byte
 
 
 def _raw(server: Server, charset: str) -> pymysql.Connection[pymysql.cursors.Cursor]:
-    connection = pymysql.connect(unix_socket=str(server.socket), user="root", autocommit=True, use_unicode=False,
-                                 charset="latin1" if charset == "binary" else charset)
+    connection = pymysql.connect(
+        unix_socket=str(server.socket),
+        user="root",
+        autocommit=True,
+        use_unicode=False,
+        charset="latin1" if charset == "binary" else charset,
+    )
     connection.query(f"SET NAMES {charset}")
     return connection
 
 
 def _objects(label: bytes) -> Iterator[bytes]:
-    text = (BYTES.replace(b"\\", b"\\\\").replace(b"'", b"\\'").replace(b"\0", b"\\0"))
+    text = BYTES.replace(b"\\", b"\\\\").replace(b"'", b"\\'").replace(b"\0", b"\\0")
     binary = b"v VARBINARY(600) DEFAULT '" + text + b"', w BINARY(1) DEFAULT x'ff'"
     comment = b" COMMENT '" + text + b"'"
-    yield (b"CREATE TABLE shop." + label + b" (id INT PRIMARY KEY" + comment + b", " + binary
-           + b", e ENUM('\xe4') CHARSET latin1)" + comment)
+    yield (
+        b"CREATE TABLE shop."
+        + label
+        + b" (id INT PRIMARY KEY"
+        + comment
+        + b", "
+        + binary
+        + b", e ENUM('\xe4') CHARSET latin1)"
+        + comment
+    )
     yield b"CREATE TABLE shop." + label + b"d (id INT PRIMARY KEY, " + binary + b")"
     for first in range(0xA0, 0x100, 24):
         some = bytes(range(first, first + 24))
@@ -181,8 +195,15 @@ def _objects(label: bytes) -> Iterator[bytes]:
     yield b"CREATE VIEW shop.v_" + label + b" AS SELECT '" + text + b"' AS a, _binary'" + text + b"' AS b"
     yield b"CREATE PROCEDURE shop.p_" + label + b"() COMMENT '\xe4\xff' SELECT '" + text + b"'"
     yield b"CREATE EVENT shop.e_" + label + b" ON SCHEDULE EVERY 1 DAY COMMENT '\xe4\xff' DO SELECT '" + text + b"'"
-    yield (b"CREATE TRIGGER shop.t_" + label + b" BEFORE INSERT ON shop." + label + b"d FOR EACH ROW SET @a='" + text
-           + b"'")
+    yield (
+        b"CREATE TRIGGER shop.t_"
+        + label
+        + b" BEFORE INSERT ON shop."
+        + label
+        + b"d FOR EACH ROW SET @a='"
+        + text
+        + b"'"
+    )
     yield b"CREATE USER 'u\xe4\xff\x80" + label + b"'@'localhost' IDENTIFIED BY 'p\xe4\xff'"
     yield b"SET GLOBAL init_connect = 'SET @a=\"\xe4\xff" + label + b"\"'"
 

@@ -27,8 +27,13 @@ PAGE = 16384
 def server() -> Iterator[PrivateServer]:
     with PrivateServer() as server:
         server.create_backup_users()
-        server.execute("CREATE DATABASE d", "CREATE TABLE d.a (id INT PRIMARY KEY)", "INSERT INTO d.a VALUES (1)",
-                       "CREATE TABLE d.b LIKE d.a", "CREATE TABLE d.again LIKE d.a")
+        server.execute(
+            "CREATE DATABASE d",
+            "CREATE TABLE d.a (id INT PRIMARY KEY)",
+            "INSERT INTO d.a VALUES (1)",
+            "CREATE TABLE d.b LIKE d.a",
+            "CREATE TABLE d.again LIKE d.a",
+        )
         yield server
 
 
@@ -126,7 +131,7 @@ def test_old_pages_of_its_own_tablespace_are_no_import_where_imports_are_given_a
 
 def redo(records: bytes) -> bytes:
     """An xtrabackup_logfile that holds ``records``."""
-    blocks = (records[at:at + 496].ljust(496, b"\0") for at in range(0, len(records), 496))
+    blocks = (records[at : at + 496].ljust(496, b"\0") for at in range(0, len(records), 496))
     return bytes(2048) + b"".join(b"H" * 12 + block + b"T" * 4 for block in blocks)
 
 
@@ -137,16 +142,23 @@ def removal(number: bytes, path: str, kind: bytes = b"\xa3") -> bytes:
 
 @pytest.mark.parametrize("step", [1, 512, 700, 1 << 20])
 def test_removals_are_found_in_the_redo_log_wherever_blocks_and_payloads_end(step: int) -> None:
-    records = b"".join((
-        b"x" * 480, removal(b"\x18", "./d/b.ibd"), b"y" * 960, removal(b"\x81\x23", "./d/c.ibd", b"\x23"),
-        removal(b"\xc1\x00\x00", f"/srv/{'far/' * 80}d/e.ibd"), removal(b"\xe1\x00\x00\x01", "./d/e.ibd"),
-        removal(b"\xf0\x10\x00\x00\x02", "./d/f.ibd"),
-        removal(b"\x19", "./d/a.ibd", b"\x37"),  # the name of a tablespace, and no removal
-        b"\xa3\x1a\x00\x00\x0c./d/a.ibd\x00"))  # another length
+    records = b"".join(
+        (
+            b"x" * 480,
+            removal(b"\x18", "./d/b.ibd"),
+            b"y" * 960,
+            removal(b"\x81\x23", "./d/c.ibd", b"\x23"),
+            removal(b"\xc1\x00\x00", f"/srv/{'far/' * 80}d/e.ibd"),
+            removal(b"\xe1\x00\x00\x01", "./d/e.ibd"),
+            removal(b"\xf0\x10\x00\x00\x02", "./d/f.ibd"),
+            removal(b"\x19", "./d/a.ibd", b"\x37"),  # the name of a tablespace, and no removal
+            b"\xa3\x1a\x00\x00\x0c./d/a.ibd\x00",
+        )
+    )  # another length
     content = memoryview(redo(records))
     found = Removals()
     for at in range(0, len(content), step):
-        found.take(content[at:at + step])
+        found.take(content[at : at + step])
     assert found.spaces == {0x18, 0x123, 0x10000, 0x1000001, 0x10000002}
 
 
@@ -154,10 +166,17 @@ def test_removals_are_found_in_the_redo_log_wherever_blocks_and_payloads_end(ste
 def test_truncating_and_rebuilding_on_mysql_is_no_import_and_an_import_is_wholly_younger(other: MySQLServer) -> None:
     server = other
     rows = ", ".join(f"({number}, REPEAT('x', 200))" for number in range(2000))
-    server.execute("CREATE DATABASE d", *(
-        statement for name in ("source", "empty", "rebuilt", "imported") for statement in (
-            f"CREATE TABLE d.{name} (id INT PRIMARY KEY, t VARCHAR(250), KEY (t)) ENGINE=InnoDB",
-            f"INSERT INTO d.{name} VALUES {rows}")))
+    server.execute(
+        "CREATE DATABASE d",
+        *(
+            statement
+            for name in ("source", "empty", "rebuilt", "imported")
+            for statement in (
+                f"CREATE TABLE d.{name} (id INT PRIMARY KEY, t VARCHAR(250), KEY (t)) ENGINE=InnoDB",
+                f"INSERT INTO d.{name} VALUES {rows}",
+            )
+        ),
+    )
     connection = Connection(socket=str(server.socket), user="root")
     server.stop()
     server.start()  # everything is on the disk
@@ -166,8 +185,12 @@ def test_truncating_and_rebuilding_on_mysql_is_no_import_and_an_import_is_wholly
         (status,) = session.query("SHOW ENGINE INNODB STATUS")
     lsn = int(str(status[2]).partition("Log sequence number")[2].split()[0])
     assert newest is not None
-    server.execute("TRUNCATE TABLE d.empty", "INSERT INTO d.empty VALUES (1, 'y')",
-                   "ALTER TABLE d.rebuilt ENGINE=InnoDB", "CREATE TABLE d.fresh LIKE d.source")
+    server.execute(
+        "TRUNCATE TABLE d.empty",
+        "INSERT INTO d.empty VALUES (1, 'y')",
+        "ALTER TABLE d.rebuilt ENGINE=InnoDB",
+        "CREATE TABLE d.fresh LIKE d.source",
+    )
     import_tablespace(server, "d", "source", "imported")
     server.execute("CREATE DATABASE other", "RENAME TABLE d.rebuilt TO other.rebuilt")
     with connection.connect() as session:
@@ -178,32 +201,42 @@ def test_truncating_and_rebuilding_on_mysql_is_no_import_and_an_import_is_wholly
     with connection.connect() as session:
         assert imported_tables(session, newer_than=newest, lsn=lsn) == ()
     content = (server.datadir / "d/imported.ibd").read_bytes()
-    pages = [content[at:at + size] for at in range(0, len(content), size)]
+    pages = [content[at : at + size] for at in range(0, len(content), size)]
     assert len(pages) > 20
     assert all(int.from_bytes(one[16:24]) > lsn for one in pages if any(one)), "an increment holds every page"
 
 
 @pytest.mark.skipif(bool(mysql.why_not()), reason=mysql.why_not() or "it can run")
 def test_what_the_redo_log_would_take_from_a_backup_is_named_and_what_only_looks_like_it_is_not(
-        other: MySQLServer) -> None:
+    other: MySQLServer,
+) -> None:
     server = other
-    server.execute("CREATE DATABASE n", *(
-        statement for name in ("source", "imported", "discarded", "forged", "emptied", "again") for statement in (
-            f"CREATE TABLE n.{name} (id INT PRIMARY KEY) ENGINE=InnoDB", f"INSERT INTO n.{name} VALUES (1)")))
+    server.execute(
+        "CREATE DATABASE n",
+        *(
+            statement
+            for name in ("source", "imported", "discarded", "forged", "emptied", "again")
+            for statement in (
+                f"CREATE TABLE n.{name} (id INT PRIMARY KEY) ENGINE=InnoDB",
+                f"INSERT INTO n.{name} VALUES (1)",
+            )
+        ),
+    )
     server.restart()  # everything is on the disk
     with Connection(socket=str(server.socket), user="root").connect() as session:
         rows = session.query(f"SELECT NAME, SPACE FROM information_schema.{read_dialect(session).innodb_tables}")
         numbers = {str(name): int(space) for name, space in rows}
         watches = [ImportWatch(session)]
         server.execute("DROP TABLE n.again", "CREATE TABLE n.again LIKE n.source", "TRUNCATE TABLE n.emptied")
-        import_tablespace(server, "n", "source", "imported",
-                          on_the_way=lambda: watches.append(ImportWatch(session)))
+        import_tablespace(server, "n", "source", "imported", on_the_way=lambda: watches.append(ImportWatch(session)))
         server.execute("ALTER TABLE n.discarded DISCARD TABLESPACE")
         watches.append(ImportWatch(session))
         removed = ("imported", "discarded", "forged", "again")
         content = redo(b"".join(removal(bytes([numbers[f"n/{name}"]]), f"./n/{name}.ibd") for name in removed))
-        for watch, payload, named in ((watches[0], content, "n.discarded, n.imported"),
-                                      (watches[1], redo(b""), "n.imported")):
+        for watch, payload, named in (
+            (watches[0], content, "n.discarded, n.imported"),
+            (watches[1], redo(b""), "n.imported"),
+        ):
             watch.redo(memoryview(payload))
             watch.look(session)
             with pytest.raises(TablesChangedError) as caught:

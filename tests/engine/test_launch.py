@@ -32,8 +32,12 @@ PROGRAM = find_tool(("mariadbd",)).path
 
 
 def config(place: Path, **changes: object) -> ServerConfig:
-    values: dict[str, object] = {"program": PROGRAM, "datadir": place / "data", "directory": place / "run",
-                                 "memory": 64 << 20}
+    values: dict[str, object] = {
+        "program": PROGRAM,
+        "datadir": place / "data",
+        "directory": place / "run",
+        "memory": 64 << 20,
+    }
     return ServerConfig(**(values | changes))  # type: ignore[arg-type]  # tests change any field
 
 
@@ -77,15 +81,23 @@ def test_it_runs_as_the_database_user_and_listens_on_its_socket_only(short_tmp: 
 
 def test_a_copy_of_a_replica_connects_nowhere_and_runs_no_events(short_tmp: Path) -> None:
     with PrivateServer(tcp=True) as source, PrivateServer(options={"event_scheduler": "ON"}) as replica:
-        source.execute("CREATE USER repl@'%' IDENTIFIED BY 'r-s3cret'", "GRANT REPLICATION SLAVE ON *.* TO repl@'%'",
-                       "CREATE DATABASE shop", "CREATE TABLE shop.t (i INT PRIMARY KEY)")
+        source.execute(
+            "CREATE USER repl@'%' IDENTIFIED BY 'r-s3cret'",
+            "GRANT REPLICATION SLAVE ON *.* TO repl@'%'",
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.t (i INT PRIMARY KEY)",
+        )
         replica.execute(
             f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={source.port}, MASTER_USER='repl',"
-            " MASTER_PASSWORD='r-s3cret', MASTER_CONNECT_RETRY=1, MASTER_USE_GTID=slave_pos", "START SLAVE")
+            " MASTER_PASSWORD='r-s3cret', MASTER_CONNECT_RETRY=1, MASTER_USE_GTID=slave_pos",
+            "START SLAVE",
+        )
         until(lambda: bool(replica.query("SHOW TABLES FROM shop")) if _has(replica, "shop") else False)
         replica.execute(
-            "SET SESSION sql_log_bin = 0", "CREATE TABLE shop.ticks (at DATETIME(6))",
-            "CREATE EVENT shop.tick ON SCHEDULE EVERY 1 SECOND DO INSERT INTO shop.ticks VALUES (NOW(6))")
+            "SET SESSION sql_log_bin = 0",
+            "CREATE TABLE shop.ticks (at DATETIME(6))",
+            "CREATE EVENT shop.tick ON SCHEDULE EVERY 1 SECOND DO INSERT INTO shop.ticks VALUES (NOW(6))",
+        )
         until(lambda: replica.scalar("SELECT COUNT(*) FROM shop.ticks") > 0)
         replica.stop()
         shutil.copytree(replica.datadir, short_tmp / "data")
@@ -93,11 +105,14 @@ def test_a_copy_of_a_replica_connects_nowhere_and_runs_no_events(short_tmp: Path
             shutil.chown(path, "mysql", "mysql")
         shutil.chown(short_tmp / "data", "mysql", "mysql")
         source.execute("INSERT INTO shop.t VALUES (1)")
-        served = source.scalar("SELECT VARIABLE_VALUE FROM information_schema.global_status"
-                               " WHERE VARIABLE_NAME = 'Connections'")
+        served = source.scalar(
+            "SELECT VARIABLE_VALUE FROM information_schema.global_status WHERE VARIABLE_NAME = 'Connections'"
+        )
         same_relay_log = {"relay_log": "relay"}  # else it could not even try
-        with LaunchedServer(config(short_tmp, skip_grants=False, options=same_relay_log)) as copy, \
-                copy.connection.connect() as session:
+        with (
+            LaunchedServer(config(short_tmp, skip_grants=False, options=same_relay_log)) as copy,
+            copy.connection.connect() as session,
+        ):
             ticks = session.scalar("SELECT COUNT(*) FROM shop.ticks")
             (status,) = session.records("SHOW SLAVE STATUS")
             assert status["Master_Host"] == "127.0.0.1"
@@ -111,8 +126,9 @@ def test_a_copy_of_a_replica_connects_nowhere_and_runs_no_events(short_tmp: Path
                 assert session.scalar("SELECT COUNT(*) FROM shop.ticks") == ticks
                 time.sleep(0.1)
             assert session.scalar("SELECT COUNT(*) FROM shop.t") == 0
-        after = source.scalar("SELECT VARIABLE_VALUE FROM information_schema.global_status"
-                              " WHERE VARIABLE_NAME = 'Connections'")
+        after = source.scalar(
+            "SELECT VARIABLE_VALUE FROM information_schema.global_status WHERE VARIABLE_NAME = 'Connections'"
+        )
         assert after == served
 
 
@@ -126,8 +142,10 @@ def test_it_cannot_write_or_read_outside_of_its_folders(short_tmp: Path) -> None
     with LaunchedServer(config(short_tmp)) as server, server.connection.connect() as session:
         session.execute("CREATE DATABASE d")
         assert session.scalar(f"SELECT LOAD_FILE('{outside}/file')") is None
-        for statement in (f"SELECT 1 INTO OUTFILE '{outside}/x'",
-                          f"CREATE TABLE d.t (i INT PRIMARY KEY) DATA DIRECTORY='{outside}'"):
+        for statement in (
+            f"SELECT 1 INTO OUTFILE '{outside}/x'",
+            f"CREATE TABLE d.t (i INT PRIMARY KEY) DATA DIRECTORY='{outside}'",
+        ):
             with pytest.raises(ServerError):
                 session.execute(statement)
     assert [path.name for path in outside.iterdir()] == ["file"]
@@ -140,7 +158,8 @@ def test_killing_us_kills_the_server(short_tmp: Path) -> None:
         "from backupd.engine.launch import LaunchedServer, ServerConfig\n"
         f"place = Path({str(short_tmp)!r})\n"
         f"server = LaunchedServer(ServerConfig({PROGRAM!r}, place / 'data', place / 'run', memory=64 << 20)).start()\n"
-        "print(server.pid, flush=True)\ntime.sleep(600)\n")
+        "print(server.pid, flush=True)\ntime.sleep(600)\n"
+    )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -205,16 +224,41 @@ def test_the_rule_cannot_be_overridden_and_what_a_copy_needs_is_taken(short_tmp:
     (short_tmp / "backup-my.cnf").write_text(
         "[mysqld]\ninnodb_page_size=8192\ninnodb_data_file_path=ibdata1:12M;ibdata2:10M:autoextend\n"
         "innodb_undo_directory=/srv/undo\ninnodb_undo_tablespaces=3\ninnodb_log_file_size=1\n"
-        "plugin_load=file_key_management\nfile_key_management_filename=/etc/keys\n")
-    options = options_for_copy(short_tmp, {
-        "lower_case_table_names": "1", "sql_mode": "ANSI", "log_bin": "ON", "replicate_do_db": "x", "wsrep_on": "ON",
-        "datadir": "/var/lib/mysql", "server_audit_logging": "ON"})
+        "plugin_load=file_key_management\nfile_key_management_filename=/etc/keys\n"
+    )
+    options = options_for_copy(
+        short_tmp,
+        {
+            "lower_case_table_names": "1",
+            "sql_mode": "ANSI",
+            "log_bin": "ON",
+            "replicate_do_db": "x",
+            "wsrep_on": "ON",
+            "datadir": "/var/lib/mysql",
+            "server_audit_logging": "ON",
+        },
+    )
     assert options == {
-        "innodb_page_size": "8192", "innodb_data_file_path": "ibdata1:12M;ibdata2:10M:autoextend",
-        "innodb_undo_tablespaces": "3", "plugin_load_add": "file_key_management",
-        "file_key_management_filename": "/etc/keys", "lower_case_table_names": "1", "loose_sql_mode": "ANSI"}
-    text = option_text(config(short_tmp, options={**options, "event-scheduler": "ON", "datadir": "/var/lib/mysql",
-                                                  "port": "3306", "innodb_undo_directory": "/srv/undo"}))
+        "innodb_page_size": "8192",
+        "innodb_data_file_path": "ibdata1:12M;ibdata2:10M:autoextend",
+        "innodb_undo_tablespaces": "3",
+        "plugin_load_add": "file_key_management",
+        "file_key_management_filename": "/etc/keys",
+        "lower_case_table_names": "1",
+        "loose_sql_mode": "ANSI",
+    }
+    text = option_text(
+        config(
+            short_tmp,
+            options={
+                **options,
+                "event-scheduler": "ON",
+                "datadir": "/var/lib/mysql",
+                "port": "3306",
+                "innodb_undo_directory": "/srv/undo",
+            },
+        )
+    )
     lines = text.splitlines()
     assert f'datadir="{short_tmp}/data"' in lines
     assert 'event_scheduler="OFF"' in lines

@@ -20,10 +20,14 @@ def watch(place: Path, stopped: threading.Event, seconds: float) -> LockWatch:
     return LockWatch(Connection(socket=str(place / "nothing")), stopped.set, seconds=seconds)
 
 
-@pytest.mark.parametrize("line", [
-    SENT, "2026-11-21T02:03:34.1-00:00 0 [Note] [MY-011825] [Xtrabackup] Executing FLUSH TABLES WITH READ LOCK...",
-    "261121 02:03:34 Executing FLUSH NO_WRITE_TO_BINLOG TABLES...",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        SENT,
+        "2026-11-21T02:03:34.1-00:00 0 [Note] [MY-011825] [Xtrabackup] Executing FLUSH TABLES WITH READ LOCK...",
+        "261121 02:03:34 Executing FLUSH NO_WRITE_TO_BINLOG TABLES...",
+    ],
+)
 def test_a_lock_that_is_not_got_stops_the_tool_even_when_the_server_is_gone(tmp_path: Path, line: str) -> None:
     stopped = threading.Event()
     with watch(tmp_path, stopped, 0.05) as lock:
@@ -34,11 +38,14 @@ def test_a_lock_that_is_not_got_stops_the_tool_even_when_the_server_is_gone(tmp_
         assert "cannot connect to the server" in lock.trouble
 
 
-@pytest.mark.parametrize("lines", [
-    [SENT, "261121 02:03:35 Starting to backup non-InnoDB tables and files"],
-    ["261121 02:03:35 Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS..."],
-    ["261121 02:03:35 [01] Streaming ./shop/orders.ibd", SCANNED],
-])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [SENT, "261121 02:03:35 Starting to backup non-InnoDB tables and files"],
+        ["261121 02:03:35 Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS..."],
+        ["261121 02:03:35 [01] Streaming ./shop/orders.ibd", SCANNED],
+    ],
+)
 def test_anything_else_stops_nothing(tmp_path: Path, lines: list[str]) -> None:
     stopped = threading.Event()
     before = threading.enumerate()

@@ -45,7 +45,7 @@ def _repeated(folder: Path) -> tuple[Path, str, int, int, int]:
     third, data = transactions[2], whole.read_bytes()
     end = transactions[-1].end
     path = folder / "binlog.000001"
-    path.write_bytes(data[:end] + data[third.start:third.end])
+    path.write_bytes(data[:end] + data[third.start : third.end])
     return path, third.gtid, third.start, third.end, end
 
 
@@ -63,8 +63,10 @@ def test_a_gtid_that_occurs_twice_is_seen_and_only_the_pipe_takes_it_from_a_plac
     by_gtid = Position("", 0, plus(scan.gtids_before, transactions[1].gtid, mariadb=True))
     with pytest.raises(RefusedError, match="twice"):
         refuse_inexact(_info(), [path], by_gtid, walk([path], by_gtid), ())
-    once = walk([real_logs("mariadb").files["statements"].path], Position("", 0, ""
-                if not scan.gtids_before else scan.gtids_before))
+    once = walk(
+        [real_logs("mariadb").files["statements"].path],
+        Position("", 0, "" if not scan.gtids_before else scan.gtids_before),
+    )
     assert once.twice == []
     refuse_repeated(once)
 
@@ -90,6 +92,19 @@ def test_data_that_statements_change_is_seen_and_rows_are_something_else(flavour
 
 def _info() -> ServerInfo:
     return ServerInfo(
-        flavour=Flavour.MARIADB, version=Version(10, 11), version_text="", datadir="", hostname="", server_id=1,
-        server_uuid="", role=Role.STANDALONE, read_only=False, log_bin=True, position=Position(), gtid_mode="",
-        engines={}, data_bytes=0, tables=0)
+        flavour=Flavour.MARIADB,
+        version=Version(10, 11),
+        version_text="",
+        datadir="",
+        hostname="",
+        server_id=1,
+        server_uuid="",
+        role=Role.STANDALONE,
+        read_only=False,
+        log_bin=True,
+        position=Position(),
+        gtid_mode="",
+        engines={},
+        data_bytes=0,
+        tables=0,
+    )

@@ -22,8 +22,11 @@ from tests.support.server import Server, query
 @pytest.fixture(scope="module", params=BOTH)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with server_of(request.param) as found:
-        found.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, v INT)",
-                      "INSERT INTO shop.orders VALUES (1, 1), (2, 2)")
+        found.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.orders (id INT PRIMARY KEY, v INT)",
+            "INSERT INTO shop.orders VALUES (1, 1), (2, 2)",
+        )
         yield found
 
 
@@ -32,6 +35,7 @@ def busy(server: Server, statement: str, seen: Callable[[], bool]) -> Iterator[N
     """``statement`` runs meanwhile, from when ``seen`` says so; at the end it is killed and gone from the server list,
     which it leaves a moment after its client has lost the connection."""
     with closing(server.connect()) as connection:
+
         def run() -> None:
             try:
                 query(connection, statement)
@@ -87,8 +91,11 @@ def test_a_long_statement_is_told_with_who_runs_it_and_short_ones_are_not(server
 
 def test_who_only_sleeps_or_waits_for_a_named_lock_holds_up_nobody(server: Server, session: Session) -> None:
     def sleeps() -> bool:
-        return any("SLEEP" in str(row[7]) and row[4] == "Query" for row in server.query("SHOW FULL PROCESSLIST")
-                   if "PROCESSLIST" not in str(row[7]))
+        return any(
+            "SLEEP" in str(row[7]) and row[4] == "Query"
+            for row in server.query("SHOW FULL PROCESSLIST")
+            if "PROCESSLIST" not in str(row[7])
+        )
 
     with busy(server, "SELECT SLEEP(60)", sleeps):
         assert running(session, 0) == ()
@@ -98,8 +105,11 @@ def test_the_gauge_waits_for_nothing_that_waits_for_the_backup_itself(server: Se
     with gauge_of(as_service(server)) as gauge, closing(server.connect()) as snapshot:
         query(snapshot, "BEGIN")
         query(snapshot, "SELECT * FROM shop.orders")
-        with busy(server, "ALTER TABLE shop.orders ADD COLUMN x INT, ALGORITHM=COPY",
-                  lambda: any("metadata lock" in one.state for one in running(session, 0))):
+        with busy(
+            server,
+            "ALTER TABLE shop.orders ADD COLUMN x INT, ALGORITHM=COPY",
+            lambda: any("metadata lock" in one.state for one in running(session, 0)),
+        ):
             assert gauge.read() == Reading(0.0, "nobody else runs a statement")
             query(snapshot, "ROLLBACK")
 

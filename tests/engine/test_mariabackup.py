@@ -54,13 +54,15 @@ def source() -> Iterator[PrivateServer]:
     with PrivateServer() as server:
         server.create_backup_users()
         server.execute(
-            "CREATE DATABASE shop", "CREATE DATABASE `od d.näme`",
+            "CREATE DATABASE shop",
+            "CREATE DATABASE `od d.näme`",
             "CREATE TABLE shop.orders (id INT PRIMARY KEY, v VARCHAR(200))",
             f"INSERT INTO shop.orders SELECT seq, REPEAT(CHAR(65 + seq % 26), 150) FROM mysql.seq_1_to_{ROWS}",
             "CREATE TABLE shop.notes (id INT, v VARCHAR(100)) ENGINE=MyISAM",
             "INSERT INTO shop.notes SELECT seq, 'note' FROM mysql.seq_1_to_500",
             "CREATE TABLE shop.empty (id INT) ENGINE=MyISAM",
-            "CREATE TABLE shop.aria (id INT) ENGINE=Aria", "INSERT INTO shop.aria VALUES (1), (2)",
+            "CREATE TABLE shop.aria (id INT) ENGINE=Aria",
+            "INSERT INTO shop.aria VALUES (1), (2)",
             "CREATE TABLE shop.parted (id INT PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 3",
             "INSERT INTO shop.parted SELECT seq FROM mysql.seq_1_to_300",
             "CREATE TABLE `od d.näme`.`t/../\"b'l` (id INT PRIMARY KEY)",
@@ -105,15 +107,26 @@ class TestCapture:
         target = place / "raw-target"
         target.mkdir()
         with stream.open("wb") as sink:
-            subprocess.run(["mariadb-backup", f"--defaults-file={source.client_file()}", "--backup", "--parallel=3",
-                            "--stream=xbstream", f"--target-dir={target}"], stdout=sink, stderr=subprocess.PIPE,
-                           check=True)
+            subprocess.run(
+                [
+                    "mariadb-backup",
+                    f"--defaults-file={source.client_file()}",
+                    "--backup",
+                    "--parallel=3",
+                    "--stream=xbstream",
+                    f"--target-dir={target}",
+                ],
+                stdout=sink,
+                stderr=subprocess.PIPE,
+                check=True,
+            )
         extracted = place / "mbstream"
         extracted.mkdir()
         with stream.open("rb") as raw:
             subprocess.run(["mbstream", "-x", "-C", str(extracted)], stdin=raw, check=True)
-        expected = {path.relative_to(extracted).as_posix(): path.read_bytes()
-                    for path in extracted.rglob("*") if path.is_file()}
+        expected = {
+            path.relative_to(extracted).as_posix(): path.read_bytes() for path in extracted.rglob("*") if path.is_file()
+        }
         assert Folder.of(stream.read_bytes(), size=64 * 1024).files == expected
         assert len(expected) > 100
 
@@ -139,8 +152,9 @@ class TestCapture:
             for event in capture.events():
                 if isinstance(event, End) and not seen:
                     for pid in children(str(work)):
-                        text = (Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
-                                ).decode()
+                        text = (
+                            Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+                        ).decode()
                         seen.append(text)
                         if "--defaults-file=" in text:
                             option = Path(text.split("--defaults-file=")[1].split("\0")[0])
@@ -162,8 +176,10 @@ class TestCapture:
         work = place / "used"
         work.mkdir()
         (work / "x").touch()
-        with pytest.raises(ValueError, match="not empty"), the_tool().capture(
-                CaptureRequest(connection_to(source), work)):
+        with (
+            pytest.raises(ValueError, match="not empty"),
+            the_tool().capture(CaptureRequest(connection_to(source), work)),
+        ):
             pass
 
     def test_a_wrong_password_is_an_error_that_names_the_settings(self, source: PrivateServer, place: Path) -> None:
@@ -236,8 +252,9 @@ class TestTablesChangeWhileItRuns:
         noticed: StreamError | None = None
         with PrivateServer() as server:
             server.create_backup_users()
-            server.execute("CREATE DATABASE shop", "CREATE TABLE shop.one (i INT) ENGINE=Aria",
-                           "INSERT INTO shop.one VALUES (1)")
+            server.execute(
+                "CREATE DATABASE shop", "CREATE TABLE shop.one (i INT) ENGINE=Aria", "INSERT INTO shop.one VALUES (1)"
+            )
 
             def rename(event: FileEvent) -> None:
                 if isinstance(event, Data) and event.path == "ibdata1" and event.offset == 0:
@@ -259,20 +276,31 @@ class TestTablesChangeWhileItRuns:
         with PrivateServer() as server:
             server.create_backup_users()
             server.execute(
-                "CREATE DATABASE shop", "CREATE DATABASE gone", "CREATE TABLE gone.a (i INT) ENGINE=Aria",
-                "CREATE TABLE shop.dropped (i INT) ENGINE=Aria", "CREATE TABLE shop.kept (i INT) ENGINE=MyISAM",
+                "CREATE DATABASE shop",
+                "CREATE DATABASE gone",
+                "CREATE TABLE gone.a (i INT) ENGINE=Aria",
+                "CREATE TABLE shop.dropped (i INT) ENGINE=Aria",
+                "CREATE TABLE shop.kept (i INT) ENGINE=MyISAM",
                 "CREATE TABLE shop.part (i INT) ENGINE=Aria PARTITION BY HASH (i) PARTITIONS 2",
-                "INSERT INTO shop.kept VALUES (1)", "CREATE TABLE shop.inno (i INT PRIMARY KEY)")
+                "INSERT INTO shop.kept VALUES (1)",
+                "CREATE TABLE shop.inno (i INT PRIMARY KEY)",
+            )
             fired: list[bool] = []
 
             def alter(event: FileEvent) -> None:
                 if isinstance(event, Data) and event.path == "ibdata1" and not fired:
                     fired.append(True)
                     server.execute(
-                        "DROP DATABASE gone", "DROP TABLE shop.dropped", "DROP TABLE shop.part",
-                        "ALTER TABLE shop.kept ADD COLUMN z INT", "CREATE TABLE shop.fresh (i INT) ENGINE=Aria",
-                        "CREATE DATABASE new", "CREATE TABLE new.fresh (i INT) ENGINE=MyISAM",
-                        "ALTER TABLE shop.inno ADD COLUMN z INT", "CREATE TABLE shop.inno2 (i INT PRIMARY KEY)")
+                        "DROP DATABASE gone",
+                        "DROP TABLE shop.dropped",
+                        "DROP TABLE shop.part",
+                        "ALTER TABLE shop.kept ADD COLUMN z INT",
+                        "CREATE TABLE shop.fresh (i INT) ENGINE=Aria",
+                        "CREATE DATABASE new",
+                        "CREATE TABLE new.fresh (i INT) ENGINE=MyISAM",
+                        "ALTER TABLE shop.inno ADD COLUMN z INT",
+                        "CREATE TABLE shop.inno2 (i INT PRIMARY KEY)",
+                    )
 
             ddl = take(server, place / "ddl", on_event=alter)
             assert fired
@@ -290,14 +318,23 @@ class TestPrepare:
         give_to_worker(copy)
         steps = tool.prepare(copy, memory=MEMORY)
         assert [step.title for step in steps] == ["apply the redo log"]
-        assert steps[0].plain.argv[1:] == (f"--defaults-file={copy}/backup-my.cnf", "--prepare",
-                                           f"--target-dir={copy}", "--use-memory=96M")
+        assert steps[0].plain.argv[1:] == (
+            f"--defaults-file={copy}/backup-my.cnf",
+            "--prepare",
+            f"--target-dir={copy}",
+            "--use-memory=96M",
+        )
         logs = [run(steps[0].command).stderr]
         tool.verify_prepared(copy, taken.receipts, logs)
         assert reached_lsn(copy) == taken.receipts.last_lsn
         leftovers = {path.name for pattern in tool.leftovers for path in copy.glob(pattern)}
-        assert leftovers == {"backup-my.cnf", "xtrabackup_binlog_info", "xtrabackup_binlog_pos_innodb",
-                             "xtrabackup_checkpoints", "xtrabackup_info"}
+        assert leftovers == {
+            "backup-my.cnf",
+            "xtrabackup_binlog_info",
+            "xtrabackup_binlog_pos_innodb",
+            "xtrabackup_checkpoints",
+            "xtrabackup_info",
+        }
 
     def test_repeating_it_is_harmless(self, taken: Taken, copy: Path) -> None:
         prepare(copy)
@@ -347,22 +384,35 @@ class TestEncryptedTablespaces:
         for path in (keys, keys / "keys.txt"):
             path.chmod(0o700)
         options: dict[str, str | int | None] = {
-            "plugin_load_add": "file_key_management", "file_key_management_filename": str(keys / "keys.txt"),
-            "innodb_encrypt_tables": "FORCE", "innodb_encrypt_log": 1}
+            "plugin_load_add": "file_key_management",
+            "file_key_management_filename": str(keys / "keys.txt"),
+            "innodb_encrypt_tables": "FORCE",
+            "innodb_encrypt_log": 1,
+        }
         with PrivateServer(options=options) as server:
             server.create_backup_users()
-            server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (v VARCHAR(100))",
-                           "INSERT INTO shop.t SELECT 'find-this-marker' FROM mysql.seq_1_to_2000")
+            server.execute(
+                "CREATE DATABASE shop",
+                "CREATE TABLE shop.t (v VARCHAR(100))",
+                "INSERT INTO shop.t SELECT 'find-this-marker' FROM mysql.seq_1_to_2000",
+            )
             encrypted = take(server, place / "encrypted")
         base = encrypted.base
         named = (keys / "keys.txt",)
-        prepare_to_restore(the_tool(), base, [], encrypted.receipts, memory=MEMORY, logs=place / "logs", report=silent,
-                           key_files=named)
+        prepare_to_restore(
+            the_tool(), base, [], encrypted.receipts, memory=MEMORY, logs=place / "logs", report=silent, key_files=named
+        )
         assert not list(base.glob("backupd-keys-*"))
         assert b"find-this-marker" not in (base / "shop/t.ibd").read_bytes()
         configuration = ServerConfig(
-            find_tool(("mariadbd",)).path, base, place / "run-encrypted", memory=64 << 20, key_files=named,
-            user=worker() or DATABASE_USER, options=options_for_copy(base, {}))
+            find_tool(("mariadbd",)).path,
+            base,
+            place / "run-encrypted",
+            memory=64 << 20,
+            key_files=named,
+            user=worker() or DATABASE_USER,
+            options=options_for_copy(base, {}),
+        )
         with LaunchedServer(configuration) as copy, copy.connection.connect() as session:
             assert not list(configuration.directory.glob("backupd-keys-*")), "it has read them"
             assert session.scalar("SELECT COUNT(*) FROM shop.t WHERE v = 'find-this-marker'") == 2000

@@ -35,8 +35,9 @@ ROWS = 150_000
 """Of the large table: some 30 MB, so that mydumper is in the middle of it when the first of its files comes."""
 MANY = size(150, 5000)
 LARGE = TableName("shop", "large")
-ODD = tuple(TableName("shop", name) for name in (
-    "dollar$one", "Orders", "orders", "ORDERS", "a_b", "axb", "we ird", "ő"))
+ODD = tuple(
+    TableName("shop", name) for name in ("dollar$one", "Orders", "orders", "ORDERS", "a_b", "axb", "we ird", "ő")
+)
 SMALL = (*ODD, TableName("shop", "empty"), TableName("Other$", "plain"))
 READING = "SELECT ID FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT /*!40001%'"
 PASSWORD = "p'w \"x#;$ \\é"
@@ -45,13 +46,18 @@ PASSWORD = "p'w \"x#;$ \\é"
 @pytest.fixture(scope="module")
 def source() -> Iterator[PrivateServer]:
     with PrivateServer(tcp=True, options={"max_connections": 30}) as server:
-        server.execute("CREATE DATABASE shop", "CREATE DATABASE `Other$`", "CREATE TABLE `Other$`.plain (id INT)",
-                       "INSERT INTO `Other$`.plain VALUES (1)",
-                       "CREATE TABLE shop.large (id INT PRIMARY KEY, v VARCHAR(300))",
-                       "INSERT INTO shop.large SELECT seq, REPEAT(CHAR(65 + seq % 26), 190) "
-                       f"FROM mysql.seq_1_to_{ROWS}",
-                       "CREATE TABLE shop.empty (id INT)", "CREATE VIEW shop.seen AS SELECT id FROM shop.large",
-                       "CREATE USER remote@'%' IDENTIFIED BY 'p''w \"x#;$ \\\\é'", "GRANT ALL ON *.* TO remote@'%'")
+        server.execute(
+            "CREATE DATABASE shop",
+            "CREATE DATABASE `Other$`",
+            "CREATE TABLE `Other$`.plain (id INT)",
+            "INSERT INTO `Other$`.plain VALUES (1)",
+            "CREATE TABLE shop.large (id INT PRIMARY KEY, v VARCHAR(300))",
+            f"INSERT INTO shop.large SELECT seq, REPEAT(CHAR(65 + seq % 26), 190) FROM mysql.seq_1_to_{ROWS}",
+            "CREATE TABLE shop.empty (id INT)",
+            "CREATE VIEW shop.seen AS SELECT id FROM shop.large",
+            "CREATE USER remote@'%' IDENTIFIED BY 'p''w \"x#;$ \\\\é'",
+            "GRANT ALL ON *.* TO remote@'%'",
+        )
         for number, name in enumerate(ODD):
             server.execute(f"CREATE TABLE {name} (id INT PRIMARY KEY)", f"INSERT INTO {name} VALUES ({number}), (100)")
         yield server
@@ -127,8 +133,10 @@ def test_the_snapshots_are_those_of_the_moment_that_open_returns(
         assert dumped.rows[LARGE] == ROWS
         assert dumped.rows[TableName("shop", "orders")] == 2
     finally:
-        source.execute("DELETE FROM shop.orders WHERE id = 7777", "INSERT INTO shop.large SELECT seq, "
-                       "REPEAT(CHAR(65 + seq % 26), 190) FROM mysql.seq_1_to_1000")
+        source.execute(
+            "DELETE FROM shop.orders WHERE id = 7777",
+            "INSERT INTO shop.large SELECT seq, REPEAT(CHAR(65 + seq % 26), 190) FROM mysql.seq_1_to_1000",
+        )
 
 
 def test_a_mydumper_that_ended_before_its_words_were_heard_has_made_a_whole_dump(
@@ -183,9 +191,16 @@ def test_an_option_that_the_program_does_not_know_is_told_with_its_own_words(
     tool: MyDumper, asked: DumpRequest
 ) -> None:
     asked.folder.joinpath("run").mkdir()
-    with (MyDumperRun(tool.tool, lambda _connection: ["--sync-thread-lock-mode=NO_LOCK"], {"wait_timeout": "100"},
-                      tool.manner, replace(asked, folder=asked.folder / "run")) as run,
-          pytest.raises(ToolError, match="before it had its snapshots") as caught):
+    with (
+        MyDumperRun(
+            tool.tool,
+            lambda _connection: ["--sync-thread-lock-mode=NO_LOCK"],
+            {"wait_timeout": "100"},
+            tool.manner,
+            replace(asked, folder=asked.folder / "run"),
+        ) as run,
+        pytest.raises(ToolError, match="before it had its snapshots") as caught,
+    ):
         run.open(120)
     assert "Unknown option --sync-thread-lock-mode" in caught.value.detail
     assert "is the program really mydumper" in caught.value.hint
@@ -194,8 +209,12 @@ def test_an_option_that_the_program_does_not_know_is_told_with_its_own_words(
 def test_a_table_that_is_dropped_meanwhile_fails_alone(
     tool: MyDumper, source: PrivateServer, asked: DumpRequest
 ) -> None:
-    source.execute("CREATE TABLE shop.fleeting (id INT)", "INSERT INTO shop.fleeting VALUES (1)",
-                   "CREATE TABLE shop.altered (id INT)", "INSERT INTO shop.altered VALUES (1)")
+    source.execute(
+        "CREATE TABLE shop.fleeting (id INT)",
+        "INSERT INTO shop.fleeting VALUES (1)",
+        "CREATE TABLE shop.altered (id INT)",
+        "INSERT INTO shop.altered VALUES (1)",
+    )
     source.execute("CREATE TABLE shop.said (id INT) COMMENT 'VIEW'")
     others = tuple(TableName("shop", name) for name in ("fleeting", "altered", "never", "said"))
     tables = wanted((LARGE, *SMALL, *others))
@@ -216,8 +235,12 @@ def test_a_table_that_is_dropped_meanwhile_fails_alone(
     assert "definition has changed" in dumped.why("altered")
 
 
-def _in_the_middle(what: Callable[[DumpRun], None], tool: MyDumper, asked: DumpRequest,
-                   tables: tuple[TableName, ...] = (TableName("shop", "a_b"), LARGE)) -> dict[TableName, str | None]:
+def _in_the_middle(
+    what: Callable[[DumpRun], None],
+    tool: MyDumper,
+    asked: DumpRequest,
+    tables: tuple[TableName, ...] = (TableName("shop", "a_b"), LARGE),
+) -> dict[TableName, str | None]:
     """Do ``what`` when the first file of the large table has come, with one thread: then the table before it is
     complete, and the large one is not."""
     folder = asked.folder / "middle"
@@ -261,9 +284,13 @@ def test_a_lost_connection_fails_the_tables_that_were_not_read_to_the_end(
 
 def test_a_server_that_dies_is_told_per_table(tool: MyDumper, place: Path) -> None:
     with PrivateServer() as server:
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.a_b (id INT)", "INSERT INTO shop.a_b VALUES (1)",
-                       "CREATE TABLE shop.large (id INT PRIMARY KEY, v VARCHAR(300))",
-                       f"INSERT INTO shop.large SELECT seq, REPEAT('x', 190) FROM mysql.seq_1_to_{ROWS}")
+        server.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.a_b (id INT)",
+            "INSERT INTO shop.a_b VALUES (1)",
+            "CREATE TABLE shop.large (id INT PRIMARY KEY, v VARCHAR(300))",
+            f"INSERT INTO shop.large SELECT seq, REPEAT('x', 190) FROM mysql.seq_1_to_{ROWS}",
+        )
         request = DumpRequest(connection_to(server), (), place, chunk_bytes=CHUNK)
         verdicts = _in_the_middle(lambda _run: server.kill(), tool, request)
     assert verdicts[TableName("shop", "a_b")] is None
@@ -278,8 +305,15 @@ def test_a_full_disk_fails_the_tables_that_did_not_fit_and_says_so(tool: MyDumpe
     try:
         folder = small / "run"
         folder.mkdir()
-        with tool.run(replace(asked, tables=wanted((TableName("shop", "a_b"), LARGE)), threads=1, folder=folder,
-                              chunk_bytes=64 * CHUNK)) as run:
+        with tool.run(
+            replace(
+                asked,
+                tables=wanted((TableName("shop", "a_b"), LARGE)),
+                threads=1,
+                folder=folder,
+                chunk_bytes=64 * CHUNK,
+            )
+        ) as run:
             run.open(120)
             got = {file.table for file in run.files()}
             verdicts = run.verdicts()
@@ -350,8 +384,12 @@ def test_leaving_early_or_a_wish_to_stop_leaves_no_process_and_no_connection(
 
 
 def _sessions(server: PrivateServer) -> list[object]:
-    return list(server.query("SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() AND COMMAND "
-                             "NOT IN ('Daemon', 'Binlog Dump')"))
+    return list(
+        server.query(
+            "SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() AND COMMAND "
+            "NOT IN ('Daemon', 'Binlog Dump')"
+        )
+    )
 
 
 def test_thousands_of_small_tables_are_all_there_and_nothing_else(

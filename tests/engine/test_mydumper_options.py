@@ -36,21 +36,30 @@ def _refusal(column: Column, flavour: Flavour = Flavour.MARIADB, version: Versio
     return _tool(version, flavour).refuses(table, Columns((ID, column)))
 
 
-@pytest.mark.parametrize(("version", "locks", "verbose"), [
-    (Version(0, 10, 0), {"--no-locks", "--trx-consistency-only"}, 3),
-    (Version(0, 10, 9), {"--no-locks", "--trx-consistency-only"}, 3),
-    (Version(0, 16, 0), {"--no-locks", "--trx-consistency-only"}, 4),
-    (Version(0, 18, 0), {"--no-locks", "--trx-consistency-only"}, 4),
-    (Version(0, 18, 1), {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}, 4),
-    (Version(0, 21, 4), {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}, 4),
-    (Version(1, 0, 0), {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}, 4),
-])
+@pytest.mark.parametrize(
+    ("version", "locks", "verbose"),
+    [
+        (Version(0, 10, 0), {"--no-locks", "--trx-consistency-only"}, 3),
+        (Version(0, 10, 9), {"--no-locks", "--trx-consistency-only"}, 3),
+        (Version(0, 16, 0), {"--no-locks", "--trx-consistency-only"}, 4),
+        (Version(0, 18, 0), {"--no-locks", "--trx-consistency-only"}, 4),
+        (Version(0, 18, 1), {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}, 4),
+        (Version(0, 21, 4), {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}, 4),
+        (Version(1, 0, 0), {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}, 4),
+    ],
+)
 def test_each_version_gets_the_options_that_it_knows(version: Version, locks: set[str], verbose: int) -> None:
     arguments = set(_arguments(version))
     old, new = {"--no-locks", "--trx-consistency-only"}, {"--sync-thread-lock-mode=NO_LOCK", "--trx-tables"}
     assert arguments & (old | new) == locks
-    assert {"--no-schemas", "--no-views", f"--verbose={verbose}", "--threads=3", "--chunk-filesize=5",
-            "--database=shop"} <= arguments
+    assert {
+        "--no-schemas",
+        "--no-views",
+        f"--verbose={verbose}",
+        "--threads=3",
+        "--chunk-filesize=5",
+        "--database=shop",
+    } <= arguments
     assert not any("geheim" in word for word in arguments)
 
 
@@ -92,8 +101,14 @@ def test_columns_that_would_not_come_back_exactly_are_refused() -> None:
     assert "negative zero" in _refusal(Column("d", "double"), Flavour.MYSQL)
 
 
-@pytest.mark.parametrize("rest", ["NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP",
-                                  "DEFAULT CURRENT_TIMESTAMP(6)", "DEFAULT (uuid())"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP",
+        "DEFAULT CURRENT_TIMESTAMP(6)",
+        "DEFAULT (uuid())",
+    ],
+)
 def test_a_computed_default_is_lost_on_mysql_by_the_old_version_only(rest: str) -> None:
     column = Column("at", "timestamp", rest=rest)
     assert "loses its column at" in _refusal(column, Flavour.MYSQL)
@@ -123,19 +138,33 @@ def test_the_installed_program_is_found_with_its_version_and_others_are_told(tmp
         mydumper_tool(Flavour.MYSQL, paths={"mydumper": str(tmp_path / "nowhere")})
 
 
-@pytest.mark.parametrize(("flavour", "server", "settable"), [
-    (Flavour.MYSQL, Version(5, 6, 24), False), (Flavour.PERCONA, Version(5, 7, 7), False),
-    (Flavour.MYSQL, Version(5, 7, 8), True), (Flavour.MYSQL, Version(8, 0, 36), True)])
-def test_a_server_is_told_of_no_setting_that_it_does_not_know(flavour: Flavour, server: Version, settable: bool
-                                                              ) -> None:
+@pytest.mark.parametrize(
+    ("flavour", "server", "settable"),
+    [
+        (Flavour.MYSQL, Version(5, 6, 24), False),
+        (Flavour.PERCONA, Version(5, 7, 7), False),
+        (Flavour.MYSQL, Version(5, 7, 8), True),
+        (Flavour.MYSQL, Version(8, 0, 36), True),
+    ],
+)
+def test_a_server_is_told_of_no_setting_that_it_does_not_know(
+    flavour: Flavour, server: Version, settable: bool
+) -> None:
     assert ("max_execution_time" in _tool(OLD, flavour, server).settings()) is settable
 
 
-@pytest.mark.parametrize(("flavour", "server", "refused"), [
-    (Flavour.MYSQL, Version(5, 7, 13), True), (Flavour.PERCONA, Version(5, 7, 44), True),
-    (Flavour.MYSQL, Version(8, 0, 36), False), (Flavour.MARIADB, Version(5, 5, 68), False)])
+@pytest.mark.parametrize(
+    ("flavour", "server", "refused"),
+    [
+        (Flavour.MYSQL, Version(5, 7, 13), True),
+        (Flavour.PERCONA, Version(5, 7, 44), True),
+        (Flavour.MYSQL, Version(8, 0, 36), False),
+        (Flavour.MARIADB, Version(5, 5, 68), False),
+    ],
+)
 def test_a_json_column_of_a_server_that_takes_no_binary_json_is_refused(
-        flavour: Flavour, server: Version, refused: bool) -> None:
+    flavour: Flavour, server: Version, refused: bool
+) -> None:
     table = DumpTable(TableName("shop", "orders"), "InnoDB", 0)
     reason = _tool(OLD, flavour, server).refuses(table, Columns((ID, Column("doc", "json"))))
     assert ("its column doc of type json cannot be loaded" in reason) is refused

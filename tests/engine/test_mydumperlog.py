@@ -58,16 +58,22 @@ def test_with_several_threads_on_a_table_nothing_is_known_before_the_end() -> No
     assert not log.errors
 
 
-@pytest.mark.parametrize("line", [
-    "Error dumping table (shop.b$x) data: Table 'shop.b$x' doesn't exist ",
-    "Could not read data from shop.b$x: Lost connection to MySQL server during query",
-    "Could not write out data for shop.b$x",
-    "Could not write out closing newline for shop.b$x, now this is sad!",
-    "Error: DB: shop TABLE: b$x Could not create output file out/shop.b$x.sql (2)",
-    "Thread 3: Error dumping table (shop.b$x) data: Lock wait timeout exceeded",
-    "Thread 3: Could not read data from shop.b$x to write on /x/shop.b$x.00000.00001.sql at byte 12345: Lost contact",
-    "Fail to write on /spool/rows.1/out/shop.b$x.00000.00001.sql",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Error dumping table (shop.b$x) data: Table 'shop.b$x' doesn't exist ",
+        "Could not read data from shop.b$x: Lost connection to MySQL server during query",
+        "Could not write out data for shop.b$x",
+        "Could not write out closing newline for shop.b$x, now this is sad!",
+        "Error: DB: shop TABLE: b$x Could not create output file out/shop.b$x.sql (2)",
+        "Thread 3: Error dumping table (shop.b$x) data: Lock wait timeout exceeded",
+        (
+            "Thread 3: Could not read data from shop.b$x to write on /x/shop.b$x.00000.00001.sql at byte 12345: Lost "
+            "contact"
+        ),
+        "Fail to write on /spool/rows.1/out/shop.b$x.00000.00001.sql",
+    ],
+)
 def test_errors_blame_the_table_that_they_name(line: str) -> None:
     log = _heard(OLD, f"** (mydumper:1): CRITICAL **: 14:31:31.000: {line}")
     assert log.failed == {B: line.strip()}
@@ -95,9 +101,14 @@ def test_a_connection_that_was_made_anew_is_outside_the_snapshot() -> None:
 
 def test_a_query_that_is_tried_again_speaks_for_a_lost_connection_unless_the_table_is_to_blame() -> None:
     def tried_again(why: str, thread: int = 2) -> DumpLog:
-        return _heard(NEW, f"{WARNING}Failed to execute query - ERROR 1: {why}",
-                      f"{WARNING}Thread 2: Error dumping table (shop.a) data: {why}", "Query: SELECT * FROM `shop`.`a`",
-                      f"{WARNING}Thread {thread}: Retrying last failed executed statement", whole=False)
+        return _heard(
+            NEW,
+            f"{WARNING}Failed to execute query - ERROR 1: {why}",
+            f"{WARNING}Thread 2: Error dumping table (shop.a) data: {why}",
+            "Query: SELECT * FROM `shop`.`a`",
+            f"{WARNING}Thread {thread}: Retrying last failed executed statement",
+            whole=False,
+        )
 
     for why in ("Table 'shop.a' doesn't exist", "Table definition has changed, please retry transaction"):
         log = tried_again(why)
@@ -110,12 +121,15 @@ def test_a_query_that_is_tried_again_speaks_for_a_lost_connection_unless_the_tab
     assert "of a later moment" in log.trouble[0]
 
 
-@pytest.mark.parametrize("line", [
-    "Could not read data from `shop`.`a` in chunk 3: Lost connection",
-    "Could not read data from shop.a while thinking about it: Lost connection",
-    "Thread 2: Could not read data from the table: Lost connection",
-    "Something new: went wrong",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Could not read data from `shop`.`a` in chunk 3: Lost connection",
+        "Could not read data from shop.a while thinking about it: Lost connection",
+        "Thread 2: Could not read data from the table: Lost connection",
+        "Something new: went wrong",
+    ],
+)
 def test_an_error_in_words_that_are_not_known_is_trouble_of_the_run(line: str) -> None:
     log = _heard(NEW, CRITICAL + line, whole=False)
     assert not log.failed
@@ -124,23 +138,32 @@ def test_an_error_in_words_that_are_not_known_is_trouble_of_the_run(line: str) -
 
 def test_why_a_file_could_not_be_written_stands_in_the_line_before() -> None:
     begin = "** (mydumper:1): CRITICAL **: 14:31:31.000: "
-    log = _heard(OLD, f"{begin}Couldn't write data to a file: No space left on device",
-                 f"{begin}Could not write out data for shop.a")
+    log = _heard(
+        OLD,
+        f"{begin}Couldn't write data to a file: No space left on device",
+        f"{begin}Could not write out data for shop.a",
+    )
     assert "No space left on device" in log.failed[A]
     assert not log.trouble
 
 
 def test_a_schema_that_cannot_be_listed_fails_its_tables_and_a_broken_table_itself() -> None:
-    log = _heard("", "** (mydumper:1): CRITICAL **: 1:1: Error: DB: shop - Could not execute query: gone away",
-                 "** (mydumper:1): WARNING **: 14:31:31.000: Broken table detected, please review: shop.c")
+    log = _heard(
+        "",
+        "** (mydumper:1): CRITICAL **: 1:1: Error: DB: shop - Could not execute query: gone away",
+        "** (mydumper:1): WARNING **: 14:31:31.000: Broken table detected, please review: shop.c",
+    )
     assert set(log.failed) == {A, B, C}
     assert not log.trouble
 
 
 def test_what_concerns_others_is_no_trouble_and_what_names_nobody_is() -> None:
-    log = _heard(OLD, "** (mydumper:1): CRITICAL **: 14:31:31.000: Error dumping table (other.z) data: denied",
-                 "** (mydumper:1): WARNING **: 14:31:31.000: Row bigger than statement_size for shop.a",
-                 "option parsing failed: nonsense")
+    log = _heard(
+        OLD,
+        "** (mydumper:1): CRITICAL **: 14:31:31.000: Error dumping table (other.z) data: denied",
+        "** (mydumper:1): WARNING **: 14:31:31.000: Row bigger than statement_size for shop.a",
+        "option parsing failed: nonsense",
+    )
     assert not log.failed
     assert not log.trouble
     log.heard("** (mydumper:1): CRITICAL **: 14:31:31.000: Failed to set time zone: Unknown")
@@ -148,8 +171,10 @@ def test_what_concerns_others_is_no_trouble_and_what_names_nobody_is() -> None:
 
 
 def test_the_old_metadata_tells_position_and_end() -> None:
-    text = ("Started dump at: 2026-11-21 14:31:30\nSHOW MASTER STATUS:\n\tLog: binlog.000001\n\tPos: 2703361\n"
-            "\tGTID:0-523000-16\n\n")
+    text = (
+        "Started dump at: 2026-11-21 14:31:30\nSHOW MASTER STATUS:\n\tLog: binlog.000001\n\tPos: 2703361\n"
+        "\tGTID:0-523000-16\n\n"
+    )
     assert read_metadata(text).position == Position("binlog.000001", 2703361, "0-523000-16")
     assert not read_metadata(text).finished
     assert read_metadata(text + "Finished dump at: 2026-11-21 14:31:30\n").finished
@@ -158,15 +183,20 @@ def test_the_old_metadata_tells_position_and_end() -> None:
     assert bare.position is None
 
 
-@pytest.mark.parametrize("source", [
-    "[source]\n# Channel_Name = ''\n#SOURCE_LOG_FILE = \"bin.000003\"\n#SOURCE_LOG_POS = 66379458\n",
-    "[master]\nFile = bin.000003\nPosition = 66379458\nExecuted_Gtid_Set = 0-1-5\n",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[source]\n# Channel_Name = ''\n#SOURCE_LOG_FILE = \"bin.000003\"\n#SOURCE_LOG_POS = 66379458\n",
+        "[master]\nFile = bin.000003\nPosition = 66379458\nExecuted_Gtid_Set = 0-1-5\n",
+    ],
+)
 def test_the_new_metadata_is_a_key_file_with_the_rows_of_each_table(source: str) -> None:
-    text = ("# Started dump at: 2026-08-31 21:44:48\n[config]\nquote-character = BACKTICK\n\n"
-            f"[myloader_session_variables]\nSQL_MODE='NO_AUTO_VALUE_ON_ZERO' /*!40101\n\n{source}\n[`shop`.`a`]\n"
-            "real_table_name=a\nrows = 9\n\n[`shop`.`b$x`]\nreal_table_name=b$x\nrows = 0\n"
-            "data_checksum = 3187537694\n")
+    text = (
+        "# Started dump at: 2026-08-31 21:44:48\n[config]\nquote-character = BACKTICK\n\n"
+        f"[myloader_session_variables]\nSQL_MODE='NO_AUTO_VALUE_ON_ZERO' /*!40101\n\n{source}\n[`shop`.`a`]\n"
+        "real_table_name=a\nrows = 9\n\n[`shop`.`b$x`]\nreal_table_name=b$x\nrows = 0\n"
+        "data_checksum = 3187537694\n"
+    )
     metadata = read_metadata(text)
     assert metadata.position == Position("bin.000003", 66379458, "0-1-5" if "Gtid" in source else "")
     assert metadata.rows == {A: 9, B: 0}
@@ -190,8 +220,11 @@ def test_rows_are_counted_in_both_formats(tmp_path: Path, rows: bytes, times: in
 
 def test_what_stands_before_the_rows_is_told_with_its_character_set(tmp_path: Path) -> None:
     path = tmp_path / "a.sql"
-    for text, head, charset in ((HEAD + OLD_ROWS * 50_000, len(HEAD), "binary"), (HEAD, 0, ""),
-                                (b"/*!40101 SET NAMES 'utf8mb4'*/;\n" + NEW_ROWS, 32, "utf8mb4")):
+    for text, head, charset in (
+        (HEAD + OLD_ROWS * 50_000, len(HEAD), "binary"),
+        (HEAD, 0, ""),
+        (b"/*!40101 SET NAMES 'utf8mb4'*/;\n" + NEW_ROWS, 32, "utf8mb4"),
+    ):
         path.write_bytes(text)
         found = inspect(path)
         assert (found.head, found.charset, found.fault) == (head, charset, "")

@@ -75,7 +75,8 @@ def test_a_probe_with_the_granted_privileges_alone_sees_everything(source: MySQL
 
 
 def test_limits_that_a_server_has_for_its_applications_keep_nobody_from_a_probe(
-        source: MySQLServer, service: Connection) -> None:
+    source: MySQLServer, service: Connection
+) -> None:
     limits = {"max_join_size": 10}
     if source.version >= Version(5, 7, 8):
         limits["max_execution_time"] = 1
@@ -107,8 +108,9 @@ def test_a_role_counts_once_it_is_active(source: MySQLServer) -> None:
     if not source.roles:
         pytest.skip(f"{source.version} has no roles")
     source.create_user("held", "x", ())
-    source.execute("CREATE ROLE keeper", "GRANT RELOAD, BACKUP_ADMIN ON *.* TO keeper",
-                   "GRANT keeper TO held@localhost")
+    source.execute(
+        "CREATE ROLE keeper", "GRANT RELOAD, BACKUP_ADMIN ON *.* TO keeper", "GRANT keeper TO held@localhost"
+    )
     connection = Connection(socket=str(source.socket), user="held", password="x")
     with connection.connect() as session:
         assert not read_grants(session).allow("RELOAD")
@@ -167,8 +169,9 @@ def test_a_launched_copy_is_deaf_and_mute_and_forgets_its_replication(source: My
         for path in (copy, *copy.rglob("*")):
             shutil.chown(path, "mysql", "mysql")
         info = probe(Connection(socket=str(source.socket), user="root"))
-        config = ServerConfig(source.program(), copy, base / "run", options=options_for_copy(copy, info.variables),
-                              memory=64 << 20)
+        config = ServerConfig(
+            source.program(), copy, base / "run", options=options_for_copy(copy, info.variables), memory=64 << 20
+        )
         with LaunchedServer(config) as server, server.connection.connect() as session:
             assert server.pid is not None
             asked = session.query("SELECT @@skip_networking, @@log_bin, @@server_id = %s", source.server_id)[0]
@@ -210,7 +213,9 @@ def test_programs_that_were_unpacked_somewhere_are_told_where_their_files_are(tm
     assert server_options(str(program)) == {}
     (messages / "errmsg.sys").touch()
     assert server_options(str(program)) == {
-        "basedir": str(tmp_path / "server"), "lc_messages_dir": str(tmp_path / "server" / "share")}
+        "basedir": str(tmp_path / "server"),
+        "lc_messages_dir": str(tmp_path / "server" / "share"),
+    }
     assert places(program) == [tmp_path / "server" / "bin", tmp_path / "server" / "share"]
     assert server_options("mysqld") == server_options("/usr/sbin/mysqld") == {}
     assert places(Path("/usr/sbin/mysqld")) == []

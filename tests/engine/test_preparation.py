@@ -21,11 +21,18 @@ def test_a_program_of_the_system_is_confined_to_where_its_folders_lie(tmp_path: 
     tool = find_tool(("mariadb-backup",))
     base, increment = tmp_path / "base", tmp_path / "increment"
     step = prepare_step(tool, "apply", base, increment, memory=1 << 30, switches=["--apply-log-only"])
-    assert step.plain.argv == (tool.path, f"--defaults-file={base}/backup-my.cnf", "--prepare", "--apply-log-only",
-                               f"--target-dir={base}", "--use-memory=1024M", f"--incremental-dir={increment}")
+    assert step.plain.argv == (
+        tool.path,
+        f"--defaults-file={base}/backup-my.cnf",
+        "--prepare",
+        "--apply-log-only",
+        f"--target-dir={base}",
+        "--use-memory=1024M",
+        f"--incremental-dir={increment}",
+    )
     if is_available():
         assert (step.command.argv[0].rpartition("/")[2], step.command.program) == ("bwrap", step.plain.program)
-        assert step.command.argv[-len(step.plain.argv):] == step.plain.argv
+        assert step.command.argv[-len(step.plain.argv) :] == step.plain.argv
         bound = [step.command.argv[index + 1] for index, word in enumerate(step.command.argv) if word == "--bind"]
         assert bound == [str(tmp_path)]  # one mount for both, or files cannot be renamed from one to the other
 
@@ -43,18 +50,27 @@ def test_a_script_that_calls_what_the_sandbox_does_not_have_is_not_confined(tmp_
     assert "--use-memory=1M" in step.plain.argv
 
 
-@pytest.mark.parametrize(("logs", "kind", "message"), [
-    ([""], ToolError, "did not end its work"), (["completed OK!\nno"], ToolError, "did not end its work"),
-    (["completed OK!", "x bad y\ncompleted OK!"], UnrestorableError, "not completely"),
-])
-def test_every_log_must_end_well_and_tell_of_no_trouble(logs: list[str], kind: type[BackupdError], message: str,
-                                                        ) -> None:
+@pytest.mark.parametrize(
+    ("logs", "kind", "message"),
+    [
+        ([""], ToolError, "did not end its work"),
+        (["completed OK!\nno"], ToolError, "did not end its work"),
+        (["completed OK!", "x bad y\ncompleted OK!"], UnrestorableError, "not completely"),
+    ],
+)
+def test_every_log_must_end_well_and_tell_of_no_trouble(
+    logs: list[str],
+    kind: type[BackupdError],
+    message: str,
+) -> None:
     with pytest.raises(kind, match=message):
         check_logs(TOOL, Path("/x"), logs, silent=["bad"])
     with pytest.raises(UnrestorableError) as told:
         check_logs(TOOL, Path("/x"), ["x bad y\ncompleted OK!"], silent=["bad"])
-    assert told.value.hint == ("every file is what was stored (its digest agrees), so another copy is the same: choose "
-                               "another backup (--to backup:ID)")
+    assert told.value.hint == (
+        "every file is what was stored (its digest agrees), so another copy is the same: choose "
+        "another backup (--to backup:ID)"
+    )
     check_logs(TOOL, Path("/x"), ["a\n261121 02:04:24 completed OK!\n\n"], silent=["bad"])
     of_its_library = "\a/usr/bin/mariadb-backup: Warning: 2 files and 0 streams is left open"
     check_logs(TOOL, Path("/x"), [f"completed OK!\n{of_its_library}\n"], silent=["bad"])

@@ -40,8 +40,11 @@ def pair() -> Iterator[Pair]:
     """A source and a replica that tells its address. The replica replicates the accounts too."""
     with PrivateServer(tcp=True) as source:
         source.create_backup_users()
-        source.execute("GRANT REPLICATION MASTER ADMIN ON *.* TO backupd@localhost",
-                       "CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY) ENGINE=InnoDB")
+        source.execute(
+            "GRANT REPLICATION MASTER ADMIN ON *.* TO backupd@localhost",
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.t (id INT PRIMARY KEY) ENGINE=InnoDB",
+        )
         with replica_of(source, options={"report_host": "127.0.0.1"}) as replica:
             yield Pair(source, replica)
 
@@ -52,20 +55,36 @@ def service(server: PrivateServer) -> Connection:
 
 # -- what numbers mean
 
-@pytest.mark.parametrize(("rows", "value"), [
-    ([{"Seconds_Behind_Master": 0}], 0), ([{"Seconds_Behind_Source": 93}], 93),
-    ([{"Seconds_Behind_Master": 3}, {"Seconds_Behind_Master": 40}], 40),
-    ([{"Seconds_Behind_Master": 3605, "SQL_Delay": 3600}], 5), ([{"Seconds_Behind_Master": 10, "SQL_Delay": 3600}], 0)])
+
+@pytest.mark.parametrize(
+    ("rows", "value"),
+    [
+        ([{"Seconds_Behind_Master": 0}], 0),
+        ([{"Seconds_Behind_Source": 93}], 93),
+        ([{"Seconds_Behind_Master": 3}, {"Seconds_Behind_Master": 40}], 40),
+        ([{"Seconds_Behind_Master": 3605, "SQL_Delay": 3600}], 5),
+        ([{"Seconds_Behind_Master": 10, "SQL_Delay": 3600}], 0),
+    ],
+)
 def test_the_worst_channel_counts_and_a_delay_on_purpose_does_not(rows: list[dict[str, Any]], value: float) -> None:
     assert lag_of("db2", rows).value == value
 
 
-@pytest.mark.parametrize(("row", "words"), [
-    ({"Seconds_Behind_Master": None, "Slave_IO_Running": "Yes", "Slave_SQL_Running": "No"},
-     "replication stands still (Slave_IO_Running Yes, Slave_SQL_Running No)"),
-    ({"Seconds_Behind_Master": "2E16"}, "it claims 2E16 s"), ({"Seconds_Behind_Master": 2e16}, "it claims 2e+16 s"),
-    ({"Seconds_Behind_Master": -1}, "it claims -1 s"), ({"Seconds_Behind_Master": "soon"}, "it claims soon s"),
-    ({"Seconds_Behind_Master": "nan"}, "it claims nan s"), ({}, "stands still")])
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"Seconds_Behind_Master": None, "Slave_IO_Running": "Yes", "Slave_SQL_Running": "No"},
+            "replication stands still (Slave_IO_Running Yes, Slave_SQL_Running No)",
+        ),
+        ({"Seconds_Behind_Master": "2E16"}, "it claims 2E16 s"),
+        ({"Seconds_Behind_Master": 2e16}, "it claims 2e+16 s"),
+        ({"Seconds_Behind_Master": -1}, "it claims -1 s"),
+        ({"Seconds_Behind_Master": "soon"}, "it claims soon s"),
+        ({"Seconds_Behind_Master": "nan"}, "it claims nan s"),
+        ({}, "stands still"),
+    ],
+)
 def test_a_lag_that_nobody_can_believe_is_unknown(row: dict[str, Any], words: str) -> None:
     reading = lag_of("db2", [{"Seconds_Behind_Master": 0}, row])
     assert reading.value is None
@@ -77,6 +96,7 @@ def test_a_replica_that_is_none_any_more_is_unknown() -> None:
 
 
 # -- real replicas
+
 
 def test_a_replica_tells_its_own_lag_and_a_stopped_one_is_unknown(pair: Pair) -> None:
     gauges = lag_gauges("db2", service(pair.replica), {})
@@ -124,8 +144,9 @@ def test_a_source_watches_the_replicas_that_are_configured(pair: Pair) -> None:
 def test_a_source_says_whose_lag_it_cannot_know(pair: Pair) -> None:
     gauges = lag_gauges("db1", service(pair.source), {})
     assert gauges.found == ()
-    assert [f"127.0.0.1:{pair.replica.port} is no server of the configuration" in text
-            for text in gauges.warnings] == [True]
+    assert [f"127.0.0.1:{pair.replica.port} is no server of the configuration" in text for text in gauges.warnings] == [
+        True
+    ]
 
     def unreachable() -> Connection:
         raise ServerError("no password")
@@ -143,7 +164,8 @@ def test_without_privileges_the_warning_is_the_server_s_own_words(shared_server:
 def test_a_server_alone_has_no_lag_to_watch(shared_server: PrivateServer) -> None:
     root = Connection(socket=str(shared_server.socket), user="root")
     assert lag_gauges("db1", root, {}).warnings == (
-        "limits.replica_lag: the server is no replica and nobody replicates from it: nothing to watch",)
+        "limits.replica_lag: the server is no replica and nobody replicates from it: nothing to watch",
+    )
 
 
 def test_a_server_that_goes_away_is_unknown_and_is_asked_again(server: PrivateServer) -> None:
@@ -186,8 +208,9 @@ def test_a_disk_that_finishes_nothing_is_slower_than_the_time_since(tmp_path: Pa
     assert gauge.read() == Reading(4.0, "the disk 254:0 has finished no request for 4000 ms")
 
 
-@pytest.mark.parametrize("text", [
-    "", "254 0 vda 1 2", STATS.format(reads=1, read_ms=1, writes=1, write_ms=1, flying=0)])
+@pytest.mark.parametrize(
+    "text", ["", "254 0 vda 1 2", STATS.format(reads=1, read_ms=1, writes=1, write_ms=1, flying=0)]
+)
 def test_a_disk_that_is_gone_or_counts_backwards_is_unknown(tmp_path: Path, text: str) -> None:
     file = stats(tmp_path / "diskstats", 1000, 5000, 2000, 9000)
     gauge = DiskGauge((254, 0), stats=file)
@@ -212,12 +235,22 @@ def test_the_datadir_is_the_server_s_own_word(shared_server: PrivateServer) -> N
 
 # -- from readings to a reason to wait
 
+
 def test_work_stops_above_the_limit_and_goes_on_below_half_of_it() -> None:
     judge = Judge(60)
     lags = [10, 60, 93, 61, 45, 30.5, 30, 45, 60, 61]
     assert [judge.judge(Reading(lag, f"lag {lag}")) for lag in lags] == [
-        "", "", "lag 93 > 60 s", "lag 61 > 60 s", "lag 45, more than half of 60 s", "lag 30.5, more than half of 60 s",
-        "", "", "", "lag 61 > 60 s"]
+        "",
+        "",
+        "lag 93 > 60 s",
+        "lag 61 > 60 s",
+        "lag 45, more than half of 60 s",
+        "lag 30.5, more than half of 60 s",
+        "",
+        "",
+        "",
+        "lag 61 > 60 s",
+    ]
     assert Judge(0.05).judge(Reading(0.08, "disk")) == "disk > 50 ms"
 
 

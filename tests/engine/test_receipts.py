@@ -55,12 +55,15 @@ def test_both_families_of_names_are_read(names: object, tmp_path: Path) -> None:
     assert read_receipts(tmp_path).position == receipts.position
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    (b"bin.000002\t4\n", Position("bin.000002", 4)),
-    (b"bin.000002\t4\t0-1-2,1-5-99\n", Position("bin.000002", 4, "0-1-2,1-5-99")),
-    (b"bin.1\t400\tuuid1:1-5,\nuuid2:1-9:11\n", Position("bin.1", 400, "uuid1:1-5,uuid2:1-9:11")),
-    (b"\n", Position()),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"bin.000002\t4\n", Position("bin.000002", 4)),
+        (b"bin.000002\t4\t0-1-2,1-5-99\n", Position("bin.000002", 4, "0-1-2,1-5-99")),
+        (b"bin.1\t400\tuuid1:1-5,\nuuid2:1-9:11\n", Position("bin.1", 400, "uuid1:1-5,uuid2:1-9:11")),
+        (b"\n", Position()),
+    ],
+)
 def test_binary_log_positions_with_and_without_gtid(text: bytes, expected: Position) -> None:
     assert parse_receipts(_files(binlog_info=text)).position == expected
 
@@ -70,17 +73,20 @@ def test_a_server_without_binary_log_has_no_position() -> None:
     assert parse_receipts(_files(binlog_info=None, info=info)).position == Position()
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"checkpoints": None}, "no checkpoints file"),
-    ({"info": None}, "lacks xtrabackup_info"),
-    ({"binlog_info": None}, "no xtrabackup_binlog_info"),
-    ({"binlog_info": b"garbage"}, "xtrabackup_binlog_info is not readable"),
-    ({"binlog_info": b"bin.1\tx\n"}, "xtrabackup_binlog_info is not readable"),
-    ({"checkpoints": CHECKPOINTS.replace(b"335103835", b"-1")}, "last_lsn is '-1'"),
-    ({"checkpoints": CHECKPOINTS.replace(b"to_lsn", b"too_lsn")}, "does not tell to_lsn"),
-    ({"checkpoints": b""}, "does not tell backup_type"),
-    ({"info": b"\xff\xfe"}, "does not tell tool_version"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checkpoints": None}, "no checkpoints file"),
+        ({"info": None}, "lacks xtrabackup_info"),
+        ({"binlog_info": None}, "no xtrabackup_binlog_info"),
+        ({"binlog_info": b"garbage"}, "xtrabackup_binlog_info is not readable"),
+        ({"binlog_info": b"bin.1\tx\n"}, "xtrabackup_binlog_info is not readable"),
+        ({"checkpoints": CHECKPOINTS.replace(b"335103835", b"-1")}, "last_lsn is '-1'"),
+        ({"checkpoints": CHECKPOINTS.replace(b"to_lsn", b"too_lsn")}, "does not tell to_lsn"),
+        ({"checkpoints": b""}, "does not tell backup_type"),
+        ({"info": b"\xff\xfe"}, "does not tell tool_version"),
+    ],
+)
 def test_what_is_missing_or_unreadable_is_named(changes: dict[str, bytes | None], message: str) -> None:
     with pytest.raises(StreamError, match=message):
         parse_receipts(_files("xtrabackup", **changes))

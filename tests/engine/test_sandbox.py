@@ -28,8 +28,11 @@ def test_only_its_own_folder_is_writable_and_other_folders_are_not_there(short_t
     for folder in (inside, outside):
         folder.mkdir()
         (folder / "file").write_text("text")
-    said = _run(f"pwd; echo new > {inside}/new; cat {outside}/file 2>/dev/null || echo hidden;"
-                f" echo x > /etc/x 2>/dev/null || echo readonly; ls {short_tmp}", inside)
+    said = _run(
+        f"pwd; echo new > {inside}/new; cat {outside}/file 2>/dev/null || echo hidden;"
+        f" echo x > /etc/x 2>/dev/null || echo readonly; ls {short_tmp}",
+        inside,
+    )
     assert said.split() == [str(inside), "hidden", "readonly", "in"]
     assert (inside / "new").read_text() == "new\n"
 
@@ -49,11 +52,13 @@ def test_there_is_no_network_and_no_socket_of_others(short_tmp: Path) -> None:
         unix.bind(str(short_tmp / "s.sock"))
         unix.listen()
         port = tcp.getsockname()[1]
-        script = ("import socket, sys\n"
-                  f"for family, where in ((socket.AF_UNIX, {str(short_tmp / 's.sock')!r}),"
-                  f" (socket.AF_INET, ('127.0.0.1', {port}))):\n"
-                  " try: socket.socket(family).connect(where); print('connected')\n"
-                  " except OSError as e: print(type(e).__name__)\n")
+        script = (
+            "import socket, sys\n"
+            f"for family, where in ((socket.AF_UNIX, {str(short_tmp / 's.sock')!r}),"
+            f" (socket.AF_INET, ('127.0.0.1', {port}))):\n"
+            " try: socket.socket(family).connect(where); print('connected')\n"
+            " except OSError as e: print(type(e).__name__)\n"
+        )
         (inside / "try.py").write_text(script)
         assert _run("/usr/bin/python3 try.py", inside).split() == ["FileNotFoundError", "ConnectionRefusedError"]
 
@@ -67,7 +72,10 @@ def test_the_user_is_dropped_inside_even_below_folders_closed_to_it(short_tmp: P
     os.chown(closed, 0, 0)
     inside.chmod(0o777)
     assert _run("id -un; touch mine; grep NoNewPrivs /proc/self/status", inside, user="mysql").split() == [
-        "mysql", "NoNewPrivs:", "1"]
+        "mysql",
+        "NoNewPrivs:",
+        "1",
+    ]
     assert (inside / "mine").stat().st_uid != 0
 
 

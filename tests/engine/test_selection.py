@@ -14,13 +14,25 @@ def table(schema: str, name: str, size: int = 100, engine: str = "InnoDB") -> Ta
     return Table(TableName(schema, name), "BASE TABLE", engine, size, None, "")
 
 
-TABLES = [table("shop", "orders", 5000), table("shop", "audit_1"), table("shop", "audit_2"), table("shop", "Orders"),
-          table("crm", "people"), table("mysql", "user"), table("sys", "sys_config"), table("MySQL", "odd")]
+TABLES = [
+    table("shop", "orders", 5000),
+    table("shop", "audit_1"),
+    table("shop", "audit_2"),
+    table("shop", "Orders"),
+    table("crm", "people"),
+    table("mysql", "user"),
+    table("sys", "sys_config"),
+    table("MySQL", "odd"),
+]
 
 
 def selected(include: Sequence[str], exclude: Sequence[str] = (), **more: Any) -> Selection:
-    return select(more.pop("tables", TABLES), list(map(TablePattern.parse, include)),
-                  list(map(TablePattern.parse, exclude)), **more)
+    return select(
+        more.pop("tables", TABLES),
+        list(map(TablePattern.parse, include)),
+        list(map(TablePattern.parse, exclude)),
+        **more,
+    )
 
 
 def names(selection: Selection) -> list[str]:
@@ -62,7 +74,9 @@ def test_what_no_other_backup_covers_is_taken_unasked_where_it_may_be_unless_a_p
 
 def test_patterns_that_fit_nothing_are_told_and_the_one_for_everything_is_not() -> None:
     assert selected(["shop.*", "shop.oders"], ["crm.log_*"]).warnings == (
-        "no table fits shop.oders, which is to be included", "no table fits crm.log_*, which is to be excluded")
+        "no table fits shop.oders, which is to be included",
+        "no table fits crm.log_*, which is to be excluded",
+    )
     assert selected(["*.*"], tables=[]).warnings == ()
 
 
@@ -78,11 +92,19 @@ def test_a_leftover_of_an_alter_table_is_left_out_and_told_unless_it_is_asked_fo
 
 
 def test_tables_without_rows_of_their_own_are_taken_with_their_definition_alone() -> None:
-    found = selected(["shop.*"], tables=[table("shop", "all", engine="MRG_MyISAM"),
-                                         table("shop", "hole", engine="BLACKHOLE"), table("shop", "t")])
+    found = selected(
+        ["shop.*"],
+        tables=[
+            table("shop", "all", engine="MRG_MyISAM"),
+            table("shop", "hole", engine="BLACKHOLE"),
+            table("shop", "t"),
+        ],
+    )
     assert names(found) == ["shop.all", "shop.hole", "shop.t"]
-    assert found.bare == {TableName("shop", "all"): "its engine, MRG_MyISAM, shows the rows of other tables",
-                          TableName("shop", "hole"): "its engine, BLACKHOLE, keeps no rows"}
+    assert found.bare == {
+        TableName("shop", "all"): "its engine, MRG_MyISAM, shows the rows of other tables",
+        TableName("shop", "hole"): "its engine, BLACKHOLE, keeps no rows",
+    }
 
 
 def test_a_table_that_the_server_cannot_open_is_taken_so_that_it_is_named() -> None:

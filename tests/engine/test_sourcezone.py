@@ -24,10 +24,17 @@ def host_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     time.tzset()
 
 
-@pytest.mark.parametrize(("said", "at", "hours"), [
-    ("EDT", SUMMER, -4), ("EST", WINTER, -5), ("CEST", SUMMER, 2), ("CEST", WINTER, 1), ("+0530", WINTER, 5.5),
-    ("GMT", WINTER, 0),
-])
+@pytest.mark.parametrize(
+    ("said", "at", "hours"),
+    [
+        ("EDT", SUMMER, -4),
+        ("EST", WINTER, -5),
+        ("CEST", SUMMER, 2),
+        ("CEST", WINTER, 1),
+        ("+0530", WINTER, 5.5),
+        ("GMT", WINTER, 0),
+    ],
+)
 def test_a_zone_that_fits_in_effect_is_found(said: str, at: datetime, hours: float, host_zone: object) -> None:
     zone = zone_of({"system_time_zone": said, "time_zone": "SYSTEM"}, at, at + DAY)
     assert zone.doubt == ""
@@ -39,10 +46,15 @@ def test_utc_is_utc_and_the_hosts_own_zone_is_left_alone(host_zone: object) -> N
     assert zone_of({"system_time_zone": "JST"}, WINTER, SUMMER) == HERE
 
 
-@pytest.mark.parametrize(("said", "at", "told"), [
-    ("CST", WINTER, "may be"), ("EST", SUMMER, "may be"), ("XYZ", WINTER, "no zone of this host"),
-    ("", WINTER, "not tell"),
-])
+@pytest.mark.parametrize(
+    ("said", "at", "told"),
+    [
+        ("CST", WINTER, "may be"),
+        ("EST", SUMMER, "may be"),
+        ("XYZ", WINTER, "no zone of this host"),
+        ("", WINTER, "not tell"),
+    ],
+)
 def test_what_is_ambiguous_or_unknown_is_replayed_in_utc_and_told(
     said: str, at: datetime, told: str, host_zone: object
 ) -> None:

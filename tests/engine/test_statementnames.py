@@ -20,23 +20,26 @@ from backupd.engine.statementnames import (
 )
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("INSERT INTO a SELECT x, y FROM b, s.c JOIN `d` USING (id) WHERE z IN (SELECT q FROM e)", "b s.c d e"),
-    ("INSERT INTO a (x) VALUES ('SELECT 1 FROM b')", ""),
-    ("INSERT INTO a VALUES ((SELECT MAX(id) FROM b))", "b"),
-    ("INSERT INTO a SELECT 1 FROM b LEFT JOIN (c CROSS JOIN d ON 1) ON b.x = c.y, e", "b c d e"),
-    ("INSERT INTO a SELECT 1 FROM (SELECT p, q FROM z WHERE 1 ORDER BY p, q) AS d, e WHERE f, g", "z e"),
-    ("INSERT INTO a TABLE b", "b"),
-    ("CREATE TABLE a LIKE s.b", "s.b"),
-    ("CREATE TABLE a (LIKE b)", "b"),
-    ("CREATE TABLE a (id INT, CHECK (n LIKE 'x%'), FOREIGN KEY (id) REFERENCES `my.s`.p (id))", "my.s.p"),
-    ("CREATE TABLE a ENGINE=MERGE UNION=(b, c)", "b c"),
-    ("CREATE TABLE a AS SELECT * FROM b FOR UPDATE", "b"),
-    ("ALTER TABLE a EXCHANGE PARTITION p WITH TABLE b", "b"),
-    ("DELETE x FROM x USING x, y WHERE x.i = y.i AND x.t = 'JOIN z'", "x y"),
-    ("REPLACE INTO a SELECT 1 /* FROM b */ FROM c -- FROM d\n", "c"),
-    ("DROP TABLE a, b", ""),
-])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("INSERT INTO a SELECT x, y FROM b, s.c JOIN `d` USING (id) WHERE z IN (SELECT q FROM e)", "b s.c d e"),
+        ("INSERT INTO a (x) VALUES ('SELECT 1 FROM b')", ""),
+        ("INSERT INTO a VALUES ((SELECT MAX(id) FROM b))", "b"),
+        ("INSERT INTO a SELECT 1 FROM b LEFT JOIN (c CROSS JOIN d ON 1) ON b.x = c.y, e", "b c d e"),
+        ("INSERT INTO a SELECT 1 FROM (SELECT p, q FROM z WHERE 1 ORDER BY p, q) AS d, e WHERE f, g", "z e"),
+        ("INSERT INTO a TABLE b", "b"),
+        ("CREATE TABLE a LIKE s.b", "s.b"),
+        ("CREATE TABLE a (LIKE b)", "b"),
+        ("CREATE TABLE a (id INT, CHECK (n LIKE 'x%'), FOREIGN KEY (id) REFERENCES `my.s`.p (id))", "my.s.p"),
+        ("CREATE TABLE a ENGINE=MERGE UNION=(b, c)", "b c"),
+        ("CREATE TABLE a AS SELECT * FROM b FOR UPDATE", "b"),
+        ("ALTER TABLE a EXCHANGE PARTITION p WITH TABLE b", "b"),
+        ("DELETE x FROM x USING x, y WHERE x.i = y.i AND x.t = 'JOIN z'", "x y"),
+        ("REPLACE INTO a SELECT 1 /* FROM b */ FROM c -- FROM d\n", "c"),
+        ("DROP TABLE a, b", ""),
+    ],
+)
 def test_what_a_statement_reads_stands_behind_certain_words(text: str, names: str) -> None:
     found = read_by(list(tokens_of(text)))
     assert [".".join(filter(None, name)) for name in found] == names.split()
@@ -62,12 +65,15 @@ def test_definitions_are_one_statement_and_others_end_with_a_semicolon() -> None
 
 def test_routines_and_the_like_are_told_with_their_schemas() -> None:
     assert routine_of("CREATE DEFINER=`root`@`localhost` PROCEDURE `s`.`p`()\nSELECT 1", "now") == Routine(
-        "PROCEDURE", "s")
+        "PROCEDURE", "s"
+    )
     assert routine_of("/* x */ DROP EVENT IF EXISTS e", "now") == Routine("EVENT", "now")
     assert routine_of("CREATE OR REPLACE DEFINER = CURRENT_USER() FUNCTION f() RETURNS INT RETURN 1", "now") == Routine(
-        "FUNCTION", "now")
+        "FUNCTION", "now"
+    )
     assert routine_of("CREATE AGGREGATE FUNCTION f RETURNS INT SONAME 'x.so'", "") == Routine(
-        "FUNCTION", "", loaded=True)
+        "FUNCTION", "", loaded=True
+    )
     assert routine_of("CREATE PACKAGE BODY s.p AS x", "now") == Routine("PACKAGE", "s")
     assert routine_of("DROP SERVER other", "now") == Routine("SERVER", "now")
     for text in ("CREATE TABLE event (i INT)", "DROP VIEW function", "INSERT INTO a VALUES ('DROP EVENT e')", ""):
@@ -85,13 +91,20 @@ def test_triggers_and_views_are_told_from_other_definitions() -> None:
     assert not is_view(list(tokens_of("CREATE TABLE view_ (x INT)")))
 
 
-@pytest.mark.parametrize(("beginning", "named"), [
-    ("CREATE TABLE t (i INT, x VARCHAR(2", False),
-    ("CREATE TABLE t (i INT) PARTITION BY RANGE (i) (PARTITION p0", True),
-    ("ALTER TABLE t ADD PARTITION (PARTITION p9 VALUES", True), ("ALTER TABLE t ADD COLUMN `PARTITION", False),
-    ("CREATE UNIQUE INDEX i ON t (a", True), ("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW BEGIN", False),
-    ("RENAME TABLE a TO b, c", False), ("CREATE", False), ("", False),
-])
+@pytest.mark.parametrize(
+    ("beginning", "named"),
+    [
+        ("CREATE TABLE t (i INT, x VARCHAR(2", False),
+        ("CREATE TABLE t (i INT) PARTITION BY RANGE (i) (PARTITION p0", True),
+        ("ALTER TABLE t ADD PARTITION (PARTITION p9 VALUES", True),
+        ("ALTER TABLE t ADD COLUMN `PARTITION", False),
+        ("CREATE UNIQUE INDEX i ON t (a", True),
+        ("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW BEGIN", False),
+        ("RENAME TABLE a TO b, c", False),
+        ("CREATE", False),
+        ("", False),
+    ],
+)
 def test_behind_partitions_and_columns_of_an_index_no_table_is_named(beginning: str, named: bool) -> None:
     assert has_named_all(list(tokens_of(beginning))) is named
 

@@ -23,13 +23,17 @@ SICK = ("cut", "scribbled", "mended")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     # A server that repairs by itself would do so when a table that was found damaged is opened next.
     with server_of(request.param, myisam_recover_options="OFF") as found:
-        found.execute("CREATE DATABASE shop", "CREATE TABLE shop.inno (id INT PRIMARY KEY)",
-                      "CREATE TABLE shop.well (id INT PRIMARY KEY, v VARCHAR(200)) ENGINE=MyISAM",
-                      "INSERT INTO shop.well VALUES (1, 'aaa'), (2, 'bbb'), (3, REPEAT('x', 180))",
-                      "CREATE TABLE shop.csv (id INT NOT NULL) ENGINE=CSV")
+        found.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.inno (id INT PRIMARY KEY)",
+            "CREATE TABLE shop.well (id INT PRIMARY KEY, v VARCHAR(200)) ENGINE=MyISAM",
+            "INSERT INTO shop.well VALUES (1, 'aaa'), (2, 'bbb'), (3, REPEAT('x', 180))",
+            "CREATE TABLE shop.csv (id INT NOT NULL) ENGINE=CSV",
+        )
         for name in SICK:
-            found.execute(f"CREATE TABLE shop.{name} LIKE shop.well",
-                          f"INSERT INTO shop.{name} SELECT * FROM shop.well")
+            found.execute(
+                f"CREATE TABLE shop.{name} LIKE shop.well", f"INSERT INTO shop.{name} SELECT * FROM shop.well"
+            )
         found.execute("FLUSH TABLES")
         folder = found.datadir / "shop"
         for name in ("cut", "mended"):
@@ -44,8 +48,11 @@ def _cut(path: Path) -> None:
 
 
 def _tables(session: Session, *names: str) -> list[Table]:
-    return [table for table in list_tables(session)
-            if table.name.schema == "shop" and (not names or table.name.table in names)]
+    return [
+        table
+        for table in list_tables(session)
+        if table.name.schema == "shop" and (not names or table.name.table in names)
+    ]
 
 
 def test_damaged_tables_are_named_with_the_server_s_words_and_sound_ones_are_not(server: Server) -> None:

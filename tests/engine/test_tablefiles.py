@@ -28,7 +28,18 @@ from backupd.model.table import TableName
 from tests.support.mariadb import PrivateServer
 
 NAMES = (
-    "plain_1", "naïve.tablé $1", "größe 数据", "таблица", "Ωmega", "a-b/c\\d'\"`%", "ΐ", "ῴ", "Ⓐｚ", "#sql-like", " x")
+    "plain_1",
+    "naïve.tablé $1",
+    "größe 数据",
+    "таблица",
+    "Ωmega",
+    "a-b/c\\d'\"`%",
+    "ΐ",
+    "ῴ",
+    "Ⓐｚ",
+    "#sql-like",
+    " x",
+)
 
 
 def test_names_are_read_as_the_server_writes_them(shared_server: PrivateServer) -> None:
@@ -49,13 +60,28 @@ def test_a_name_that_is_a_device_elsewhere_loses_its_mark() -> None:
     assert decode_file_name("con@@@") == "con"
 
 
-@pytest.mark.parametrize(("path", "stem"), [
-    ("shop/orders.ibd", "shop/orders"), ("shop/orders.ibd.delta", "shop/orders"), ("shop/orders.new", "shop/orders"),
-    ("shop/orders#P#p0#SP#s1.ibd", "shop/orders"), ("shop/orders#p#p0.ibd.meta", "shop/orders"),
-    ("shop/orders.TRG", "shop/orders"), ("shop/na@0vve@002e.frm", "shop/na@0vve@002e"),
-    ("shop/#sql-alter-1-2.ibd", "shop/#sql-alter-1-2"), ("shop/db.opt", ""), ("shop/some_trigger.TRN", ""),
-    ("shop/FTS_000000000000001b_CONFIG.ibd", ""), ("mysql/user.frm", ""), ("sys/sys_config.ibd", ""), ("ibdata1", ""),
-    ("undo001", ""), ("#innodb_redo/#ib_redo0", ""), ("ts1.ibd", "")])
+@pytest.mark.parametrize(
+    ("path", "stem"),
+    [
+        ("shop/orders.ibd", "shop/orders"),
+        ("shop/orders.ibd.delta", "shop/orders"),
+        ("shop/orders.new", "shop/orders"),
+        ("shop/orders#P#p0#SP#s1.ibd", "shop/orders"),
+        ("shop/orders#p#p0.ibd.meta", "shop/orders"),
+        ("shop/orders.TRG", "shop/orders"),
+        ("shop/na@0vve@002e.frm", "shop/na@0vve@002e"),
+        ("shop/#sql-alter-1-2.ibd", "shop/#sql-alter-1-2"),
+        ("shop/db.opt", ""),
+        ("shop/some_trigger.TRN", ""),
+        ("shop/FTS_000000000000001b_CONFIG.ibd", ""),
+        ("mysql/user.frm", ""),
+        ("sys/sys_config.ibd", ""),
+        ("ibdata1", ""),
+        ("undo001", ""),
+        ("#innodb_redo/#ib_redo0", ""),
+        ("ts1.ibd", ""),
+    ],
+)
 def test_every_file_of_a_table_has_the_same_stem(path: str, stem: str) -> None:
     assert stem_of(path) == stem
 
@@ -64,7 +90,7 @@ def test_the_owner_of_a_file_is_a_table_and_no_leftover_of_one() -> None:
     assert owner_of("gr@1i@1je/t#P#p0.ibd") == TableName("größe", "t")
     assert owner_of("shop/#sql-1.ibd") is None
     assert table_of("shop/orders") == TableName("shop", "orders")
-    assert fulltext_id("other/fts_000000000000042e_being_deleted.ibd") == 0x42e
+    assert fulltext_id("other/fts_000000000000042e_being_deleted.ibd") == 0x42E
     assert fulltext_id("other/orders.ibd") is None
 
 
@@ -107,18 +133,37 @@ def test_only_files_that_were_left_out_may_be_missed_by_a_prepare() -> None:
     assert kept.splitlines() == lines[4:]
 
 
-def _lacking(engine: str, *files: str, table: str = "t", space: int | None = 7, shared: bool = False,
-             parts: tuple[str, ...] = (), renamed: dict[str, str] | None = None) -> bool:
+def _lacking(
+    engine: str,
+    *files: str,
+    table: str = "t",
+    space: int | None = 7,
+    shared: bool = False,
+    parts: tuple[str, ...] = (),
+    renamed: dict[str, str] | None = None,
+) -> bool:
     one = BaseTable(TableName("m", table), engine, space, shared, parts)
     return absent([one], ["mysql/db.frm", *files], renamed) == (one,)
 
 
-@pytest.mark.parametrize(("engine", "files"), [
-    ("MyISAM", ("m/t.frm", "m/t.MYD", "m/t.MYI")), ("Aria", ("m/t.frm", "m/t.MAD", "m/t.MAI")),
-    ("CSV", ("m/t.frm", "m/t.CSV", "m/t.CSM")), ("ARCHIVE", ("m/t.frm", "m/t.ARZ")),
-    ("MRG_MyISAM", ("m/t.frm", "m/t.MRG")), ("InnoDB", ("m/t.frm", "m/t.ibd")), ("InnoDB", ("m/t.frm", "m/t.new")),
-    ("InnoDB", ("m/t.frm", "m/t.ibd.delta", "m/t.ibd.meta")), ("InnoDB", ("m/t.frm", "m/t.new.delta", "m/t.new.meta")),
-    ("MEMORY", ("m/t.frm",)), ("BLACKHOLE", ("m/t.frm",)), ("ROCKSDB", ("m/t.frm",)), ("", ("m/t.frm",))])
+@pytest.mark.parametrize(
+    ("engine", "files"),
+    [
+        ("MyISAM", ("m/t.frm", "m/t.MYD", "m/t.MYI")),
+        ("Aria", ("m/t.frm", "m/t.MAD", "m/t.MAI")),
+        ("CSV", ("m/t.frm", "m/t.CSV", "m/t.CSM")),
+        ("ARCHIVE", ("m/t.frm", "m/t.ARZ")),
+        ("MRG_MyISAM", ("m/t.frm", "m/t.MRG")),
+        ("InnoDB", ("m/t.frm", "m/t.ibd")),
+        ("InnoDB", ("m/t.frm", "m/t.new")),
+        ("InnoDB", ("m/t.frm", "m/t.ibd.delta", "m/t.ibd.meta")),
+        ("InnoDB", ("m/t.frm", "m/t.new.delta", "m/t.new.meta")),
+        ("MEMORY", ("m/t.frm",)),
+        ("BLACKHOLE", ("m/t.frm",)),
+        ("ROCKSDB", ("m/t.frm",)),
+        ("", ("m/t.frm",)),
+    ],
+)
 def test_a_table_needs_every_file_of_its_engine(engine: str, files: tuple[str, ...]) -> None:
     assert not _lacking(engine, *files)
     for left_out in files:
@@ -127,8 +172,11 @@ def test_a_table_needs_every_file_of_its_engine(engine: str, files: tuple[str, .
 
 @pytest.mark.parametrize(("engine", "suffixes"), [("InnoDB", ("ibd",)), ("MyISAM", ("MYD", "MYI"))])
 def test_each_partition_needs_its_files(engine: str, suffixes: tuple[str, ...]) -> None:
-    whole = ["m/t.frm", "m/t.par",
-             *(f"m/t#P#{part}.{suffix}" for part in ("p0#SP#Gr@1i@1je", "p1#SP#s1") for suffix in suffixes)]
+    whole = [
+        "m/t.frm",
+        "m/t.par",
+        *(f"m/t#P#{part}.{suffix}" for part in ("p0#SP#Gr@1i@1je", "p1#SP#s1") for suffix in suffixes),
+    ]
     parts = ("p0/gr\u00f6\u00dfe", "P1/s1")
     assert not _lacking(engine, *whole, parts=parts)
     for left_out in whole[2:]:
@@ -173,15 +221,35 @@ def test_where_definitions_are_in_the_dictionary() -> None:
 def test_a_manifest_tells_what_tables_there_were() -> None:
     version = Version(10, 11, 6)
     server = ServerInfo(
-        flavour=Flavour.MARIADB, version=version, version_text="10.11.6", datadir="/d", hostname="h", server_id=1,
-        server_uuid="", role=Role.STANDALONE, read_only=False, log_bin=False, position=Position(), gtid_mode="",
-        engines={}, data_bytes=0, tables=0)
+        flavour=Flavour.MARIADB,
+        version=version,
+        version_text="10.11.6",
+        datadir="/d",
+        hostname="h",
+        server_id=1,
+        server_uuid="",
+        role=Role.STANDALONE,
+        read_only=False,
+        log_bin=False,
+        position=Position(),
+        gtid_mode="",
+        engines={},
+        data_bytes=0,
+        tables=0,
+    )
     facts = BodyFacts(
-        backup_id="20260102T000000Z-00000001", position=Position(), server=server, tool=Tool("t", "/t", version, "10"),
-        receipts=Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"), objects_digest="",
-        missing=(TableName("m", "no`de"),), inventory=(
+        backup_id="20260102T000000Z-00000001",
+        position=Position(),
+        server=server,
+        tool=Tool("t", "/t", version, "10"),
+        receipts=Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"),
+        objects_digest="",
+        missing=(TableName("m", "no`de"),),
+        inventory=(
             BaseTable(TableName("m", "größe"), "InnoDB", 7, shared=True),
-            BaseTable(TableName("m", "t"), "Aria", parts=("p0", "p1/s1"))))
+            BaseTable(TableName("m", "t"), "Aria", parts=("p0", "p1/s1")),
+        ),
+    )
     written = b"".join(encode_body(Body(facts, ())))
     assert decode_body(written).facts == facts
     earlier = replace(facts, missing=(), inventory=None)
@@ -190,12 +258,18 @@ def test_a_manifest_tells_what_tables_there_were() -> None:
     assert decode_body(old).facts == earlier
 
 
-@pytest.mark.parametrize(("line", "bad"), [
-    ("[ERROR] InnoDB: Unable to apply log to corrupted page 4 in file shop/b.ibd", True),
-    ("Can't rename ./a/t.ibd to ./a/x.ibd: errno 2", True), ("***WARNING: './shop/t' may be crashed", True),
-    ("[01] Copying ./shop/corrupted_orders.frm to ./shop/corrupted_orders.frm", False),
-    ("[ERROR] InnoDB: Data structure corruption\nOSError: No space left on device", False),
-    ("[ERROR] InnoDB: corrupted page 4\nCannot decrypt shop/b.ibd", False), ("Killed", False)])
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("[ERROR] InnoDB: Unable to apply log to corrupted page 4 in file shop/b.ibd", True),
+        ("Can't rename ./a/t.ibd to ./a/x.ibd: errno 2", True),
+        ("***WARNING: './shop/t' may be crashed", True),
+        ("[01] Copying ./shop/corrupted_orders.frm to ./shop/corrupted_orders.frm", False),
+        ("[ERROR] InnoDB: Data structure corruption\nOSError: No space left on device", False),
+        ("[ERROR] InnoDB: corrupted page 4\nCannot decrypt shop/b.ibd", False),
+        ("Killed", False),
+    ],
+)
 def test_a_prepare_that_fails_over_its_data_is_told_from_one_that_something_else_ended(line: str, bad: bool) -> None:
     log = f"[01] Copying ./mysql/plugin.frm to ./mysql/plugin.frm\n{line}\n"
     told = why_unprepared(ToolError("mariadb-backup exited with 1"), log)

@@ -55,11 +55,14 @@ def test_the_whole_zoo_can_be_loaded_by_hand_from_the_folder(
     client = "mariadb" if cage.sequences else str(mysql.root_programs() / "mysql")
     first = sorted(taken, key=lambda table: table.name.table not in ("numbers", "around"))
     files = [data_path(table.name, number) for table in taken for number in range(table.files)]
-    for text in (joined(short_tmp, [definition_path(table.name) for table in first]),
-                 *(HEAD + (short_tmp / path).read_bytes() for path in files),
-                 joined(short_tmp, [triggers_path(table.name) for table in taken])):
-        done = subprocess.run([client, f"--defaults-file={cage.client_file()}", "back"], input=text,
-                              capture_output=True, check=False)
+    for text in (
+        joined(short_tmp, [definition_path(table.name) for table in first]),
+        *(HEAD + (short_tmp / path).read_bytes() for path in files),
+        joined(short_tmp, [triggers_path(table.name) for table in taken]),
+    ):
+        done = subprocess.run(
+            [client, f"--defaults-file={cage.client_file()}", "back"], input=text, capture_output=True, check=False
+        )
         assert done.returncode == 0, done.stderr[-300:]
     before, after = zoo.checksums(cage), zoo.checksums(cage, "back")
     assert {name for name in before if before[name] != after[name]} == set()
@@ -68,9 +71,12 @@ def test_the_whole_zoo_can_be_loaded_by_hand_from_the_folder(
 
 
 def test_a_table_that_is_not_there_or_crashed_is_named_and_leaves_no_rows(cage: Server, short_tmp: Path) -> None:
-    cage.execute("CREATE DATABASE shop", "CREATE TABLE shop.isam (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE = MyISAM",
-                 f"INSERT INTO shop.isam VALUES {', '.join(f'({number}, REPEAT(0x76, 50))' for number in range(2000))}",
-                 "FLUSH TABLES")
+    cage.execute(
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.isam (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE = MyISAM",
+        f"INSERT INTO shop.isam VALUES {', '.join(f'({number}, REPEAT(0x76, 50))' for number in range(2000))}",
+        "FLUSH TABLES",
+    )
     with (cage.datadir / "shop/isam.MYD").open("r+b") as file:
         file.seek(60000)
         file.write(b"\xff" * 3000)
@@ -90,13 +96,15 @@ def test_what_a_faster_tool_could_not_do_our_own_reader_does(
 ) -> None:
     monkeypatch.setattr(tableread, "_LITTLE", 0)
     liar = short_tmp / "liar"
-    liar.write_text("#!/bin/sh\ncase $* in\n*version*) echo 'mydumper 0.10.1, built against MySQL 8';;\n*) exit 3;;\n"
-                    "esac\n")
+    liar.write_text(
+        "#!/bin/sh\ncase $* in\n*version*) echo 'mydumper 0.10.1, built against MySQL 8';;\n*) exit 3;;\nesac\n"
+    )
     liar.chmod(0o755)
     folder = short_tmp / "rows"
     folder.mkdir()
-    taken = dump_quiet(as_root(cage), [TableName("zoo", "bits")], folder,
-                       programs=programs(cage) | {"mydumper": str(liar)})
+    taken = dump_quiet(
+        as_root(cage), [TableName("zoo", "bits")], folder, programs=programs(cage) | {"mydumper": str(liar)}
+    )
     assert [(table.outcome, table.tool, table.rows) for table in taken] == [(Outcome.DUMPED, "backupd", 5)]
 
 
@@ -113,8 +121,12 @@ def test_each_table_goes_to_the_first_tool_that_brings_it_back(cage: Server) -> 
         tools, missing = dump_tools(read_dialect(session), paths=programs(cage) | {"mydumper": "/nowhere/mydumper"})
     assert [tool.tool.name for tool in tools] == ["mariadb-dump" if cage.sequences else "mysqldump", "backupd"]
     assert "mydumper" in missing[0]
-    ways = {way.table.name.table: way for way in route(
-        [(DumpTable(name, "InnoDB", 0), definition.columns) for name, definition in definitions.items()], tools)}
+    ways = {
+        way.table.name.table: way
+        for way in route(
+            [(DumpTable(name, "InnoDB", 0), definition.columns) for name, definition in definitions.items()], tools
+        )
+    }
     assert (ways["bits"].tool, ways["bits"].reason) == (tools[0], "")
     assert ways["floats"].tool == ExactDump()
     assert "rounds its column" in ways["floats"].reason

@@ -24,10 +24,10 @@ DEFINITIONS = {
     "we ird/é": "(id INT PRIMARY KEY, v VARCHAR(200) DEFAULT 'x')",
     "virtual": "(id INT PRIMARY KEY, v VARCHAR(200), w INT GENERATED ALWAYS AS (LENGTH(v)) VIRTUAL, KEY (w))",
     "parts": "(id INT PRIMARY KEY, v VARCHAR(200), KEY (v)) PARTITION BY RANGE (id) "
-             "(PARTITION `p é` VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)",
+    "(PARTITION `p é` VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)",
     "halves": "(id INT, v VARCHAR(200), y INT NOT NULL DEFAULT 3, PRIMARY KEY (id, y)) PARTITION BY RANGE (id) "
-              "SUBPARTITION BY HASH (y) SUBPARTITIONS 2 (PARTITION p0 VALUES LESS THAN (100), "
-              "PARTITION p1 VALUES LESS THAN (10000))",
+    "SUBPARTITION BY HASH (y) SUBPARTITIONS 2 (PARTITION p0 VALUES LESS THAN (100), "
+    "PARTITION p1 VALUES LESS THAN (10000))",
     "empty": "(id INT PRIMARY KEY)",
     "texts": "(id INT PRIMARY KEY, v VARCHAR(200), FULLTEXT (v))",
     "instant": "(id INT PRIMARY KEY, v VARCHAR(200))",
@@ -60,9 +60,13 @@ class Pair:
         return {path.name for path in (self.target.datadir / "staging").iterdir()} - {"db.opt"}
 
 
-@pytest.fixture(scope="module", params=[
-    pytest.param(kind, id=str(kind), marks=pytest.mark.skipif(bool(why := kind.why_not()), reason=why or "-"))
-    for kind in (MARIADB, MYSQL)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, id=str(kind), marks=pytest.mark.skipif(bool(why := kind.why_not()), reason=why or "-"))
+        for kind in (MARIADB, MYSQL)
+    ],
+)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     kind: Kind = request.param
     with kind.make() as source, kind.make(binlog=False) as target:
@@ -71,8 +75,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
             source.execute(f"CREATE TABLE `sh-op`.`{name}` {definition}")
             if name not in ("empty", "isam"):
                 source.execute(f"INSERT INTO `sh-op`.`{name}` (id, v) SELECT n, REPEAT('x', 150) FROM {ROWS}")
-        source.execute("ALTER TABLE `sh-op`.instant ADD COLUMN c INT DEFAULT 7, ALGORITHM=INSTANT",
-                       "INSERT INTO `sh-op`.instant VALUES (5000, 'z', 9)")
+        source.execute(
+            "ALTER TABLE `sh-op`.instant ADD COLUMN c INT DEFAULT 7, ALGORITHM=INSTANT",
+            "INSERT INTO `sh-op`.instant VALUES (5000, 'z', 9)",
+        )
         yield Pair(source, target)
 
 
@@ -81,10 +87,12 @@ def test_tables_and_all_their_partitions_arrive_with_every_row(pair: Pair) -> No
     done = pair.move(*FILES)
     assert done.failed == {}
     assert {name.table: rows for name, rows in done.rows.items()} == {
-        name: {"empty": 0, "instant": 1001}.get(name, 1000) for name in FILES}
+        name: {"empty": 0, "instant": 1001}.get(name, 1000) for name in FILES
+    }
     for name in FILES:
         assert pair.target.query(f"SELECT * FROM staging.`{name}` ORDER BY 1") == pair.source.query(
-            f"SELECT * FROM `sh-op`.`{name}` ORDER BY 1")
+            f"SELECT * FROM `sh-op`.`{name}` ORDER BY 1"
+        )
         assert pair.target.query(f"CHECK TABLE staging.`{name}`")[-1][-1] == "OK"
     assert pair.target.query("SELECT c FROM staging.instant WHERE id IN (1, 5000) ORDER BY id") == [(7,), (9,)]
     assert not any(name.endswith(".cfg") for name in pair.files())
@@ -98,7 +106,9 @@ def test_what_cannot_go_as_a_file_is_said_before_anything_is_done(pair: Pair) ->
         reasons = can_import(source, target, names)
         assert {name.table: why for name, why in reasons.items()} == {
             "texts": "it has a full-text index, which lies in files of its own",
-            "isam": "engine MyISAM", "absent": "there is no such table in the copy"}
+            "isam": "engine MyISAM",
+            "absent": "there is no such table in the copy",
+        }
         logged = can_import(target, source, [TableName("sh-op", "plain")])
         assert "binary log" in logged[TableName("sh-op", "plain")]
 

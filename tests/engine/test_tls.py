@@ -39,8 +39,13 @@ class Case:
     folder: Path
 
     def connection(self, tls: Tls | None, *, host: str = NAME, ca: str = "ca.pem") -> Connection:
-        asked = Connection.from_config(host=host, port=self.server.port, user=USER, tls=tls,
-                                       tls_ca=self.folder / ca if tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA) else None)
+        asked = Connection.from_config(
+            host=host,
+            port=self.server.port,
+            user=USER,
+            tls=tls,
+            tls_ca=self.folder / ca if tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA) else None,
+        )
         return replace(asked, password=PASSWORD)
 
 
@@ -50,12 +55,38 @@ def _certificates(folder: Path) -> None:
 
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for name in ("ca", "stranger"):
-        openssl("req", "-x509", *new, "-days", "30", "-subj", f"/CN=backupd test {name}", "-keyout", f"{name}.key",
-                "-out", f"{name}.pem")
+        openssl(
+            "req",
+            "-x509",
+            *new,
+            "-days",
+            "30",
+            "-subj",
+            f"/CN=backupd test {name}",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+        )
     openssl("req", *new, "-subj", "/CN=db1.example.com", "-keyout", "server.key", "-out", "server.csr")
     (folder / "names").write_text(f"subjectAltName=DNS:db1.example.com,IP:{NAME}\n")
-    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "30",
-            "-extfile", "names", "-out", "server.pem")
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        "server.csr",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-days",
+        "30",
+        "-extfile",
+        "names",
+        "-out",
+        "server.pem",
+    )
     for path in folder.iterdir():
         give_to_database(path)
         path.chmod(0o644)
@@ -65,8 +96,10 @@ def _certificates(folder: Path) -> None:
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     with short_directory() as folder:
         _certificates(folder)
-        ours = {f"ssl_{name}": str(folder / f"{file}") for name, file in (
-            ("ca", "ca.pem"), ("cert", "server.pem"), ("key", "server.key"))}
+        ours = {
+            f"ssl_{name}": str(folder / f"{file}")
+            for name, file in (("ca", "ca.pem"), ("cert", "server.pem"), ("key", "server.key"))
+        }
         with make_server(request.param, **ours) as server:
             prepare(server)
             server.execute(f"GRANT ALL ON *.* TO {USER}@'%'")
@@ -115,17 +148,29 @@ def test_the_log_client_is_told_in_its_own_words_and_refuses_the_same(case: Case
         with log_client(tool, connection) as client:
             command = client.fetch(short_tmp / "intake", name, 2**31 + 7)
             assert PASSWORD not in " ".join(command.argv)
-            return subprocess.run(["setpriv", *(("--reuid", command.user, "--regid", command.user, "--clear-groups")
-                                                if command.user else ()), "--", *command.argv], cwd=command.cwd,
-                                  env=command.environment(), check=False, capture_output=True).returncode
+            return subprocess.run(
+                [
+                    "setpriv",
+                    *(("--reuid", command.user, "--regid", command.user, "--clear-groups") if command.user else ()),
+                    "--",
+                    *command.argv,
+                ],
+                cwd=command.cwd,
+                env=command.environment(),
+                check=False,
+                capture_output=True,
+            ).returncode
 
     assert ends(case.connection(Tls.VERIFY_FULL)) == 0
     assert (short_tmp / "intake" / name).stat().st_size > 0
     assert ends(case.connection(Tls.VERIFY_FULL, host=OTHER)) != 0
     assert ends(case.connection(Tls.VERIFY_FULL, ca="stranger.pem")) != 0
     assert ends(case.connection(Tls.VERIFY_CA, ca="stranger.pem")) != 0
-    for good in (case.connection(Tls.VERIFY_CA, host=OTHER), case.connection(Tls.REQUIRED, host=OTHER),
-                 case.connection(Tls.OFF)):
+    for good in (
+        case.connection(Tls.VERIFY_CA, host=OTHER),
+        case.connection(Tls.REQUIRED, host=OTHER),
+        case.connection(Tls.OFF),
+    ):
         assert ends(good) == 0
 
 
@@ -164,8 +209,14 @@ def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
         prepare(server)
         for tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA, Tls.REQUIRED):
             with pytest.raises(ServerError) as refused:
-                Connection(host=NAME, port=server.port or 0, user=USER, password=PASSWORD, tls=tls,
-                           ssl={} if tls is Tls.REQUIRED else {"ca": "/etc/ssl/certs/ca-certificates.crt"}).connect()
+                Connection(
+                    host=NAME,
+                    port=server.port or 0,
+                    user=USER,
+                    password=PASSWORD,
+                    tls=tls,
+                    ssl={} if tls is Tls.REQUIRED else {"ca": "/etc/ssl/certs/ca-certificates.crt"},
+                ).connect()
             assert f"`tls: {tls}` asks for encryption" in refused.value.hint
             assert "`tls: off`" in refused.value.hint
         plain = Connection(host=NAME, port=server.port or 0, user=USER, password=PASSWORD, tls=Tls.OFF)
@@ -175,8 +226,9 @@ def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
 
 def test_each_family_has_its_own_words() -> None:
     def words(tls: Tls, *, modes: bool) -> dict[str, str | None]:
-        asked = Connection.from_config(host="db1", user="u", tls=tls,
-                                       tls_ca=Path("/ca.pem") if tls.startswith("verify") else None)
+        asked = Connection.from_config(
+            host="db1", user="u", tls=tls, tls_ca=Path("/ca.pem") if tls.startswith("verify") else None
+        )
         return {name: value for name, value in client_options(asked, modes=modes)["client"].items() if "ssl" in name}
 
     assert words(Tls.VERIFY_FULL, modes=False) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": None, "ssl": "1"}
@@ -199,8 +251,13 @@ def test_what_check_says_of_a_way() -> None:
     assert "`tls: verify-full`" in findings(far)[0].hint
     assert [one.severity for one in findings(replace(far, tls=Tls.OFF))] == [Severity.WARNING]
     assert [one.severity for one in findings(replace(far, tls=Tls.VERIFY_FULL))] == [Severity.OK]
-    for none_needed in (Connection(socket="/s"), Connection(host="localhost"), Connection(host="127.0.0.9"),
-                        Connection(host="::1"), replace(far, ssl={"ca": "/ca.pem", "verify-server-cert": ""})):
+    for none_needed in (
+        Connection(socket="/s"),
+        Connection(host="localhost"),
+        Connection(host="127.0.0.9"),
+        Connection(host="::1"),
+        replace(far, ssl={"ca": "/ca.pem", "verify-server-cert": ""}),
+    ):
         assert not is_open(none_needed)
         assert findings(none_needed) == []
     assert is_open(replace(far, ssl={"ca": "/ca.pem"}))

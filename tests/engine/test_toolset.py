@@ -23,9 +23,26 @@ from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, Position, Role, ServerInfo, Tool, Version
 
 SERVER = ServerInfo(
-    flavour=Flavour.MYSQL, version=Version(9, 7, 4), version_text="", datadir="/var/lib/mysql", hostname="db",
-    server_id=1, server_uuid="", role=Role.STANDALONE, read_only=False, log_bin=True, position=Position(),
-    gtid_mode="on", engines={}, data_bytes=0, tables=0, encrypted=(), external=(), plugins=(), variables={})
+    flavour=Flavour.MYSQL,
+    version=Version(9, 7, 4),
+    version_text="",
+    datadir="/var/lib/mysql",
+    hostname="db",
+    server_id=1,
+    server_uuid="",
+    role=Role.STANDALONE,
+    read_only=False,
+    log_bin=True,
+    position=Position(),
+    gtid_mode="on",
+    engines={},
+    data_bytes=0,
+    tables=0,
+    encrypted=(),
+    external=(),
+    plugins=(),
+    variables={},
+)
 
 
 def _program(folder: Path, version: str, *, stream: int = 1, name: str = "tool") -> str:
@@ -59,12 +76,15 @@ def test_a_tool_of_another_series_is_refused_and_the_right_one_named(version: Ve
     assert f"mariadb server {version.series}" in caught.value.hint
 
 
-@pytest.mark.parametrize(("flavour", "version", "supported"), [
-    (Flavour.MYSQL, Version(5, 1, 73), "5.5 to before 8.0"),
-    (Flavour.PERCONA, Version(10, 1, 1), "8.1 to before 10.0"),
-    (Flavour.MARIADB, Version(10, 6, 2), "10.8 to before 11.1"),
-    (Flavour.MARIADB, Version(5, 5, 1), "11.1 to before 14.0"),
-])
+@pytest.mark.parametrize(
+    ("flavour", "version", "supported"),
+    [
+        (Flavour.MYSQL, Version(5, 1, 73), "5.5 to before 8.0"),
+        (Flavour.PERCONA, Version(10, 1, 1), "8.1 to before 10.0"),
+        (Flavour.MARIADB, Version(10, 6, 2), "10.8 to before 11.1"),
+        (Flavour.MARIADB, Version(5, 5, 1), "11.1 to before 14.0"),
+    ],
+)
 def test_what_is_not_supported_is_said_with_what_is(flavour: Flavour, version: Version, supported: str) -> None:
     with pytest.raises(ToolError, match=f"physical backups of {flavour} {version} are not supported") as caught:
         physical_backup_tool(flavour, version)
@@ -76,33 +96,38 @@ XTRABACKUP = "xtrabackup version {} based on MySQL server 5.7.13 Linux (x86_64) 
 MYSQLD = "{}/mysqld  Ver {} for Linux on x86_64 (MySQL Community Server - GPL)"
 
 
-@pytest.mark.parametrize(("flavour", "server", "xtrabackup", "chosen"), [
-    (Flavour.MYSQL, Version(5, 6, 24), "2.4.4", "xtrabackup"),
-    (Flavour.PERCONA, Version(5, 7, 13), "2.4.29", "xtrabackup"),
-    (Flavour.MYSQL, Version(5, 7, 44), "8.0.35", ""),
-    (Flavour.MYSQL, Version(8, 0, 16), "8.0.35", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 0, 16), "8.0.14", ""),
-    (Flavour.MYSQL, Version(8, 0, 16), "", ""),
-    (Flavour.MYSQL, Version(8, 0, 36), "8.0.36", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 0, 36), "8.0.35-35", "xtrabackup"),
-    (Flavour.PERCONA, Version(8, 0, 43), "8.0.35-30", "xtrabackup"),
-    (Flavour.PERCONA, Version(8, 0, 45), "8.0.34-29", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 0, 20), "8.0.34-29", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 0, 34), "8.0.33-28", "clone"),
-    (Flavour.MYSQL, Version(8, 0, 33), "8.0.33-28", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 4, 7), "8.4.0-4", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 4, 7), "8.3.0-1", "clone"),
-    (Flavour.MYSQL, Version(9, 1, 0), "9.1.0-1", "xtrabackup"),
-    (Flavour.MYSQL, Version(9, 2, 0), "9.1.0-1", "clone"),
-    (Flavour.PERCONA, Version(8, 4, 1), "8.4.0", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 4, 1), "8.0.36", "clone"),
-    (Flavour.MYSQL, Version(9, 7, 4), "", "clone"),
-])
+@pytest.mark.parametrize(
+    ("flavour", "server", "xtrabackup", "chosen"),
+    [
+        (Flavour.MYSQL, Version(5, 6, 24), "2.4.4", "xtrabackup"),
+        (Flavour.PERCONA, Version(5, 7, 13), "2.4.29", "xtrabackup"),
+        (Flavour.MYSQL, Version(5, 7, 44), "8.0.35", ""),
+        (Flavour.MYSQL, Version(8, 0, 16), "8.0.35", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 0, 16), "8.0.14", ""),
+        (Flavour.MYSQL, Version(8, 0, 16), "", ""),
+        (Flavour.MYSQL, Version(8, 0, 36), "8.0.36", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 0, 36), "8.0.35-35", "xtrabackup"),
+        (Flavour.PERCONA, Version(8, 0, 43), "8.0.35-30", "xtrabackup"),
+        (Flavour.PERCONA, Version(8, 0, 45), "8.0.34-29", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 0, 20), "8.0.34-29", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 0, 34), "8.0.33-28", "clone"),
+        (Flavour.MYSQL, Version(8, 0, 33), "8.0.33-28", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 4, 7), "8.4.0-4", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 4, 7), "8.3.0-1", "clone"),
+        (Flavour.MYSQL, Version(9, 1, 0), "9.1.0-1", "xtrabackup"),
+        (Flavour.MYSQL, Version(9, 2, 0), "9.1.0-1", "clone"),
+        (Flavour.PERCONA, Version(8, 4, 1), "8.4.0", "xtrabackup"),
+        (Flavour.MYSQL, Version(8, 4, 1), "8.0.36", "clone"),
+        (Flavour.MYSQL, Version(9, 7, 4), "", "clone"),
+    ],
+)
 def test_the_best_tool_that_is_installed_and_fits_is_taken(
     tmp_path: Path, flavour: Flavour, server: Version, xtrabackup: str, chosen: str
 ) -> None:
-    paths = {"mysqld": _program(tmp_path, MYSQLD.format(tmp_path, server), name="mysqld"),
-             "xtrabackup": "/nonexistent/xtrabackup"}
+    paths = {
+        "mysqld": _program(tmp_path, MYSQLD.format(tmp_path, server), name="mysqld"),
+        "xtrabackup": "/nonexistent/xtrabackup",
+    }
     if xtrabackup:
         paths["xtrabackup"] = _program(tmp_path, XTRABACKUP.format(xtrabackup), stream=2, name="xtrabackup")
     if chosen:
@@ -113,17 +138,24 @@ def test_the_best_tool_that_is_installed_and_fits_is_taken(
         assert "percona-xtrabackup" in caught.value.hint
 
 
-@pytest.mark.parametrize(("xtrabackup", "sentence"), [
-    ("8.0.33-28", "files of a mysql 8.0.36 server, so clone takes its place; install percona-xtrabackup-80 (8.0.34"),
-    ("/nonexistent", "does not exist, so clone takes its place"),
-])
-def test_a_tool_that_is_passed_over_is_named_with_the_reason(
-    tmp_path: Path, xtrabackup: str, sentence: str
-) -> None:
+@pytest.mark.parametrize(
+    ("xtrabackup", "sentence"),
+    [
+        (
+            "8.0.33-28",
+            "files of a mysql 8.0.36 server, so clone takes its place; install percona-xtrabackup-80 (8.0.34",
+        ),
+        ("/nonexistent", "does not exist, so clone takes its place"),
+    ],
+)
+def test_a_tool_that_is_passed_over_is_named_with_the_reason(tmp_path: Path, xtrabackup: str, sentence: str) -> None:
     info = replace(SERVER, version=Version(8, 0, 36), engines={"InnoDB": 1})
     paths = {"mysqld": _program(tmp_path, MYSQLD.format(tmp_path, "8.0.36"), name="mysqld")}
-    paths["xtrabackup"] = xtrabackup if xtrabackup.startswith("/") else _program(
-        tmp_path, XTRABACKUP.format(xtrabackup), name="xtrabackup")
+    paths["xtrabackup"] = (
+        xtrabackup
+        if xtrabackup.startswith("/")
+        else _program(tmp_path, XTRABACKUP.format(xtrabackup), name="xtrabackup")
+    )
     tool = physical_tool(info, paths=paths)
     assert tool.tool.name == "clone"
     (told,) = (line for line in shortcomings(tool, info, paths=paths) if "takes its place" in line)
@@ -153,9 +185,15 @@ def test_a_restore_takes_the_kind_of_tool_that_made_the_backup(tmp_path: Path) -
         physical_tool(info, paths=paths, made_by=replace(made, name="mysqldump"))
 
 
-@pytest.mark.parametrize(("tool", "encrypted", "refused"), [
-    ("xtrabackup", ("shop/cards",), True), ("xtrabackup", ("encrypt_binlog",), False), ("xtrabackup", (), False),
-    ("mariadb-backup", ("shop/cards",), False)])
+@pytest.mark.parametrize(
+    ("tool", "encrypted", "refused"),
+    [
+        ("xtrabackup", ("shop/cards",), True),
+        ("xtrabackup", ("encrypt_binlog",), False),
+        ("xtrabackup", (), False),
+        ("mariadb-backup", ("shop/cards",), False),
+    ],
+)
 def test_xtrabackup_is_not_let_at_encrypted_tablespaces(tool: str, encrypted: tuple[str, ...], refused: bool) -> None:
     made = Tool(tool, f"/usr/bin/{tool}", Version(2, 4, 20), "", "")
     info, unasked = replace(SERVER, encrypted=encrypted), cast(Session, None)

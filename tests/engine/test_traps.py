@@ -83,7 +83,8 @@ class TestAGoodBackup:
         under.tool.verify_prepared(base, chain.full.receipts, prepare(base, tool=under.tool))
 
     def test_with_increments_in_order_has_the_rows_of_the_last(
-            self, under: ToolUnderTest, chain: Chain, here: Path) -> None:
+        self, under: ToolUnderTest, chain: Chain, here: Path
+    ) -> None:
         base, first, second = chain.copy(here)
         logs = prepare(base, first, second, tool=under.tool)
         under.tool.verify_prepared(base, chain.second.receipts, logs)
@@ -122,17 +123,19 @@ class TestABackupThatIsNotWhole:
             under.tool.prepare(here / "partial", memory=MEMORY)
 
     @pytest.mark.parametrize("name", ["xtrabackup_checkpoints", "xtrabackup_info"])
-    def test_because_the_stream_was_cut_between_two_files(
-            self, under: ToolUnderTest, here: Path, name: str) -> None:
-        cut = (f"import re, sys; d = sys.stdin.buffer.read();"
-               f" found = re.search(rb'XBSTCK01.P....(\\./)?{name}', d, re.S);"
-               f" sys.stdout.buffer.write(d[:found.start()] if found else d)")  # its --help is whole
+    def test_because_the_stream_was_cut_between_two_files(self, under: ToolUnderTest, here: Path, name: str) -> None:
+        cut = (
+            f"import re, sys; d = sys.stdin.buffer.read();"
+            f" found = re.search(rb'XBSTCK01.P....(\\./)?{name}', d, re.S);"
+            f" sys.stdout.buffer.write(d[:found.start()] if found else d)"
+        )  # its --help is whole
         with pytest.raises(StreamError):
             under.take(here / "cut", tool=under.wrapped(here, f'"$TOOL" "$@" | python3 -c "{cut}"'))
 
     @pytest.mark.parametrize("name", ["xtrabackup_checkpoints", "xtrabackup_info", "backup-my.cnf", ""])
     def test_because_a_receipt_or_the_redo_is_missing(
-            self, under: ToolUnderTest, chain: Chain, here: Path, name: str) -> None:
+        self, under: ToolUnderTest, chain: Chain, here: Path, name: str
+    ) -> None:
         base = chain.full.copy(here / "copy")
         (base / (name or under.redo)).unlink()
         with pytest.raises(DamagedError):
@@ -140,7 +143,8 @@ class TestABackupThatIsNotWhole:
 
     @pytest.mark.parametrize("keep", [None, 0.5])
     def test_because_a_table_is_missing_or_cut(
-            self, under: ToolUnderTest, chain: Chain, here: Path, keep: float | None) -> None:
+        self, under: ToolUnderTest, chain: Chain, here: Path, keep: float | None
+    ) -> None:
         base = chain.full.copy(here / "copy")
         table = base / "shop/orders.ibd"
         if keep is None:
@@ -169,7 +173,8 @@ class TestABackupThatIsNotWhole:
         assert outcome != "prepared"
 
     def test_because_it_was_never_prepared_or_with_the_log_only(
-            self, under: ToolUnderTest, chain: Chain, here: Path) -> None:
+        self, under: ToolUnderTest, chain: Chain, here: Path
+    ) -> None:
         base, first, _ = chain.copy(here)
         with pytest.raises(ToolError, match="not prepared"):
             under.tool.verify_prepared(base, chain.full.receipts, [])
@@ -213,7 +218,8 @@ class TestADamagedServer:
 
 class TestIncrements:
     def test_that_do_not_follow_each_other_are_refused_before_the_tool_runs(
-            self, under: ToolUnderTest, chain: Chain) -> None:
+        self, under: ToolUnderTest, chain: Chain
+    ) -> None:
         full, first, second = chain.full, chain.first, chain.second
         assert full.receipts.to_lsn < first.receipts.to_lsn < second.receipts.to_lsn
         for increments in ((second, first), (first, first), (second,), (first, second, second), (full,)):
@@ -223,7 +229,8 @@ class TestIncrements:
             under.tool.prepare(first.base, memory=MEMORY)
 
     def test_do_not_go_onto_a_backup_that_was_prepared_to_the_end(
-            self, under: ToolUnderTest, chain: Chain, here: Path) -> None:
+        self, under: ToolUnderTest, chain: Chain, here: Path
+    ) -> None:
         base = chain.full.copy(here / "copy")
         under.tool.verify_prepared(base, chain.full.receipts, prepare(base, tool=under.tool))
         if isinstance(under.tool, XtraBackup):  # mariadb-backup knows no such end

@@ -35,11 +35,13 @@ def test_mysql_shows_which_accounts_write_past_the_log() -> None:
 
 
 def test_mariadb_shows_statements_where_its_performance_schema_is_on_and_ours_do_not_count(
-        server: PrivateServer) -> None:
+    server: PrivateServer,
+) -> None:
     assert seen(server) == []  # off, as it is by default: nothing to see
     server.restart(performance_schema="ON")
-    take(Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD), server="x",
-         max_seconds=10)
+    take(
+        Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD), server="x", max_seconds=10
+    )
     assert seen(server) == []
     with connect(server.socket) as session:
         query(session, "SET SQL_LOG_BIN=0")

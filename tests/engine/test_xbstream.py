@@ -25,8 +25,9 @@ from tests.engine.stream import (
     whole,
 )
 
-_names = st.text(st.characters(exclude_characters="/\0*", exclude_categories=["Cs"]), min_size=1, max_size=12
-                 ).filter(lambda name: name not in (".", ".."))
+_names = st.text(st.characters(exclude_characters="/\0*", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda name: name not in (".", "..")
+)
 _paths = st.builds(lambda folder, name: f"d{folder}/{name}", _names, _names)
 
 
@@ -52,9 +53,7 @@ def _streams(draw: st.DrawFn) -> tuple[dict[str, bytes], bytes]:
 
 @given(_streams(), st.integers(1, 400), st.sampled_from(list(Dialect)))
 @settings(max_examples=150, deadline=None)
-def test_interleaved_files_come_out_whole(
-    made: tuple[dict[str, bytes], bytes], size: int, dialect: Dialect
-) -> None:
+def test_interleaved_files_come_out_whole(made: tuple[dict[str, bytes], bytes], size: int, dialect: Dialect) -> None:
     files, stream = made
     assert Folder.of(stream, dialect, size=size).files == files
 
@@ -78,8 +77,13 @@ def test_a_stream_cut_inside_a_chunk_is_an_error(made: tuple[dict[str, bytes], b
 
 _SAMPLE = {"shop/a.ibd": b"a" * 40, "shop/b.MYD": b"bb", "ibdata1": bytes(range(60))}
 _SAMPLE_STREAM = (
-    payload("shop/a.ibd", b"a" * 30) + payload("ibdata1", bytes(range(60))) + payload("shop/a.ibd", b"a" * 10, 30)
-    + end("shop/a.ibd") + whole("shop/b.MYD", b"bb") + end("ibdata1"))
+    payload("shop/a.ibd", b"a" * 30)
+    + payload("ibdata1", bytes(range(60)))
+    + payload("shop/a.ibd", b"a" * 10, 30)
+    + end("shop/a.ibd")
+    + whole("shop/b.MYD", b"bb")
+    + end("ibdata1")
+)
 
 
 def test_every_cut_is_an_error_unless_everything_had_ended() -> None:
@@ -134,21 +138,39 @@ def test_an_innodb_file_that_ends_twice_is_an_error() -> None:
         Folder.of(whole("shop/t.MYD", b"data") + end("shop/t.MYD"), Dialect.PERCONA)
 
 
-@pytest.mark.parametrize("stream", [
-    payload("a", b"1234") + payload("a", b"5", 5) + end("a"),
-    payload("a", b"1234") + payload("a", b"5", 3) + end("a"),
-    payload("a", b"1234", 1) + end("a"),
-])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        payload("a", b"1234") + payload("a", b"5", 5) + end("a"),
+        payload("a", b"1234") + payload("a", b"5", 3) + end("a"),
+        payload("a", b"1234", 1) + end("a"),
+    ],
+)
 def test_payload_that_does_not_continue_the_file_is_an_error(stream: bytes) -> None:
     for dialect in Dialect:
         with pytest.raises(StreamError, match=r"goes on at byte|begins at byte"):
             Folder.of(stream, dialect)
 
 
-@pytest.mark.parametrize("path", [
-    b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b"..", b".", b"a//b", b"a/", b"a/./b", b"a\0b", b"", b"./",
-    b"./../x", b"x" * 5000,
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/etc/passwd",
+        b"../x",
+        b"a/../../x",
+        b"a/..",
+        b"..",
+        b".",
+        b"a//b",
+        b"a/",
+        b"a/./b",
+        b"a\0b",
+        b"",
+        b"./",
+        b"./../x",
+        b"x" * 5000,
+    ],
+)
 def test_a_path_that_leads_outside_is_refused(path: bytes) -> None:
     with pytest.raises(StreamError, match="a path"):
         Folder.of(payload(path, b"x") + end(path))
@@ -170,8 +192,10 @@ def test_a_leading_dot_slash_names_the_same_file() -> None:
     assert Folder.of(payload("./a", b"1") + payload("a", b"2", 1) + end("a")).files == {"a": b"12"}
 
 
-@pytest.mark.parametrize("stream", [whole("a", b"1") + whole("a/b", b"2"), whole("a/b", b"1") + whole("a", b"2"),
-                                    payload("a", b"1") + end("a/b/c")])
+@pytest.mark.parametrize(
+    "stream",
+    [whole("a", b"1") + whole("a/b", b"2"), whole("a/b", b"1") + whole("a", b"2"), payload("a", b"1") + end("a/b/c")],
+)
 def test_a_file_that_is_also_a_folder_is_refused(stream: bytes) -> None:
     with pytest.raises(StreamError, match="a file and a folder"):
         Folder.of(stream)
@@ -212,16 +236,26 @@ class TestWhatMariadbAdds:
         assert Folder.of(whole("s/t.MYD", b"rows") + end("s/t.MYD")).files == {"s/t.MYD": b""}
 
     def test_removed_files_folders_and_partitions_are_gone(self) -> None:
-        stream = b"".join(whole(name, b"x") for name in
-                          ("s/a.MAD", "s/a.MAI", "s/p#P#p0.MYD", "s/p#P#p1.MYD", "s/pp.MYD", "gone/x.frm", "gonetoo/x"))
+        stream = b"".join(
+            whole(name, b"x")
+            for name in ("s/a.MAD", "s/a.MAI", "s/p#P#p0.MYD", "s/p#P#p1.MYD", "s/pp.MYD", "gone/x.frm", "gonetoo/x")
+        )
         stream += remove("s/a.MAD") + remove("s/p#P#*") + remove("s/p#P#*") + remove("gone") + remove("s/never.MAD")
         assert set(Folder.of(stream).files) == {"s/a.MAI", "s/pp.MYD", "gonetoo/x"}
 
     def test_after_a_removal_the_name_is_free_again(self) -> None:
         assert Folder.of(whole("a/b", b"1") + remove("a") + whole("a", b"2")).files == {"a": b"2"}
 
-    @pytest.mark.parametrize("chunk", [remove("s/t.MYD"), remove("s"), remove("s/*"), rename("s/t.MYD", "s/u.MYD"),
-                                       whole("s/u.MYD", b"") + rename("s/u.MYD", "s/t.MYD")])
+    @pytest.mark.parametrize(
+        "chunk",
+        [
+            remove("s/t.MYD"),
+            remove("s"),
+            remove("s/*"),
+            rename("s/t.MYD", "s/u.MYD"),
+            whole("s/u.MYD", b"") + rename("s/u.MYD", "s/t.MYD"),
+        ],
+    )
     def test_a_file_that_is_being_written_cannot_be_removed_or_renamed(self, chunk: bytes) -> None:
         with pytest.raises(StreamError, match=r"removal of|cannot be renamed"):
             Folder.of(payload("s/t.MYD", b"x") + chunk + end("s/t.MYD"))
@@ -242,8 +276,9 @@ class TestWhatMariadbAdds:
             Folder.of(whole("s/b.frm", b"f") + rename("s/a.MAD", "s/b.MAD"))
         assert "s/b.MAD" in caught.value.detail
 
-    @pytest.mark.parametrize("later", [
-        remove("s/b.MAD"), remove("s"), payload("s/b.MAD", b"B", flags=2) + end("s/b.MAD"), end("s/b.MAD")])
+    @pytest.mark.parametrize(
+        "later", [remove("s/b.MAD"), remove("s"), payload("s/b.MAD", b"B", flags=2) + end("s/b.MAD"), end("s/b.MAD")]
+    )
     def test_what_was_renamed_and_then_dropped_or_copied_is_not_missed(self, later: bytes) -> None:
         Folder.of(rename("s/a.MAD", "s/b.MAD") + later)
 
@@ -333,10 +368,22 @@ def test_no_end_is_delivered_for_a_file_with_a_wrong_checksum() -> None:
 
 
 def test_what_a_removal_or_rename_may_not_mean_is_left_to_who_knows_the_tables() -> None:
-    data = (whole("m/a.frm", b"a") + whole("m/a.MYD", b"1") + whole("m/i.frm", b"i") + whole("m/i.new", b"2")
-            + whole("m/x.MYD", b"x") + whole("m/y.MYD", b"y") + remove("m") + whole("m/i.new", b"3")
-            + whole("m/x.MYD", b"x") + whole("m/y.MYD", b"y") + rename("m/x.MYD", "m/t.MYD")
-            + rename("m/y.MYD", "m/x.MYD") + rename("m/t.MYD", "m/y.MYD") + rename("m/gone.MYD", "m/here.MYD"))
+    data = (
+        whole("m/a.frm", b"a")
+        + whole("m/a.MYD", b"1")
+        + whole("m/i.frm", b"i")
+        + whole("m/i.new", b"2")
+        + whole("m/x.MYD", b"x")
+        + whole("m/y.MYD", b"y")
+        + remove("m")
+        + whole("m/i.new", b"3")
+        + whole("m/x.MYD", b"x")
+        + whole("m/y.MYD", b"y")
+        + rename("m/x.MYD", "m/t.MYD")
+        + rename("m/y.MYD", "m/x.MYD")
+        + rename("m/t.MYD", "m/y.MYD")
+        + rename("m/gone.MYD", "m/here.MYD")
+    )
     doubts, folder = Doubts(), Folder()
     for event in demultiplex(Dribble(data, 1 << 20), Dialect.MARIADB, doubts):
         folder.take(event)

@@ -61,9 +61,18 @@ class Run:
     """One capture of a stand-in: what it delivered, and what was raised."""
 
     def __init__(
-        self, place: Path, server: PrivateServer, files: Mapping[str, bytes] | None = None, *, stream: bytes = b"",
-        version: str = "2.4.4", connection: Connection | None = None, replica: bool = False, lsn: int | None = None,
-        cancel: threading.Event | None = None, **knobs: Any,
+        self,
+        place: Path,
+        server: PrivateServer,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        stream: bytes = b"",
+        version: str = "2.4.4",
+        connection: Connection | None = None,
+        replica: bool = False,
+        lsn: int | None = None,
+        cancel: threading.Event | None = None,
+        **knobs: Any,
     ) -> None:
         content = stream or stream_of({**DATA, **FULL} if files is None else files)
         self.standin: StandIn = make(place / "standin", content, Knobs(version=version, **knobs))
@@ -72,9 +81,17 @@ class Run:
         self.log = place / "log"
         self.runtime = passable_directory()
         tool = Tool("xtrabackup", str(self.standin.path), Version.parse(version), "")
-        self.capture: Capture = XtraBackup(tool, XTRABACKUP).capture(CaptureRequest(
-            connection or connection_to(server), self.work, parallel=3, incremental_lsn=lsn, replica=replica,
-            log=self.log, cancel=cancel))
+        self.capture: Capture = XtraBackup(tool, XTRABACKUP).capture(
+            CaptureRequest(
+                connection or connection_to(server),
+                self.work,
+                parallel=3,
+                incremental_lsn=lsn,
+                replica=replica,
+                log=self.log,
+                cancel=cancel,
+            )
+        )
         self.folder = Folder()
 
     def __call__(self) -> Receipts:
@@ -85,53 +102,113 @@ class Run:
 
 
 class TestTheCommandLine:
-    @pytest.mark.parametrize(("version", "lacks", "expected"), [
-        ("2.4.4", ["--backup-lock-timeout", "--lock-ddl", "--lock-ddl-timeout"],
-         ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-          "--ftwrl-wait-query-type=all"]),
-        ("2.4.29", [], ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                        "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25"]),
-        ("8.0.6", ["--backup-lock-timeout"],
-         ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-          "--ftwrl-wait-query-type=all", "--lock-ddl", "--lock-ddl-timeout=300"]),
-        ("8.0.35-31", [], ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                           "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25", "--lock-ddl-timeout=300"]),
-        ("9.1.0-1", ["--no-version-check"],
-         ["--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-          "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25", "--lock-ddl-timeout=300"]),
-    ])
+    @pytest.mark.parametrize(
+        ("version", "lacks", "expected"),
+        [
+            (
+                "2.4.4",
+                ["--backup-lock-timeout", "--lock-ddl", "--lock-ddl-timeout"],
+                [
+                    "--no-version-check",
+                    "--ftwrl-wait-timeout=180",
+                    "--ftwrl-wait-threshold=10",
+                    "--ftwrl-wait-query-type=all",
+                ],
+            ),
+            (
+                "2.4.29",
+                [],
+                [
+                    "--no-version-check",
+                    "--ftwrl-wait-timeout=180",
+                    "--ftwrl-wait-threshold=10",
+                    "--ftwrl-wait-query-type=all",
+                    "--backup-lock-timeout=25",
+                ],
+            ),
+            (
+                "8.0.6",
+                ["--backup-lock-timeout"],
+                [
+                    "--no-version-check",
+                    "--ftwrl-wait-timeout=180",
+                    "--ftwrl-wait-threshold=10",
+                    "--ftwrl-wait-query-type=all",
+                    "--lock-ddl",
+                    "--lock-ddl-timeout=300",
+                ],
+            ),
+            (
+                "8.0.35-31",
+                [],
+                [
+                    "--no-version-check",
+                    "--ftwrl-wait-timeout=180",
+                    "--ftwrl-wait-threshold=10",
+                    "--ftwrl-wait-query-type=all",
+                    "--backup-lock-timeout=25",
+                    "--lock-ddl-timeout=300",
+                ],
+            ),
+            (
+                "9.1.0-1",
+                ["--no-version-check"],
+                [
+                    "--ftwrl-wait-timeout=180",
+                    "--ftwrl-wait-threshold=10",
+                    "--ftwrl-wait-query-type=all",
+                    "--backup-lock-timeout=25",
+                    "--lock-ddl-timeout=300",
+                ],
+            ),
+        ],
+    )
     def test_of_a_full_backup_has_the_options_that_this_build_knows(
-            self, place: Path, shared_server: PrivateServer, version: str, lacks: list[str],
-            expected: list[str]) -> None:
+        self, place: Path, shared_server: PrivateServer, version: str, lacks: list[str], expected: list[str]
+    ) -> None:
         run = Run(place, shared_server, version=version, lacks=lacks)
         run()
         first, *rest = run.standin.arguments
         assert first.startswith(f"--defaults-file={run.runtime}/")
         assert rest == [
-            f"--datadir={shared_server.scalar('SELECT @@datadir')}", *expected, "--backup", "--stream=xbstream",
-            f"--target-dir={run.work}/target", f"--extra-lsndir={run.work}/lsn", "--parallel=3",
-            "--open-files-limit=65536"]
+            f"--datadir={shared_server.scalar('SELECT @@datadir')}",
+            *expected,
+            "--backup",
+            "--stream=xbstream",
+            f"--target-dir={run.work}/target",
+            f"--extra-lsndir={run.work}/lsn",
+            "--parallel=3",
+            "--open-files-limit=65536",
+        ]
 
     def test_a_program_that_does_not_list_its_options_is_refused(
-            self, place: Path, shared_server: PrivateServer) -> None:
+        self, place: Path, shared_server: PrivateServer
+    ) -> None:
         run = Run(place, shared_server, lacks=["--backup"])
         with pytest.raises(ToolError, match="--help does not list its options"):
             run()
 
     def test_of_an_increment_on_a_replica_has_two_more(self, place: Path, shared_server: PrivateServer) -> None:
-        run = Run(place, shared_server, {**DATA, "xtrabackup_slave_info": SLAVE_INFO_GTID, **FIRST},
-                  lsn=331411436, replica=True)
+        run = Run(
+            place,
+            shared_server,
+            {**DATA, "xtrabackup_slave_info": SLAVE_INFO_GTID, **FIRST},
+            lsn=331411436,
+            replica=True,
+        )
         assert run().backup_type == "incremental"
         assert run.standin.arguments[-2:] == ["--incremental-lsn=331411436", "--slave-info"]
         assert run.capture.receipts().replica_of == SLAVE_INFO_GTID.decode().strip()
 
     def test_the_password_is_in_the_option_file_only_and_that_is_gone_afterwards(
-            self, place: Path, shared_server: PrivateServer) -> None:
+        self, place: Path, shared_server: PrivateServer
+    ) -> None:
         run = Run(place, shared_server)
         run()
         assert run.standin.option_file == "".join(
             f'[{group}]\nuser="backup"\npassword="{BACKUP_PASSWORD}"\nsocket="{shared_server.socket}"\n'
-            for group in ("client", "xtrabackup"))
+            for group in ("client", "xtrabackup")
+        )
         assert BACKUP_PASSWORD not in " ".join(run.standin.arguments)
         assert not list(run.runtime.glob("c*"))
         assert run.standin.login_file.is_absolute()
@@ -140,13 +217,19 @@ class TestTheCommandLine:
     def test_what_the_tool_does_not_know_is_said_in_its_own_words(self) -> None:
         over_tcp = Connection(host="localhost", port=3307, user="b", ssl={"ca": "/ca.pem", "verify-server-cert": ""})
         groups = tool_at("/x", "8.0.35")._groups(over_tcp)
-        assert groups["client"] == {"user": "b", "host": "127.0.0.1", "port": "3307", "ssl-ca": "/ca.pem",
-                                    "ssl-mode": "VERIFY_IDENTITY"}
+        assert groups["client"] == {
+            "user": "b",
+            "host": "127.0.0.1",
+            "port": "3307",
+            "ssl-ca": "/ca.pem",
+            "ssl-mode": "VERIFY_IDENTITY",
+        }
         with pytest.raises(RefusedError, match="cannot encrypt its connection to localhost:3307"):
             tool_at("/x", "2.4.4")._groups(over_tcp)
 
     def test_a_server_that_does_not_answer_is_an_error_before_the_tool_runs(
-            self, place: Path, shared_server: PrivateServer) -> None:
+        self, place: Path, shared_server: PrivateServer
+    ) -> None:
         run = Run(place, shared_server, connection=Connection(socket=str(place / "nothing"), user="x"))
         with pytest.raises(ServerError, match="cannot connect"):
             run()
@@ -171,15 +254,18 @@ class TestAStream:
         assert run.folder.files["shop/holes.ibd"] == b"head" + bytes(8192) + b"tail"
 
     def test_of_reduced_locking_has_ordinary_files_for_prepare(self, place: Path, shared_server: PrivateServer) -> None:
-        special = {f"shop/t{suffix}": b"x" for suffix in
-                   (".ibd.new", ".ibd.del", ".ibd.ren", ".ibd.crpt", ".ibd.new.meta", ".ibd.new.delta")}
+        special = {
+            f"shop/t{suffix}": b"x"
+            for suffix in (".ibd.new", ".ibd.del", ".ibd.ren", ".ibd.crpt", ".ibd.new.meta", ".ibd.new.delta")
+        }
         run = Run(place, shared_server, {**special, **FULL}, version="8.4.0")
         run()
         assert special.items() <= run.folder.files.items()
 
     @pytest.mark.parametrize("suffix", [".qp", ".zst", ".lz4", ".xbcrypt"])
     def test_that_is_compressed_or_encrypted_is_refused(
-            self, place: Path, shared_server: PrivateServer, suffix: str) -> None:
+        self, place: Path, shared_server: PrivateServer, suffix: str
+    ) -> None:
         run = Run(place, shared_server, {f"shop/orders.ibd{suffix}": b"?", **FULL})
         with pytest.raises(StreamError, match=rf"shop/orders\.ibd\{suffix}") as caught:
             run()
@@ -187,7 +273,8 @@ class TestAStream:
 
     @pytest.mark.parametrize("kept", range(len(LAST_FILES)))
     def test_cut_between_any_two_of_its_last_files_is_noticed(
-            self, place: Path, shared_server: PrivateServer, kept: int) -> None:
+        self, place: Path, shared_server: PrivateServer, kept: int
+    ) -> None:
         files = {**DATA, **{name: FULL[name] for name in LAST_FILES[:kept]}}
         with pytest.raises(StreamError, match=r"no checkpoints file|lacks"):
             Run(place, shared_server, files)()
@@ -197,15 +284,17 @@ class TestAStream:
         with pytest.raises(StreamError):
             Run(place, shared_server, cut=size - 3)()
 
-    @pytest.mark.parametrize("name", ["xtrabackup_checkpoints", "xtrabackup_info", "xtrabackup_binlog_info",
-                                      "backup-my.cnf"])
+    @pytest.mark.parametrize(
+        "name", ["xtrabackup_checkpoints", "xtrabackup_info", "xtrabackup_binlog_info", "backup-my.cnf"]
+    )
     def test_without_one_receipt_is_noticed(self, place: Path, shared_server: PrivateServer, name: str) -> None:
         files = {path: content for path, content in {**DATA, **FULL}.items() if path != name}
         with pytest.raises(StreamError, match=name if "checkpoints" not in name else "no checkpoints file"):
             Run(place, shared_server, files)()
 
     def test_of_another_kind_or_start_than_asked_for_is_noticed(
-            self, place: Path, shared_server: PrivateServer) -> None:
+        self, place: Path, shared_server: PrivateServer
+    ) -> None:
         (place / "a").mkdir()
         with pytest.raises(StreamError, match="of type full-backuped, not incremental"):
             Run(place / "a", shared_server, lsn=331411436)()
@@ -215,22 +304,43 @@ class TestAStream:
 
 
 class TestTheToolFails:
-    @pytest.mark.parametrize(("line", "hint"), [
-        ("Failed to connect to MySQL server: Access denied for user 'bkp'@'localhost' (using password: YES).",
-         "wrong user or password"),
-        ("Error: failed to execute query FLUSH NO_WRITE_TO_BINLOG TABLES: Access denied; you need the RELOAD privilege",
-         "backupd check"),
-        ("xtrabackup: error: log block numbers mismatch: it looks like InnoDB log has wrapped around before xtrabackup",
-         "innodb_log_file_size"),
-        ("[01] xtrabackup: Database page corruption detected at page 1000, retrying...", "CHECK TABLE"),
-        ("Error: failed to execute query SET SESSION lock_wait_timeout=31536000: MySQL server has gone away",
-         "error log"),
-        ("Can't change dir to '/var/lib/mysql' (Errcode: 2 - No such file or directory)", "server's host"),
-        ("InnoDB: Operating system error number 13 in a file operation.", "who may read"),
-        ("2026-11-21T02:03:34.1+00:00 0 [ERROR] [MY-011825] [Xtrabackup] Unsupported server version 8.0.99", "newest"),
-    ])
+    @pytest.mark.parametrize(
+        ("line", "hint"),
+        [
+            (
+                "Failed to connect to MySQL server: Access denied for user 'bkp'@'localhost' (using password: YES).",
+                "wrong user or password",
+            ),
+            (
+                (
+                    "Error: failed to execute query FLUSH NO_WRITE_TO_BINLOG TABLES: Access denied; you need the "
+                    "RELOAD privilege"
+                ),
+                "backupd check",
+            ),
+            (
+                (
+                    "xtrabackup: error: log block numbers mismatch: it looks like InnoDB log has wrapped around "
+                    "before xtrabackup"
+                ),
+                "innodb_log_file_size",
+            ),
+            ("[01] xtrabackup: Database page corruption detected at page 1000, retrying...", "CHECK TABLE"),
+            (
+                "Error: failed to execute query SET SESSION lock_wait_timeout=31536000: MySQL server has gone away",
+                "error log",
+            ),
+            ("Can't change dir to '/var/lib/mysql' (Errcode: 2 - No such file or directory)", "server's host"),
+            ("InnoDB: Operating system error number 13 in a file operation.", "who may read"),
+            (
+                "2026-11-21T02:03:34.1+00:00 0 [ERROR] [MY-011825] [Xtrabackup] Unsupported server version 8.0.99",
+                "newest",
+            ),
+        ],
+    )
     def test_with_its_own_words_and_what_helps(
-            self, place: Path, shared_server: PrivateServer, line: str, hint: str) -> None:
+        self, place: Path, shared_server: PrivateServer, line: str, hint: str
+    ) -> None:
         run = Run(place, shared_server, before=[line], cut=0, last="", exit_code=1)
         with pytest.raises(ToolError, match="exited with 1") as caught:
             run()
@@ -238,10 +348,18 @@ class TestTheToolFails:
         assert hint in caught.value.hint
 
     def test_when_it_waited_too_long_for_statements_that_are_not_shown(
-            self, place: Path, shared_server: PrivateServer) -> None:
+        self, place: Path, shared_server: PrivateServer
+    ) -> None:
         waiting = "261121 02:11:40 Waiting for query 17 (duration 5 sec): SELECT * FROM customers\nWHERE n='secretword'"
-        run = Run(place, shared_server, before=[*BACKUP_LOG[:8], waiting], cut=300, exit_code=1, open_end=True,
-                  last="Unable to obtain lock. Please try again later.")
+        run = Run(
+            place,
+            shared_server,
+            before=[*BACKUP_LOG[:8], waiting],
+            cut=300,
+            exit_code=1,
+            open_end=True,
+            last="Unable to obtain lock. Please try again later.",
+        )
         with pytest.raises(ToolError) as caught:
             run()
         assert "SHOW PROCESSLIST" in caught.value.hint
@@ -313,7 +431,8 @@ class TestTheGlobalReadLock:
             time.sleep(0.01)
 
     def test_that_is_waited_for_too_long_is_given_up_with_tool_and_statement(
-            self, place: Path, blocked: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, place: Path, blocked: PrivateServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(xtrabackup, "LOCK_SECONDS", 0.2)
         lines = [*BACKUP_LOG[:9], "261121 02:03:35 >> log scanned up to (334470649)"]
         run = Run(place, blocked, before=lines, wait_at=100, deaf=True)
@@ -325,7 +444,8 @@ class TestTheGlobalReadLock:
         assert not children(str(run.work))
 
     def test_that_is_got_in_time_ends_the_watch(
-            self, place: Path, shared_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, place: Path, shared_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(xtrabackup, "LOCK_SECONDS", 2.0)
         run = Run(place, shared_server, before=BACKUP_LOG[:10], wait_at=100)
         timer = threading.Timer(3.0, run.standin.go)
@@ -352,8 +472,10 @@ class TestReceipts:
         assert parse_receipts({**FULL, "xtrabackup_slave_info": text}).replica_of == text.decode().strip()
 
     def test_without_a_binary_log_have_no_position(self) -> None:
-        info = b"".join(b"binlog_pos = \n" if line.startswith(b"binlog_pos") else line
-                        for line in FULL["xtrabackup_info"].splitlines(keepends=True))
+        info = b"".join(
+            b"binlog_pos = \n" if line.startswith(b"binlog_pos") else line
+            for line in FULL["xtrabackup_info"].splitlines(keepends=True)
+        )
         files = {**FULL, "xtrabackup_info": info}
         del files["xtrabackup_binlog_info"]
         assert parse_receipts(files).position == Position()
@@ -370,5 +492,3 @@ def _ends(events: Iterator[FileEvent]) -> Iterator[End]:
     for event in events:
         if isinstance(event, End):
             yield event
-
-

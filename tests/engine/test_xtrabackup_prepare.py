@@ -48,19 +48,28 @@ def chain(short_tmp: Path) -> Chain:
 class TestPrepare:
     def test_of_a_full_backup_is_one_step(self, chain: Chain) -> None:
         (step,) = tool_at("/usr/bin/true").prepare(chain.base, memory=MEMORY)
-        assert step.plain.argv == ("/usr/bin/true", f"--defaults-file={chain.base}/backup-my.cnf", "--prepare",
-                                   f"--target-dir={chain.base}", "--use-memory=256M")
+        assert step.plain.argv == (
+            "/usr/bin/true",
+            f"--defaults-file={chain.base}/backup-my.cnf",
+            "--prepare",
+            f"--target-dir={chain.base}",
+            "--use-memory=256M",
+        )
         assert step.plain.cwd == chain.base
 
     def test_of_a_chain_applies_the_log_only_in_all_steps_but_the_last(self, chain: Chain) -> None:
         steps = tool_at("/usr/bin/true").prepare(chain.base, chain.increments, memory=MEMORY)
-        assert [step.title for step in steps] == ["apply the redo log", "apply increment 1 of 2",
-                                                  "apply increment 2 of 2"]
+        assert [step.title for step in steps] == [
+            "apply the redo log",
+            "apply increment 1 of 2",
+            "apply increment 2 of 2",
+        ]
         common = [f"--target-dir={chain.base}", "--use-memory=256M"]
         assert [list(step.plain.argv[2:]) for step in steps] == [
             ["--prepare", "--apply-log-only", *common],
             ["--prepare", "--apply-log-only", *common, f"--incremental-dir={chain.first}"],
-            ["--prepare", *common, f"--incremental-dir={chain.second}"]]
+            ["--prepare", *common, f"--incremental-dir={chain.second}"],
+        ]
 
     def test_of_a_chain_of_the_other_tool_never_says_so(self, chain: Chain) -> None:
         for folder in (chain.base, *chain.increments):
@@ -71,7 +80,8 @@ class TestPrepare:
         assert [list(step.plain.argv[2:]) for step in steps] == [
             ["--prepare", *common],
             ["--prepare", *common, f"--incremental-dir={chain.first}"],
-            ["--prepare", *common, f"--incremental-dir={chain.second}"]]
+            ["--prepare", *common, f"--incremental-dir={chain.second}"],
+        ]
 
     def test_in_the_wrong_order_twice_or_with_a_gap_is_refused_before_the_tool_runs(self, chain: Chain) -> None:
         for increments in ([chain.second, chain.first], [chain.first, chain.first], [chain.second], [chain.base]):
@@ -80,8 +90,9 @@ class TestPrepare:
         with pytest.raises(DamagedError, match="can be prepared"):
             tool_at("/usr/bin/true").prepare(chain.first, memory=MEMORY)
 
-    @pytest.mark.parametrize("name", ["xtrabackup_checkpoints", "xtrabackup_info", "backup-my.cnf",
-                                      "xtrabackup_logfile"])
+    @pytest.mark.parametrize(
+        "name", ["xtrabackup_checkpoints", "xtrabackup_info", "backup-my.cnf", "xtrabackup_logfile"]
+    )
     def test_without_a_file_that_tells_of_the_backup_is_refused(self, chain: Chain, name: str) -> None:
         (chain.first / name).unlink()
         with pytest.raises(DamagedError):
@@ -94,8 +105,9 @@ class TestPrepare:
             tool_at("/x").redo_bytes(chain.base)
 
     def test_what_the_server_does_not_need_is_named_and_its_redo_logs_are_not(self, chain: Chain) -> None:
-        write_files(chain.base, dict.fromkeys(
-            ["ib_logfile0", "ib_logfile1", "ibtmp1", "xtrabackup_binlog_pos_innodb"], b""))
+        write_files(
+            chain.base, dict.fromkeys(["ib_logfile0", "ib_logfile1", "ibtmp1", "xtrabackup_binlog_pos_innodb"], b"")
+        )
         left = {path.name for pattern in tool_at("/x").leftovers for path in chain.base.glob(pattern)}
         assert left == {*FULL, "xtrabackup_binlog_pos_innodb"}
 
@@ -109,8 +121,15 @@ class TestWhatPrepareMade:
         tool = tool_at(standin.path)
         receipts = read_receipts(chain.second if increments else chain.base)
         heard: list[Progress] = []
-        prepare(tool, chain.base, chain.increments if increments else [], receipts, memory=MEMORY,
-                logs=place / "logs", report=heard.append)
+        prepare(
+            tool,
+            chain.base,
+            chain.increments if increments else [],
+            receipts,
+            memory=MEMORY,
+            logs=place / "logs",
+            report=heard.append,
+        )
         return tool, receipts
 
     def test_is_good_when_the_last_number_reaches_the_end(self, place: Path, chain: Chain) -> None:
@@ -121,8 +140,12 @@ class TestWhatPrepareMade:
 
     def test_is_good_with_the_lines_of_version_8(self, place: Path, chain: Chain) -> None:
         stamp = "2026-11-21T02:04:24.123456-00:00 0"
-        self.prepared(place, chain, last=f"{stamp} [Note] [MY-011825] [Xtrabackup] completed OK!",
-                      shutdown=f"{stamp} [Note] [MY-012980] [InnoDB] Shutdown completed; log sequence number {{}}")
+        self.prepared(
+            place,
+            chain,
+            last=f"{stamp} [Note] [MY-011825] [Xtrabackup] completed OK!",
+            shutdown=f"{stamp} [Note] [MY-012980] [InnoDB] Shutdown completed; log sequence number {{}}",
+        )
 
     def test_may_be_repeated(self, place: Path, chain: Chain) -> None:
         tool, receipts = self.prepared(place, chain, increments=False)
@@ -136,18 +159,30 @@ class TestWhatPrepareMade:
             tool.prepare(chain.base, [chain.first], memory=MEMORY)
         assert "full-prepared, not full-backuped or log-applied" in caught.value.detail
 
-    @pytest.mark.parametrize(("knobs", "message"), [
-        ({"reached": 270546472}, "applied the redo log up to 270546472 only; the backup goes to 375716024"),
-        ({"reached": 0, "shutdown": "InnoDB: Shutdown completed"}, "did not tell how far"),
-        ({"last": "261121 02:04:24 completed"}, "did not end its work"),
-        ({"prepare_says": ["xtrabackup: This target seems not to have correct metadata..."]}, "not completely"),
-        ({"prepare_says": ["InnoDB: Database page corruption on disk or a failed file read of page [page id: 8, 4]."]},
-         "not completely"),
-        ({"prepare_says": ["xtrabackup: # The log was not applied to the intended LSN!         #"]}, "not completely"),
-        ({"prepare_says": ["InnoDB: Could not find a valid tablespace file for `shop/orders`."]}, "not completely"),
-        ({"prepare_says": ["InnoDB: Tablespace 8 was not found at ./shop/orders.ibd."]}, "not completely"),
-        ({"exit_code": 2}, "exited with 2"),
-    ])
+    @pytest.mark.parametrize(
+        ("knobs", "message"),
+        [
+            ({"reached": 270546472}, "applied the redo log up to 270546472 only; the backup goes to 375716024"),
+            ({"reached": 0, "shutdown": "InnoDB: Shutdown completed"}, "did not tell how far"),
+            ({"last": "261121 02:04:24 completed"}, "did not end its work"),
+            ({"prepare_says": ["xtrabackup: This target seems not to have correct metadata..."]}, "not completely"),
+            (
+                {
+                    "prepare_says": [
+                        "InnoDB: Database page corruption on disk or a failed file read of page [page id: 8, 4]."
+                    ]
+                },
+                "not completely",
+            ),
+            (
+                {"prepare_says": ["xtrabackup: # The log was not applied to the intended LSN!         #"]},
+                "not completely",
+            ),
+            ({"prepare_says": ["InnoDB: Could not find a valid tablespace file for `shop/orders`."]}, "not completely"),
+            ({"prepare_says": ["InnoDB: Tablespace 8 was not found at ./shop/orders.ibd."]}, "not completely"),
+            ({"exit_code": 2}, "exited with 2"),
+        ],
+    )
     def test_is_not_believed_when(self, place: Path, chain: Chain, knobs: dict[str, Any], message: str) -> None:
         with pytest.raises((ToolError, UnrestorableError), match=message):
             self.prepared(place, chain, **knobs)
@@ -160,8 +195,10 @@ class TestWhatPrepareMade:
         tool = tool_at(make(place / "standin").path)
         with pytest.raises(ToolError, match="backup_type is full-backuped, not full-prepared"):
             tool.verify_prepared(chain.base, parse_receipts(FULL), [])
-        write_files(chain.base, {"xtrabackup_checkpoints": FULL["xtrabackup_checkpoints"].replace(
-            b"full-backuped", b"log-applied")})
+        write_files(
+            chain.base,
+            {"xtrabackup_checkpoints": FULL["xtrabackup_checkpoints"].replace(b"full-backuped", b"log-applied")},
+        )
         with pytest.raises(ToolError, match="backup_type is log-applied, not full-prepared"):
             tool.verify_prepared(chain.base, parse_receipts(FULL), [])
 

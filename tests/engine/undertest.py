@@ -48,7 +48,11 @@ class ToolUnderTest:
     copy_of: Callable[[Path], Server]
 
     def take(
-        self, base: Path, *, tool: PhysicalTool | None = None, lsn: int | None = None,
+        self,
+        base: Path,
+        *,
+        tool: PhysicalTool | None = None,
+        lsn: int | None = None,
         on_event: Callable[[FileEvent], None] = lambda _event: None,
     ) -> Taken:
         return take(self.server, base, tool=tool or self.tool, lsn=lsn, on_event=on_event)
@@ -62,8 +66,10 @@ class ToolUnderTest:
 
     def write(self) -> None:
         """Change many rows: that is redo, and something for an increment."""
-        self.server.execute("UPDATE shop.orders SET v = CONCAT(LEFT(v, 140), LEFT(UUID(), 8)) WHERE id <= 4000",
-                            "INSERT INTO shop.notes SELECT MAX(i) + 1, 'note' FROM shop.notes")
+        self.server.execute(
+            "UPDATE shop.orders SET v = CONCAT(LEFT(v, 140), LEFT(UUID(), 8)) WHERE id <= 4000",
+            "INSERT INTO shop.notes SELECT MAX(i) + 1, 'note' FROM shop.notes",
+        )
 
     def busy(self) -> Callable[[FileEvent], None]:
         """For ``take``: writes once while the tool copies."""
@@ -109,8 +115,14 @@ def under_test(name: str) -> Iterator[ToolUnderTest]:
 
 def _mariadb() -> ToolUnderTest:
     return ToolUnderTest(
-        "mariadb-backup", the_tool(), PrivateServer(), MARIADB_REDO, "mbstream",
-        lambda tool: MariaBackup(tool, XTRABACKUP), lambda base: PrivateServer(datadir=base, binlog=False))
+        "mariadb-backup",
+        the_tool(),
+        PrivateServer(),
+        MARIADB_REDO,
+        "mbstream",
+        lambda tool: MariaBackup(tool, XTRABACKUP),
+        lambda base: PrivateServer(datadir=base, binlog=False),
+    )
 
 
 def _xtrabackup() -> ToolUnderTest:
@@ -121,5 +133,11 @@ def _xtrabackup() -> ToolUnderTest:
 
     tool = find_tool(("xtrabackup",), paths={"xtrabackup": os.environ[_NEEDED[0]]})
     return ToolUnderTest(
-        "xtrabackup", XtraBackup(tool, XTRABACKUP), MySQLServer(), XTRABACKUP_REDO, os.environ[_NEEDED[1]],
-        lambda other: XtraBackup(other, XTRABACKUP), lambda base: MySQLServer(datadir=base, binlog=False))
+        "xtrabackup",
+        XtraBackup(tool, XTRABACKUP),
+        MySQLServer(),
+        XTRABACKUP_REDO,
+        os.environ[_NEEDED[1]],
+        lambda other: XtraBackup(other, XTRABACKUP),
+        lambda base: MySQLServer(datadir=base, binlog=False),
+    )

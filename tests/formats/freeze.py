@@ -46,8 +46,13 @@ def freeze(target: Path) -> None:
         secret = gpg(keys.secret_home, "--armor", "--export-secret-keys", keys.user_id)
         signing = gpg(home, "--armor", "--export-secret-keys", "signer@example.com")
         (target / "key.asc").write_bytes(secret + signing)
-        facts = {"server": SERVER, "signer": signer, "plain": _plain(target, keys),
-                 "signed": _signed(target, keys, home, signer), "bucket": _bucket(target, keys)}
+        facts = {
+            "server": SERVER,
+            "signer": signer,
+            "plain": _plain(target, keys),
+            "signed": _signed(target, keys, home, signer),
+            "bucket": _bucket(target, keys),
+        }
     (target / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
@@ -70,8 +75,11 @@ def _plain(target: Path, keys: Keys) -> dict[str, Any]:
         house = House(base, server, keys, policy_extra=_LOGICAL)
         full = house.backup()
         after_full = _sums(server)
-        server.execute("CREATE TABLE shop.later (id INT PRIMARY KEY) ENGINE=InnoDB",
-                       "INSERT INTO shop.later VALUES (1)", "FLUSH BINARY LOGS")
+        server.execute(
+            "CREATE TABLE shop.later (id INT PRIMARY KEY) ENGINE=InnoDB",
+            "INSERT INTO shop.later VALUES (1)",
+            "FLUSH BINARY LOGS",
+        )
         logical = house.ok("backup", SERVER, "--kind", "logical")
         after_logical = _sums(server)
         increment = house.ok("backup", SERVER, "--kind", "incremental")
@@ -80,13 +88,20 @@ def _plain(target: Path, keys: Keys) -> dict[str, Any]:
         server.execute("INSERT INTO shop.later VALUES (2)")
         between = _sums(server)
         moment = datetime.now(UTC)
-        server.execute("DO SLEEP(1.1)", "INSERT INTO shop.later VALUES (3)", "FLUSH BINARY LOGS",
-                       "DELETE FROM shop.later WHERE id = 1")
+        server.execute(
+            "DO SLEEP(1.1)",
+            "INSERT INTO shop.later VALUES (3)",
+            "FLUSH BINARY LOGS",
+            "DELETE FROM shop.later WHERE id = 1",
+        )
         Archive(house, server).take()
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
         last = _sums(server)
-        server.execute("CREATE TABLE shop.broken (id INT PRIMARY KEY, v CHAR(100)) ENGINE=MyISAM",
-                       "INSERT INTO shop.broken VALUES (1, 'x'), (2, 'y'), (3, 'z')", "FLUSH TABLES")
+        server.execute(
+            "CREATE TABLE shop.broken (id INT PRIMARY KEY, v CHAR(100)) ENGINE=MyISAM",
+            "INSERT INTO shop.broken VALUES (1, 'x'), (2, 'y'), (3, 'z')",
+            "FLUSH TABLES",
+        )
         rows = server.datadir / "shop/broken.MYD"
         rows.write_bytes(rows.read_bytes()[:50])
         assert house.run("backup", SERVER, "--kind", "logical").code == 1
@@ -96,11 +111,21 @@ def _plain(target: Path, keys: Keys) -> dict[str, Any]:
         _tar(house.repository, target / "plain.tar")
         with contextlib.closing(sqlite3.connect(base / "catalog.db")) as catalog:
             catalog.execute("VACUUM INTO ?", (str(target / "catalog.db"),))
-        return {"backups": {one["id"]: _lasting(one) for one in house.backups()},
-                "full": full["id"], "logical": logical["id"], "increment": increment["id"], "partial": partial["id"],
-                "moment": format_time(moment),
-                "sums": {"full": after_full, "logical": after_logical, "increment": after_increment,
-                         "moment": between, "latest": last}}
+        return {
+            "backups": {one["id"]: _lasting(one) for one in house.backups()},
+            "full": full["id"],
+            "logical": logical["id"],
+            "increment": increment["id"],
+            "partial": partial["id"],
+            "moment": format_time(moment),
+            "sums": {
+                "full": after_full,
+                "logical": after_logical,
+                "increment": after_increment,
+                "moment": between,
+                "latest": last,
+            },
+        }
 
 
 def _signed(target: Path, keys: Keys, home: Path, signer: str) -> dict[str, Any]:
@@ -108,12 +133,14 @@ def _signed(target: Path, keys: Keys, home: Path, signer: str) -> dict[str, Any]
     with short_directory() as base, PrivateServer() as server:
         server.create_backup_users()
         server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.a (id INT PRIMARY KEY)",
-                       "INSERT INTO shop.a VALUES (1)")
+        server.execute(
+            "CREATE DATABASE shop", "CREATE TABLE shop.a (id INT PRIMARY KEY)", "INSERT INTO shop.a VALUES (1)"
+        )
         house = House(base, server, keys)
         house.write(encryption_home=home)
-        house.config.write_text(house.config.read_text().replace(
-            "recipients: [", f"signing_key: {signer}, recipients: ["))
+        house.config.write_text(
+            house.config.read_text().replace("recipients: [", f"signing_key: {signer}, recipients: [")
+        )
         full = house.backup()
         after_full = _sums(server)
         server.execute("INSERT INTO shop.a VALUES (2)")
@@ -124,19 +151,20 @@ def _signed(target: Path, keys: Keys, home: Path, signer: str) -> dict[str, Any]
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
         house.ok("catalog", "copy")
         _tar(house.repository, target / "signed.tar")
-        return {"full": full["id"], "increment": increment["id"],
-                "sums": {"full": after_full, "latest": _sums(server)}}
+        return {"full": full["id"], "increment": increment["id"], "sums": {"full": after_full, "latest": _sums(server)}}
 
 
 def _bucket(target: Path, keys: Keys) -> dict[str, Any]:
     name = "frozen"
     with short_directory() as base, PrivateServer() as server, MotoServer() as moto:
         server.create_backup_users()
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.a (id INT PRIMARY KEY)",
-                       "INSERT INTO shop.a VALUES (1)")
+        server.execute(
+            "CREATE DATABASE shop", "CREATE TABLE shop.a (id INT PRIMARY KEY)", "INSERT INTO shop.a VALUES (1)"
+        )
         house = House(base, server, keys)
-        place = json.dumps({key: str(value) for key, value in moto.bucket(name).items()}
-                           | {"storage_class": "DEEP_ARCHIVE"})
+        place = json.dumps(
+            {key: str(value) for key, value in moto.bucket(name).items()} | {"storage_class": "DEEP_ARCHIVE"}
+        )
         text = house.config.read_text()
         before = f"{{type: filesystem, path: {house.repository}}}"
         assert before in text

@@ -98,9 +98,18 @@ def test_its_own_text_restores_it_without_this_program(corpus: Corpus) -> None:
         text = (house.repository / "RECOVER.md").read_text()
         first, *_, by_hand = (part.partition("\n```\n")[0] for part in text.split("\n```sh\n")[1:])
         datadir = new / "data"
-        said = followed([first, by_hand], {
-            "GNUPGHOME": str(corpus.keys.secret_home), "REPOSITORY": str(house.repository), "DATADIR": str(datadir),
-            "BASE": str(new / "r"), "TO": plain["moment"]}, new, programs="")
+        said = followed(
+            [first, by_hand],
+            {
+                "GNUPGHOME": str(corpus.keys.secret_home),
+                "REPOSITORY": str(house.repository),
+                "DATADIR": str(datadir),
+                "BASE": str(new / "r"),
+                "TO": plain["moment"],
+            },
+            new,
+            programs="",
+        )
         assert f"is restored, to {plain['moment']}" in said
         assert held(datadir) == plain["sums"]["moment"]
 
@@ -110,13 +119,22 @@ def test_tables_come_out_of_a_logical_backup(corpus: Corpus) -> None:
     with corpus.house("plain") as house:
         house.ok("catalog", "rebuild", "--from", "local")
         out = house.base / "sql"
-        told = house.ok("restore", SERVER, "--to", f"backup:{plain['logical']}", "--tables", "shop.later", "--sql",
-                        str(out))
+        told = house.ok(
+            "restore", SERVER, "--to", f"backup:{plain['logical']}", "--tables", "shop.later", "--sql", str(out)
+        )
         assert [one["source"] for one in told["tables"]] == ["shop.later"]
         rows = "".join(path.read_text() for path in sorted((out / "tables/shop/later").glob("data-*.sql")))
         assert "(1)" in rows
-        done = house.run("restore", SERVER, "--to", f"backup:{plain['partial']}", "--tables", "shop.broken", "--sql",
-                         str(house.base / "none"))
+        done = house.run(
+            "restore",
+            SERVER,
+            "--to",
+            f"backup:{plain['partial']}",
+            "--tables",
+            "shop.broken",
+            "--sql",
+            str(house.base / "none"),
+        )
         assert done.code == 1
         assert "does not hold shop.broken" in done.all
 
@@ -138,8 +156,9 @@ def test_signed_documents_are_checked_restored_proved_and_expired(corpus: Corpus
     policy = "retention: {local: {keep_fulls: 1}}\n" + ("" if whole else "signed: true\n")
     with corpus.house("signed", policy=policy) as house:
         house.write(encryption_home=corpus.keys.secret_home)
-        house.config.write_text(house.config.read_text().replace(
-            "recipients: [", f"signing_key: {corpus.facts['signer']}, recipients: ["))
+        house.config.write_text(
+            house.config.read_text().replace("recipients: [", f"signing_key: {corpus.facts['signer']}, recipients: [")
+        )
         done = house.ok("catalog", "rebuild", "--from", "local")
         assert (done["backups"], done["foreign"], done["problems"]) == (1 + whole, [], [])
         assert any("counter" in line for line in done["heads"]) == whole
@@ -153,8 +172,12 @@ def test_signed_documents_are_checked_restored_proved_and_expired(corpus: Corpus
             assert {one["id"] for one in house.backups()} == {signed["full"], signed["increment"]}
         signature = house.repository / "servers" / SERVER / signed["full"] / "manifest.json.sig"
         signature.unlink()
-        assert "no signature" in house.fails("restore", SERVER, "--to", f"backup:{signed['full']}", "--datadir",
-                                             str(house.base / "none")).all
+        assert (
+            "no signature"
+            in house.fails(
+                "restore", SERVER, "--to", f"backup:{signed['full']}", "--datadir", str(house.base / "none")
+            ).all
+        )
 
 
 def test_its_own_text_restores_what_is_signed_with_the_fingerprint_of_the_page(corpus: Corpus) -> None:
@@ -164,9 +187,19 @@ def test_its_own_text_restores_what_is_signed_with_the_fingerprint_of_the_page(c
     with corpus.house("signed") as house, short_directory("bt-new-") as new:
         text = (house.repository / "RECOVER.md").read_text()
         first, *_, by_hand = (part.partition("\n```\n")[0] for part in text.split("\n```sh\n")[1:])
-        followed([first, by_hand], {
-            "GNUPGHOME": str(corpus.keys.secret_home), "REPOSITORY": str(house.repository), "BASE": str(new / "r"),
-            "DATADIR": str(new / "data"), "TO": "latest", "SIGNER": corpus.facts["signer"]}, new, programs="")
+        followed(
+            [first, by_hand],
+            {
+                "GNUPGHOME": str(corpus.keys.secret_home),
+                "REPOSITORY": str(house.repository),
+                "BASE": str(new / "r"),
+                "DATADIR": str(new / "data"),
+                "TO": "latest",
+                "SIGNER": corpus.facts["signer"],
+            },
+            new,
+            programs="",
+        )
         assert held(new / "data") == signed["sums"]["latest"]
 
 
@@ -183,10 +216,14 @@ def test_what_a_later_version_wrote_is_refused_by_name_and_nothing_of_it_is_dele
         shutil.copy(corpus.folder / "catalog.db", house.base / "catalog.db")
         house.ok("catalog", "upgrade")
         before = {path: path.stat().st_size for path in house.repository.rglob("*") if path.is_file()}
-        for command in (["restore", SERVER, "--to", f"backup:{plain['full']}", "--datadir", str(house.base / "new")],
-                        ["verify", SERVER], ["fsck", "local", "--repair"], ["backups", "delete", plain["partial"]],
-                        ["retention", SERVER, "--apply", "--really"],
-                        ["catalog", "rebuild", "--from", "local", "--into-existing"]):
+        for command in (
+            ["restore", SERVER, "--to", f"backup:{plain['full']}", "--datadir", str(house.base / "new")],
+            ["verify", SERVER],
+            ["fsck", "local", "--repair"],
+            ["backups", "delete", plain["partial"]],
+            ["retention", SERVER, "--apply", "--really"],
+            ["catalog", "rebuild", "--from", "local", "--into-existing"],
+        ):
             said = house.run(*command)
             assert "Traceback" not in said.all
             if command[0] in ("restore", "verify"):
@@ -203,8 +240,13 @@ def test_what_is_in_an_archive_class_is_thawed_and_restored(corpus: Corpus, moto
         place = {key: str(value) for key, value in moto_server.bucket(name).items()}
         with contextlib.closing(moto_server.client()) as client:
             for key, facts in frozen["objects"].items():
-                client.put_object(Bucket=name, Key=key, Body=(house.repository / key).read_bytes(),
-                                  StorageClass=facts["storage_class"], Metadata=facts["metadata"])
+                client.put_object(
+                    Bucket=name,
+                    Key=key,
+                    Body=(house.repository / key).read_bytes(),
+                    StorageClass=facts["storage_class"],
+                    Metadata=facts["metadata"],
+                )
         shutil.rmtree(house.repository)
         text = house.config.read_text()
         local = f"{{type: filesystem, path: {house.repository}}}"

@@ -76,14 +76,16 @@ def frozen(base: Path) -> Iterator[tuple[Settings, Service, dict[str, Any], date
             gpg(secret, "--import", str(FROZEN / "key.asc"))
             (base / "policies").mkdir()
             (base / "policies" / "gold.yaml").write_text(
-                'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
+                'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n'
+            )
             file = base / "backupd.yaml"
             file.write_text(
                 f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\n"
                 f"servers:\n  {SERVER}: {{socket: {base}/no.sock, user: nobody, policy: gold}}\n"
                 f"destinations:\n  local: {{type: filesystem, path: {base}/repository}}\n"
                 f"encryption: {{gnupg_home: {secret}, recipients: [{Keys.user_id}]}}\n"
-                f"restore: {{gnupg_home: {secret}, folders: [{base}]}}\n")
+                f"restore: {{gnupg_home: {secret}, folders: [{base}]}}\n"
+            )
             settings = load_settings(file)
             after = parse_time(facts["plain"]["moment"]) + timedelta(days=1)
             with open_catalog(settings.catalog) as catalog:

@@ -51,33 +51,101 @@ def compare(name: str, found: Mapping[str, str]) -> None:
         for file, text in found.items():
             (folder / file).write_text(text.rstrip("\n") + "\n")
     kept = {path.name: path.read_text() for path in folder.iterdir()}
-    differences = [line for file in sorted({*kept, *found}) for line in difflib.unified_diff(
-        kept.get(file, "").splitlines(), found.get(file, "").rstrip("\n").splitlines(), f"{name}/{file}",
-        f"{name}/{file} now", lineterm="", n=1)]
+    differences = [
+        line
+        for file in sorted({*kept, *found})
+        for line in difflib.unified_diff(
+            kept.get(file, "").splitlines(),
+            found.get(file, "").rstrip("\n").splitlines(),
+            f"{name}/{file}",
+            f"{name}/{file} now",
+            lineterm="",
+            n=1,
+        )
+    ]
     assert not differences, "\n".join(differences[:200])
 
 
 # The command line over a real catalog; what reads stored data or a server is answered by the stand-in below.
 COMMANDS = (
-    "backups", f"backups list {CRM}", "backups show {shop}", "backups show nothing", f"timeline {SHOP}",
-    f"timeline {LEGACY}", f"retention {SHOP}", f"retention {CRM}", "jobs", "jobs list --state failed",
-    "jobs show {failed}", "jobs show {running}", "jobs show {queued}", "jobs log {failed}", "binlog status",
-    f"binlog status {SHOP}", "alerts", "alerts list --all", "alerts messages", "audit", "audit --verify", "token list",
-    "policy validate policies/gold.yaml policies/silver.yaml", "policy schema", "policy example", "fsck", "verify",
-    f"replicate {SHOP}", "thaw", "runbook {shop}", "catalog upgrade", "hold nothing",
-    "token create --role viewer --name grafana", "token revoke grafana", "backups keep {crm}",
-    "backups keep {crm} --release", "backups delete {legacy}", "backups delete {crm}", "backups undelete {crm}",
-    f"hold {CRM} --reason audit", f"hold {CRM} --release", f"pause {CRM} --reason moving", f"resume {CRM}",
-    "jobs cancel {queued}", "jobs cancel {running}", "jobs cancel {failed}", "alerts acknowledge {incident}",
-    "alerts test")
+    "backups",
+    f"backups list {CRM}",
+    "backups show {shop}",
+    "backups show nothing",
+    f"timeline {SHOP}",
+    f"timeline {LEGACY}",
+    f"retention {SHOP}",
+    f"retention {CRM}",
+    "jobs",
+    "jobs list --state failed",
+    "jobs show {failed}",
+    "jobs show {running}",
+    "jobs show {queued}",
+    "jobs log {failed}",
+    "binlog status",
+    f"binlog status {SHOP}",
+    "alerts",
+    "alerts list --all",
+    "alerts messages",
+    "audit",
+    "audit --verify",
+    "token list",
+    "policy validate policies/gold.yaml policies/silver.yaml",
+    "policy schema",
+    "policy example",
+    "fsck",
+    "verify",
+    f"replicate {SHOP}",
+    "thaw",
+    "runbook {shop}",
+    "catalog upgrade",
+    "hold nothing",
+    "token create --role viewer --name grafana",
+    "token revoke grafana",
+    "backups keep {crm}",
+    "backups keep {crm} --release",
+    "backups delete {legacy}",
+    "backups delete {crm}",
+    "backups undelete {crm}",
+    f"hold {CRM} --reason audit",
+    f"hold {CRM} --release",
+    f"pause {CRM} --reason moving",
+    f"resume {CRM}",
+    "jobs cancel {queued}",
+    "jobs cancel {running}",
+    "jobs cancel {failed}",
+    "alerts acknowledge {incident}",
+    "alerts test",
+)
 STORED = (
-    "catalog rebuild --from local --into-existing", "backups", "backups show {full}", "backups show {increment}",
-    "backups show {logical}", "backups config {full}", "runbook {increment}", f"timeline {SHOP}", "fsck", "verify",
-    f"plan {SHOP} --to backup:{{increment}}", f"plan {SHOP} --to latest --accept-older", f"plan {SHOP} --to {{moment}}",
-    f"plan {SHOP} --to backup:{{full}} --tables shop.*", f"binlog search {SHOP} --table shop.*", "binlog status",
-    f"retention {SHOP}", "keys list", "thaw", "bring-back local --since 2026-11-01T00:00:00Z")
-IMAGINED = (f"backup {SHOP}", f"plan {SHOP} --to latest", f"test-restore {SHOP}", f"check {SHOP}",
-            f"restore {SHOP} --to latest --datadir /srv/restored --start")
+    "catalog rebuild --from local --into-existing",
+    "backups",
+    "backups show {full}",
+    "backups show {increment}",
+    "backups show {logical}",
+    "backups config {full}",
+    "runbook {increment}",
+    f"timeline {SHOP}",
+    "fsck",
+    "verify",
+    f"plan {SHOP} --to backup:{{increment}}",
+    f"plan {SHOP} --to latest --accept-older",
+    f"plan {SHOP} --to {{moment}}",
+    f"plan {SHOP} --to backup:{{full}} --tables shop.*",
+    f"binlog search {SHOP} --table shop.*",
+    "binlog status",
+    f"retention {SHOP}",
+    "keys list",
+    "thaw",
+    "bring-back local --since 2026-11-01T00:00:00Z",
+)
+IMAGINED = (
+    f"backup {SHOP}",
+    f"plan {SHOP} --to latest",
+    f"test-restore {SHOP}",
+    f"check {SHOP}",
+    f"restore {SHOP} --to latest --datadir /srv/restored --start",
+)
 
 
 def called(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -93,9 +161,11 @@ def file_of(command: str) -> str:
 
 def at(service: Service, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     """Let commands find that one, in the folder of its configuration."""
+
     @contextmanager
-    def opened(_path: Path, _held: Path | None = None, _opening: str = "", *, new_catalog: bool = False
-               ) -> Iterator[Service]:
+    def opened(
+        _path: Path, _held: Path | None = None, _opening: str = "", *, new_catalog: bool = False
+    ) -> Iterator[Service]:
         del new_catalog
         yield service
 
@@ -105,7 +175,8 @@ def at(service: Service, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
 
 
 def test_the_documents_of_the_command_line_are_those_that_are_kept(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     countable(monkeypatch)
     found: dict[str, str] = {}
     with staged(tmp_path) as (_settings, service, stage):
@@ -117,7 +188,8 @@ def test_the_documents_of_the_command_line_are_those_that_are_kept(
 
 
 def test_the_documents_of_stored_data_are_those_that_are_kept(
-        short_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     countable(monkeypatch)
     found: dict[str, str] = {}
     with frozen(short_tmp) as (settings, service, facts, after):
@@ -128,27 +200,37 @@ def test_the_documents_of_stored_data_are_those_that_are_kept(
         with rig(settings, clock=Clock(after)) as running:
             client = running.client("admin")
             for name, (path, body) in {
-                    "backup": (f"/v1/backups/{facts['increment']}", None),
-                    "runbook": (f"/v1/backups/{facts['increment']}/runbook", None),
-                    "search": (f"/v1/servers/{SHOP}/binlog/search?table=shop.*", None), "keys": ("/v1/keys", None),
-                    "plan": ("/v1/restores/plan", {"server": SHOP, "target": facts["moment"],
-                                                   "datadir": str(short_tmp / "restored")}),
-                    "restore": ("/v1/restores", {"server": SHOP, "target": f"backup:{facts['full']}",
-                                                 "datadir": str(short_tmp / "restored")})}.items():
+                "backup": (f"/v1/backups/{facts['increment']}", None),
+                "runbook": (f"/v1/backups/{facts['increment']}/runbook", None),
+                "search": (f"/v1/servers/{SHOP}/binlog/search?table=shop.*", None),
+                "keys": ("/v1/keys", None),
+                "plan": (
+                    "/v1/restores/plan",
+                    {"server": SHOP, "target": facts["moment"], "datadir": str(short_tmp / "restored")},
+                ),
+                "restore": (
+                    "/v1/restores",
+                    {"server": SHOP, "target": f"backup:{facts['full']}", "datadir": str(short_tmp / "restored")},
+                ),
+            }.items():
                 answer = client.get(path) if body is None else client.post(path, json=body)
                 found[f"rest-{name}.json"] = answered(answer, short_tmp)
     compare("stored", found)
 
 
 def test_the_documents_of_work_on_a_server_are_those_that_are_kept(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(session, "open_service", FakeService().open)
-    compare("work", {file_of(command): told(
-        pretty(called([*command.split(), "--json"], capsys)), FOLDER) for command in IMAGINED})
+    compare(
+        "work",
+        {file_of(command): told(pretty(called([*command.split(), "--json"], capsys)), FOLDER) for command in IMAGINED},
+    )
 
 
 def test_the_answers_of_the_rest_interface_are_those_that_are_kept(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     countable(monkeypatch)
     stages: list[Stage] = []
     found: dict[str, str] = {}
@@ -234,9 +316,18 @@ def changes(ids: Mapping[str, str]) -> list[tuple[str, str, str, dict[str, Any]]
 
 def answered(answer: httpx.Response, base: Path) -> str:
     body = answer.json() if "json" in answer.headers["content-type"] else answer.text
-    return told(pretty({"request": f"{answer.request.method} {answer.request.url.raw_path.decode()}",
-                        "sent": json.loads(answer.request.content or b"null"), "status": answer.status_code,
-                        "location": answer.headers.get("location"), "body": body}), base)
+    return told(
+        pretty(
+            {
+                "request": f"{answer.request.method} {answer.request.url.raw_path.decode()}",
+                "sent": json.loads(answer.request.content or b"null"),
+                "status": answer.status_code,
+                "location": answer.headers.get("location"),
+                "body": body,
+            }
+        ),
+        base,
+    )
 
 
 def test_the_openapi_document_is_the_one_that_is_kept(tmp_path: Path) -> None:

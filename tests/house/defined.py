@@ -41,8 +41,13 @@ def _named(name: str, *folders: str) -> list[Definition]:
     """Functions within functions are left out."""
     last = name.rpartition(".")[2]
     words = re.compile(rf"\b(def|class) {last}\b|^{last} = ", re.MULTILINE)
-    return [one for path, text in _texts(*folders).items() if last in text and words.search(text)
-            for one in _definitions(path) if one.name == name]
+    return [
+        one
+        for path, text in _texts(*folders).items()
+        if last in text and words.search(text)
+        for one in _definitions(path)
+        if one.name == name
+    ]
 
 
 def _below(path: Path, body: list[ast.stmt], prefix: str) -> Iterator[Definition]:

@@ -28,8 +28,12 @@ class Mutant:
     def place(self) -> tuple[Definition, ast.expr]:
         """Raises LookupError unless there is exactly one."""
         wanted = ast.dump(ast.parse(self.old, mode="eval").body)
-        found = [(one, node) for one in in_product(self.function) for node in ast.walk(one.node)
-                 if isinstance(node, ast.expr) and ast.dump(node) == wanted]
+        found = [
+            (one, node)
+            for one in in_product(self.function)
+            for node in ast.walk(one.node)
+            if isinstance(node, ast.expr) and ast.dump(node) == wanted
+        ]
         if len(found) != 1:
             raise LookupError(f"{self.function}: `{self.old}` is there {len(found)} times, not once")
         return found[0]
@@ -41,8 +45,8 @@ class Mutant:
         lines = raw.splitlines(keepends=True)
         if node.end_lineno is None or node.end_col_offset is None:
             raise LookupError(f"{self.function}: nothing says where `{self.old}` ends")
-        begin = sum(map(len, lines[:node.lineno - 1])) + node.col_offset
-        end = sum(map(len, lines[:node.end_lineno - 1])) + node.end_col_offset
+        begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+        end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
         return definition.path, raw[:begin] + f"({self.new})".encode() + raw[end:]
 
     def test_at(self) -> Definition:

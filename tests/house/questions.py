@@ -1,7 +1,7 @@
 """The newcomer's test: the questions of questions.toml, and the files that answer them today.
 
-    python -m tests.house.questions            the tree of file names and the questions, for who is asked
-    python -m tests.house.questions --answers  the questions with their right answers
+python -m tests.house.questions            the tree of file names and the questions, for who is asked
+python -m tests.house.questions --answers  the questions with their right answers
 """
 
 from __future__ import annotations
@@ -37,14 +37,21 @@ class Question:
 
 
 def questions() -> list[Question]:
-    return [Question(one["room"], one["text"], tuple(one["answers"]))
-            for one in tomllib.loads(LIST.read_text())["question"]]
+    return [
+        Question(one["room"], one["text"], tuple(one["answers"])) for one in tomllib.loads(LIST.read_text())["question"]
+    ]
 
 
 def main(answers: bool) -> None:
     if not answers:
-        print("\n".join(str(path.relative_to(ROOT)) for package in PACKAGES
-                        for path in sorted((ROOT / package).rglob("*.py")) if path.name != "__init__.py"))
+        print(
+            "\n".join(
+                str(path.relative_to(ROOT))
+                for package in PACKAGES
+                for path in sorted((ROOT / package).rglob("*.py"))
+                if path.name != "__init__.py"
+            )
+        )
     for number, question in enumerate(questions(), 1):
         print(f"\n{number}. {question.text}" + (f"\n   {', '.join(question.files())}" if answers else ""))
 

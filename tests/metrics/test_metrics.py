@@ -35,8 +35,9 @@ def test_every_value_comes_out_with_its_labels_and_its_help() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine")
 def test_prometheus_own_checker_finds_nothing_to_complain_of() -> None:
-    done = subprocess.run(["promtool", "check", "metrics"], input=exposition(everything()), capture_output=True,
-                          check=False)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=exposition(everything()), capture_output=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
@@ -49,9 +50,12 @@ def test_names_and_words_keep_to_the_customs() -> None:
         if metric.name.endswith("timestamp_seconds"):
             assert re.search(r"\b(When|moment)\b", metric.help), metric.name
     units = {"seconds", "bytes"}
-    odd = {metric.name for metric in METRICS
-           if re.search(r"age|duration|size|bytes|seconds|rpo|rto|lag", metric.name.replace("backupd_message", ""))
-           and metric.name.rpartition("_")[2] not in units}
+    odd = {
+        metric.name
+        for metric in METRICS
+        if re.search(r"age|duration|size|bytes|seconds|rpo|rto|lag", metric.name.replace("backupd_message", ""))
+        and metric.name.rpartition("_")[2] not in units
+    }
     assert odd == {"backupd_destination_behind_backups"} - {"backupd_destination_behind_backups"}
 
 

@@ -17,8 +17,12 @@ from policies.load import load, load_policy
 from policies.schema import Policy
 from tests.policies.places import CONFIGURATION, POLICY
 
-_SETTINGS = settings(max_examples=80, deadline=None, print_blob=True,
-                     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+_SETTINGS = settings(
+    max_examples=80,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def _names(schema: dict[str, Any]) -> set[str]:
@@ -26,16 +30,40 @@ def _names(schema: dict[str, Any]) -> set[str]:
     return {name for section in sections for name in section.get("properties", {})}
 
 
-_KNOWN = sorted(_names(Policy.model_json_schema()) | _names(Configuration.model_json_schema())
-                | {"local", "gold", "db1"})
-_WORDS = ["filesystem", "s3", "sftp", "local", "gold", "0 2 * * sun", "10s", "2GiB", "/srv", "../x", "", "~", "é",
-          "sqlite:////x", "postgresql://a@b/c", "\x00", "a\nb", "smtp://h:x", "h:1", "a@b", "shop.*", "{target}",
-          "9" * 5000]
+_KNOWN = sorted(
+    _names(Policy.model_json_schema()) | _names(Configuration.model_json_schema()) | {"local", "gold", "db1"}
+)
+_WORDS = [
+    "filesystem",
+    "s3",
+    "sftp",
+    "local",
+    "gold",
+    "0 2 * * sun",
+    "10s",
+    "2GiB",
+    "/srv",
+    "../x",
+    "",
+    "~",
+    "é",
+    "sqlite:////x",
+    "postgresql://a@b/c",
+    "\x00",
+    "a\nb",
+    "smtp://h:x",
+    "h:1",
+    "a@b",
+    "shop.*",
+    "{target}",
+    "9" * 5000,
+]
 
-_scalars = (st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(_WORDS))
+_scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(_WORDS)
 _keys = st.sampled_from(_KNOWN) | st.text(max_size=4)
-_values = st.recursive(_scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=5),
-                       max_leaves=25)
+_values = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=5), max_leaves=25
+)
 
 
 def _load_both(folder: Path, configuration: bytes, policy: bytes) -> None:

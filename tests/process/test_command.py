@@ -21,21 +21,36 @@ def test_folder_user_and_environment_are_shown() -> None:
     assert command.render() == "cd '/srv/my data' && runuser -u mysql -- env TZ=UTC mariadbd --no-defaults"
 
 
-@pytest.mark.parametrize("argv", [
-    ("mariadb", "--password=geheim"), ("mariadb", "-pgeheim"), ("tool", "--token", "geheim"),
-    ("mydumper", "--password", "geheim"), ("xtrabackup", "--encrypt-key=geheim"),
-    ("curl", "https://user:geheim@example.com/x"), ("tool", "--s3-secret-access-key=geheim"),
-])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("mariadb", "--password=geheim"),
+        ("mariadb", "-pgeheim"),
+        ("tool", "--token", "geheim"),
+        ("mydumper", "--password", "geheim"),
+        ("xtrabackup", "--encrypt-key=geheim"),
+        ("curl", "https://user:geheim@example.com/x"),
+        ("tool", "--s3-secret-access-key=geheim"),
+    ],
+)
 def test_secrets_are_never_rendered(argv: tuple[str, ...]) -> None:
     shown = Command(argv, env={"MYSQL_PWD": "geheim", "AWS_SECRET_ACCESS_KEY": "geheim"}).render()
     assert "geheim" not in shown
     assert "[hidden]" in shown
 
 
-@pytest.mark.parametrize("word", [
-    "--defaults-file=/run/o.cnf", "--passphrase-file=/etc/p", "--parallel=4", "--port=3306", "-p", "--ssl-key=/etc/k",
-    "--encrypt-key-file=/etc/k",
-])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--defaults-file=/run/o.cnf",
+        "--passphrase-file=/etc/p",
+        "--parallel=4",
+        "--port=3306",
+        "-p",
+        "--ssl-key=/etc/k",
+        "--encrypt-key-file=/etc/k",
+    ],
+)
 def test_what_is_no_secret_stays_readable(word: str) -> None:
     assert shlex.split(Command(("mariadb", word, "last")).render()) == ["mariadb", word, "last"]
 

@@ -36,7 +36,8 @@ def test_others_pass_through_whatever_the_umask_is(strict: None, tmp_path: Path)
 
 
 def test_what_is_handed_to_other_users_can_be_reached_whatever_the_umask_is(
-        strict: None, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strict: None, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BACKUPD_RUNTIME", str(short_tmp / "run"))
     assert _mode(runtime_directory()) == 0o700
     assert _mode(short_tmp / "run") == 0o711

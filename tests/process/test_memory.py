@@ -30,6 +30,7 @@ print(resident() - before)
 def test_a_large_block_goes_back_to_the_system_although_one_was_freed_before() -> None:
     kept, returned = (
         int(subprocess.run([sys.executable, "-c", _PROGRAM, how], check=True, stdout=subprocess.PIPE).stdout)
-        for how in ("kept", "returned"))
+        for how in ("kept", "returned")
+    )
     assert kept > 12 << 20
     assert returned < 2 << 20

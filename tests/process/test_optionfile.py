@@ -14,17 +14,41 @@ from tests.support.dice import thrown
 from tests.support.mariadb import PrivateServer
 
 NASTY = [
-    "plain", "it's", 'say "hi"', "'quoted'", '"quoted"', "with # hash", "#first", ";semicolon", "back\\slash",
-    "trailing\\", "\\", "\\\\", '\\"', "\\s\\n\\t", " leading", "trailing ", "  ", "tab\tinside", "new\nline",
-    "carriage\rreturn", "percent%20%s%%", "ümläut-пароль-密码-😀", "=equals=", "[group]", "!include /etc/passwd",
-    "$HOME `id` $(id)", "\x01\x1f\x7f", "", "\b",
+    "plain",
+    "it's",
+    'say "hi"',
+    "'quoted'",
+    '"quoted"',
+    "with # hash",
+    "#first",
+    ";semicolon",
+    "back\\slash",
+    "trailing\\",
+    "\\",
+    "\\\\",
+    '\\"',
+    "\\s\\n\\t",
+    " leading",
+    "trailing ",
+    "  ",
+    "tab\tinside",
+    "new\nline",
+    "carriage\rreturn",
+    "percent%20%s%%",
+    "ümläut-пароль-密码-😀",
+    "=equals=",
+    "[group]",
+    "!include /etc/passwd",
+    "$HOME `id` $(id)",
+    "\x01\x1f\x7f",
+    "",
+    "\b",
 ]
 
 
 @pytest.mark.parametrize("value", NASTY)
 def test_my_print_defaults_reads_every_value_back_unchanged(value: str, tmp_path: Path) -> None:
-    groups: dict[str, dict[str, str | None]] = {
-        "other": {"user": "wrong"}, "client": {"password": value, "user": "b"}}
+    groups: dict[str, dict[str, str | None]] = {"other": {"user": "wrong"}, "client": {"password": value, "user": "b"}}
     with option_file(groups, directory=tmp_path) as path:
         shown = run(Command(("my_print_defaults", f"--defaults-file={path}", "client"))).stdout.decode()
         assert shown == f"--password={value}\n--user=b\n"
@@ -44,7 +68,8 @@ def test_a_real_client_logs_in_with_nasty_passwords(server: PrivateServer, tmp_p
     for value in (value for value in NASTY if value):
         server.query("CREATE OR REPLACE USER nasty@localhost IDENTIFIED BY %s", (value,))
         groups: dict[str, dict[str, str | None]] = {
-            "client": {"user": "nasty", "password": value, "socket": str(server.socket)}}
+            "client": {"user": "nasty", "password": value, "socket": str(server.socket)}
+        }
         with option_file(groups, directory=tmp_path) as path:
             done = run(Command(("mariadb", f"--defaults-file={path}", "-N", "-e", "SELECT CURRENT_USER()")))
             assert done.stdout == b"nasty@localhost\n", value
@@ -65,10 +90,15 @@ def test_the_file_is_gone_after_an_error_too(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("groups", "reason"), [
-    ({"client": {"password": "a\0b"}}, "NUL"), ({"client": {"password": "x" * 5000}}, "too long"),
-    ({"client]\n[x": {}}, "cannot be the name"), ({"client": {"user\npassword": "x"}}, "cannot be the name"),
-])
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ({"client": {"password": "a\0b"}}, "NUL"),
+        ({"client": {"password": "x" * 5000}}, "too long"),
+        ({"client]\n[x": {}}, "cannot be the name"),
+        ({"client": {"user\npassword": "x"}}, "cannot be the name"),
+    ],
+)
 def test_what_no_option_file_can_hold_is_refused(groups: dict[str, dict[str, str | None]], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         render_options(groups)

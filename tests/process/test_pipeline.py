@@ -97,8 +97,12 @@ def test_a_source_killed_after_its_last_byte_is_no_end_of_file() -> None:
 
 def test_a_decoder_broken_by_a_broken_source_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backupd.process.pipeline._SETTLE_SECONDS", 120.0)  # however long gzip takes to fail by itself
-    with Pipeline([sh("head -c 100000 /dev/urandom | gzip | head -c 5000; echo lost the server >&2; exit 3"),
-                   Command(("gzip", "-d"))]) as pipeline:
+    with Pipeline(
+        [
+            sh("head -c 100000 /dev/urandom | gzip | head -c 5000; echo lost the server >&2; exit 3"),
+            Command(("gzip", "-d")),
+        ]
+    ) as pipeline:
         with pytest.raises(ToolError) as caught:
             read_all(pipeline)
         assert caught.value.message == "sh exited with 3"
@@ -190,13 +194,16 @@ def test_what_a_finished_program_left_running_is_ended(mark: str) -> None:
 
 
 def test_a_child_that_ignores_every_polite_signal_is_killed_within_seconds(mark: str) -> None:
-    stubborn = py("""
+    stubborn = py(
+        """
         import signal, sys, time
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         sys.stdout.write("ready"); sys.stdout.flush()
         while True: time.sleep(1)
-        """, mark)
+        """,
+        mark,
+    )
     with Pipeline([stubborn]) as pipeline:
         assert pipeline.read(5) == b"ready"
         started = time.monotonic()
@@ -207,7 +214,8 @@ def test_a_child_that_blocks_sigterm_is_stopped_by_sigint(
     mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backupd.process.pipeline.stop", partial(stop, polite_seconds=60.0))
-    blocker = py(f"""
+    blocker = py(
+        f"""
         import pathlib, signal, sys, time
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
@@ -216,7 +224,9 @@ def test_a_child_that_blocks_sigterm_is_stopped_by_sigint(
             while True: time.sleep(1)
         except KeyboardInterrupt:
             pathlib.Path({str(tmp_path / "interrupted")!r}).touch()
-        """, mark)
+        """,
+        mark,
+    )
     with Pipeline([blocker]) as pipeline:
         assert pipeline.read(5) == b"ready"
     assert (tmp_path / "interrupted").exists(), "it was killed, not interrupted"
@@ -339,7 +349,7 @@ def test_what_feed_writes_is_the_input() -> None:
     data = os.urandom(5_000_000)
 
     def feed(sink: BinaryIO) -> None:
-        sink.writelines(data[start:start + 70_001] for start in range(0, len(data), 70_001))
+        sink.writelines(data[start : start + 70_001] for start in range(0, len(data), 70_001))
 
     with Pipeline([Command(("cat",)), Command(("sha256sum",))], feed=feed) as pipeline:
         assert read_all(pipeline).split()[0].decode() == hashlib.sha256(data).hexdigest()
@@ -401,8 +411,13 @@ def test_children_get_no_descriptor_and_no_secret_of_ours(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as somebody else")
 def test_a_program_runs_as_another_user() -> None:
-    with Pipeline([Command(("sh", "-c", "id -un; id -gn; echo $HOME; grep CapEff /proc/self/status"), user="nobody",
-                           cwd=Path("/"))]) as pipeline:
+    with Pipeline(
+        [
+            Command(
+                ("sh", "-c", "id -un; id -gn; echo $HOME; grep CapEff /proc/self/status"), user="nobody", cwd=Path("/")
+            )
+        ]
+    ) as pipeline:
         assert read_all(pipeline).decode().split()[:3] == ["nobody", "nogroup", "/nonexistent"]
 
 
@@ -456,7 +471,8 @@ def test_many_pipelines_at_once_do_not_hold_each_other_open() -> None:
 
 @pytest.mark.parametrize("refused", ["stderr", "feed"])
 def test_a_thread_that_the_system_refuses_is_an_error_that_leaves_nothing(
-        refused: str, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: str, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -468,8 +484,10 @@ def test_a_thread_that_the_system_refuses_is_an_error_that_leaves_nothing(
         warm.drain()
     before = open_descriptors()
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(ToolError, match="refused a new thread") as caught, \
-            Pipeline([sh("sleep 100; :", mark)], feed=lambda sink: None):
+    with (
+        pytest.raises(ToolError, match="refused a new thread") as caught,
+        Pipeline([sh("sleep 100; :", mark)], feed=lambda sink: None),
+    ):
         pass
     assert "ulimit" in caught.value.hint
     until(lambda: with_mark(mark) == [])

@@ -53,10 +53,14 @@ def test_it_can_be_cancelled() -> None:
     timer.join()
 
 
-@pytest.mark.parametrize(("program", "hint"), [
-    ("pt-table-checksum-not-there", "PATH"), ("/no/such/mariadb-backup", "apt-get install mariadb-backup"),
-    ("/no/such/xtrabackup", "Percona"),
-])
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("pt-table-checksum-not-there", "PATH"),
+        ("/no/such/mariadb-backup", "apt-get install mariadb-backup"),
+        ("/no/such/xtrabackup", "Percona"),
+    ],
+)
 def test_a_missing_program_comes_with_a_hint(program: str, hint: str) -> None:
     with pytest.raises(ToolMissingError) as caught:
         run(Command((program,)))

@@ -19,8 +19,9 @@ _PRINT = "from backupd.process.optionfile import runtime_directory; print(runtim
 @contextlib.contextmanager
 def _lingering(environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     script = _PRINT + "\nimport time; time.sleep(300)"
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE,
-                          text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process, Path(process.stdout.readline().strip())
@@ -39,8 +40,12 @@ def test_it_is_private_short_and_always_the_same(short_tmp: Path, monkeypatch: p
 
 def test_two_processes_have_two_and_both_are_gone_with_them(short_tmp: Path) -> None:
     environment = {**os.environ, "BACKUPD_RUNTIME": str(short_tmp / "run")}
-    paths = {subprocess.run([sys.executable, "-c", _PRINT], env=environment, check=True, capture_output=True,
-                            text=True).stdout.strip() for _ in range(2)}
+    paths = {
+        subprocess.run(
+            [sys.executable, "-c", _PRINT], env=environment, check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for _ in range(2)
+    }
     assert len(paths) == 2
     assert not any(Path(path).exists() for path in paths)
 

@@ -15,8 +15,9 @@ from tests.process.test_throttle import Clock
 
 def test_two_of_one_name_have_one_rate_together(tmp_path: Path) -> None:
     clock = Clock()
-    one, other, apart = (SharedBucket(100, name, folder=tmp_path, clock=clock, wait=clock.wait)
-                         for name in ("x", "x", "y"))
+    one, other, apart = (
+        SharedBucket(100, name, folder=tmp_path, clock=clock, wait=clock.wait) for name in ("x", "x", "y")
+    )
     one.take(100)  # the burst
     assert clock.waits == []
     other.take(50)
@@ -46,8 +47,13 @@ for _ in range(3000):
 
 
 def test_nothing_is_taken_twice_by_processes_at_once(tmp_path: Path) -> None:
-    takers = [subprocess.Popen([sys.executable, "-c", _TAKER, str(tmp_path)], env=dict(
-        os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))) for _ in range(3)]
+    takers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _TAKER, str(tmp_path)],
+            env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+        )
+        for _ in range(3)
+    ]
     assert [taker.wait(300) for taker in takers] == [0, 0, 0]
     clock = Clock(Fraction(5))
     last = SharedBucket(1e6, "x", folder=tmp_path, clock=clock, wait=clock.wait)

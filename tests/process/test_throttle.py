@@ -37,7 +37,8 @@ _steps = st.lists(st.tuples(st.integers(0, 5_000_000), st.fractions(0, 20, max_d
 @_SETTINGS
 @given(rate=st.integers(1, 3_000_000), steps=_steps)
 def test_between_any_two_moments_no_more_passes_than_rate_times_time_and_one_burst(
-        rate: int, steps: list[tuple[int, Fraction]]) -> None:
+    rate: int, steps: list[tuple[int, Fraction]]
+) -> None:
     clock = Clock()
     bucket = TokenBucket(Fraction(rate), clock=clock, wait=clock.wait)  # type: ignore[arg-type]
     passed: list[tuple[Fraction, int]] = []

@@ -14,27 +14,32 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 def run(number: int, ending: Ending, before: str, after: str) -> Run:
-    return Run("db1", "b", "local", number, 0, number, 900, before, after, NOON, NOON, None, 900, 400, 1, 9,
-               ending=ending)
+    return Run(
+        "db1", "b", "local", number, 0, number, 900, before, after, NOON, NOON, None, 900, 400, 1, 9, ending=ending
+    )
 
 
-@pytest.mark.parametrize(("ending", "after", "before", "proved"), [
-    (Ending.ROTATED, "", "", True),
-    (Ending.STOPPED, "", "", True),
-    (Ending.CRASHED, "", "", True),
-    (Ending.CUT, "", "", False),
-    (Ending.OPEN, "", "", False),
-    (Ending.ROTATED, "0-1-9", "0-1-9", True),
-    (Ending.CRASHED, "0-1-9", "0-1-9", True),
-    (Ending.CUT, "0-1-9", "0-1-9", True),
-    (Ending.OPEN, "0-1-9", "0-1-9", False),
-    (Ending.CUT, "0-1-9", "0-1-11", False),
-    (Ending.CRASHED, "0-1-9", "0-1-11", False),
-    (Ending.CUT, "0-1-9", "", False),
-    (Ending.CUT, "", "0-1-9", False),
-])
+@pytest.mark.parametrize(
+    ("ending", "after", "before", "proved"),
+    [
+        (Ending.ROTATED, "", "", True),
+        (Ending.STOPPED, "", "", True),
+        (Ending.CRASHED, "", "", True),
+        (Ending.CUT, "", "", False),
+        (Ending.OPEN, "", "", False),
+        (Ending.ROTATED, "0-1-9", "0-1-9", True),
+        (Ending.CRASHED, "0-1-9", "0-1-9", True),
+        (Ending.CUT, "0-1-9", "0-1-9", True),
+        (Ending.OPEN, "0-1-9", "0-1-9", False),
+        (Ending.CUT, "0-1-9", "0-1-11", False),
+        (Ending.CRASHED, "0-1-9", "0-1-11", False),
+        (Ending.CUT, "0-1-9", "", False),
+        (Ending.CUT, "", "0-1-9", False),
+    ],
+)
 def test_a_file_of_which_nobody_knows_whether_it_is_whole_is_gone_on_from_by_gtids_alone(
-        ending: Ending, after: str, before: str, proved: bool) -> None:
+    ending: Ending, after: str, before: str, proved: bool
+) -> None:
     one, other = run(1, ending, "", after), run(2, Ending.OPEN, before, before)
     assert follows(one, other) is proved
     assert len(joined([one, other])) == (1 if proved else 2)

@@ -26,7 +26,7 @@ def grown(history_: list[tuple[datetime, int]]) -> Growth:
 
 
 def test_eight_gigabytes_that_grow_by_a_quarter_each_day() -> None:
-    growth = grown(history(*(8 * GB * 1.25 ** day for day in range(-13, 1))))
+    growth = grown(history(*(8 * GB * 1.25**day for day in range(-13, 1))))
     assert growth.factor == pytest.approx(1.25)
     assert growth.size_now == pytest.approx(8 * GB)
     assert growth.size_after(7) / GB == pytest.approx(38, rel=0.01)
@@ -38,8 +38,7 @@ def test_eight_gigabytes_that_grow_by_a_quarter_each_day() -> None:
 
 def test_the_line_is_that_of_a_textbook() -> None:
     # ln sizes 1, 2, 2, 3 on days -3, -2, -1, 0: slope 0.6, intercept 2.9, residuals sum to 0.2, s^2 = 0.1
-    growth = grown([(NOW - timedelta(days=3 - day), round(math.exp(20 + log)))
-                    for day, log in enumerate((1, 2, 2, 3))])
+    growth = grown([(NOW - timedelta(days=3 - day), round(math.exp(20 + log))) for day, log in enumerate((1, 2, 2, 3))])
     assert growth.rate == pytest.approx(0.6)
     assert math.log(growth.size_now) == pytest.approx(22.9)
     assert growth.spread == pytest.approx(math.sqrt(0.1))
@@ -61,8 +60,10 @@ def test_the_bounds_hold_about_nineteen_times_in_twenty() -> None:
     assert 0.89 < inside / tries < 0.99, inside
 
 
-@pytest.mark.parametrize("few", [[], history(GB), history(GB, 2 * GB), history(0, 0, GB, 2 * GB),
-                                 history(GB, GB, GB, GB, step=timedelta(hours=1))])
+@pytest.mark.parametrize(
+    "few",
+    [[], history(GB), history(GB, 2 * GB), history(0, 0, GB, 2 * GB), history(GB, GB, GB, GB, step=timedelta(hours=1))],
+)
 def test_too_little_history_forecasts_nothing(few: list[tuple[datetime, int]]) -> None:
     assert fit(few) is None
 
@@ -73,7 +74,7 @@ def test_the_order_of_the_history_does_not_matter() -> None:
 
 
 def test_a_repository_with_rules_is_full_when_the_data_has_outgrown_the_room() -> None:
-    growth = grown(history(*(8 * GB * 1.25 ** day for day in range(-13, 1))))
+    growth = grown(history(*(8 * GB * 1.25**day for day in range(-13, 1))))
     # 16 GB stored, 100 GB free: 116 / 16 = 7.25 = 1.25^8.9
     assert days_until_full([Tenant(16 * GB, 2 * GB, True, growth)], 100 * GB).day == 9
 
@@ -82,7 +83,7 @@ def test_one_that_keeps_everything_is_full_when_the_days_add_up() -> None:
     flat = grown(history(GB, GB, GB, GB))
     assert days_until_full([Tenant(50 * GB, GB, False, flat)], 30 * GB).day == 30
     assert days_until_full([Tenant(50 * GB, GB, False, None)], 30 * GB) == Filling(30, 30)
-    growth = grown(history(*(8 * GB * 1.25 ** day for day in range(-13, 1))))
+    growth = grown(history(*(8 * GB * 1.25**day for day in range(-13, 1))))
     added = [sum(1.25 ** (hour / 1000) for hour in range(day * 1000)) / 1000 for day in range(1, 30)]
     expected = next(day for day, total in enumerate(added, start=1) if total >= 30)
     assert days_until_full([Tenant(50 * GB, GB, False, growth)], 30 * GB).day == expected

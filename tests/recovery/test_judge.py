@@ -15,30 +15,34 @@ SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 OURS = Archived("0-1-500", server_id=1)
 
 
-@pytest.mark.parametrize(("met", "archived", "verdict"), [
-    (Met("A", 1, mariadb=True), OURS, Verdict.OWN),
-    (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503", kin=True), OURS, Verdict.FAILOVER),
-    # A replica of another shop, which has written more: numbers alone are no evidence.
-    (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503"), OURS, Verdict.STRANGER),
-    (Met("B", 2, mariadb=True, executed="0-1-499,0-2-503", kin=True), OURS, Verdict.STRANGER),
-    (Met("B", 2, mariadb=True, executed="0-1-499,0-2-503"), OURS, Verdict.STRANGER),
-    (Met("B", 2, mariadb=True, executed="0-2-900"), OURS, Verdict.STRANGER),
-    (Met("B", 1, mariadb=True, executed="0-1-900"), OURS, Verdict.STRANGER),
-    (Met("B", 1, mariadb=True, executed="0-1-900"), replace(OURS, server_id=0), Verdict.STRANGER),
-    # From a replica back to its source: that has another number than the one that was there.
-    (Met("B", 1, mariadb=True, executed="0-1-900", kin=True), replace(OURS, server_id=2), Verdict.FAILOVER),
-    (Met("B", 2, mariadb=True, executed="0-1-400,0-2-500", forked=True), OURS, Verdict.FAILOVER),
-    (Met("B", 1, mariadb=True, restored_from="shop"), OURS, Verdict.OWN),
-    (Met("B", 1, mariadb=True, restored_from="other"), OURS, Verdict.STRANGER),
-    (Met("B", 1, mariadb=True, same_log=True), OURS, Verdict.OWN),
-    (Met("B", 2, mariadb=False, executed=f"{SOURCE}:1-77"), Archived(f"{SOURCE}:1-77"), Verdict.FAILOVER),
-    (Met("B", 2, mariadb=False, executed=f"{SOURCE}:1-76"), Archived(f"{SOURCE}:1-77"), Verdict.STRANGER),
-    (Met("B", 2, mariadb=False, executed=f"{SOURCE}:1-76"), OURS, Verdict.STRANGER),
-    (Met("B", 2, mariadb=True), OURS, Verdict.STRANGER),
-    (Met("B", 2, mariadb=True, executed="0-1-900"), Archived(), Verdict.STRANGER),
-])
-def test_who_does_not_show_that_it_goes_on_from_what_is_here_is_a_stranger(met: Met, archived: Archived,
-                                                                            verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("met", "archived", "verdict"),
+    [
+        (Met("A", 1, mariadb=True), OURS, Verdict.OWN),
+        (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503", kin=True), OURS, Verdict.FAILOVER),
+        # A replica of another shop, which has written more: numbers alone are no evidence.
+        (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503"), OURS, Verdict.STRANGER),
+        (Met("B", 2, mariadb=True, executed="0-1-499,0-2-503", kin=True), OURS, Verdict.STRANGER),
+        (Met("B", 2, mariadb=True, executed="0-1-499,0-2-503"), OURS, Verdict.STRANGER),
+        (Met("B", 2, mariadb=True, executed="0-2-900"), OURS, Verdict.STRANGER),
+        (Met("B", 1, mariadb=True, executed="0-1-900"), OURS, Verdict.STRANGER),
+        (Met("B", 1, mariadb=True, executed="0-1-900"), replace(OURS, server_id=0), Verdict.STRANGER),
+        # From a replica back to its source: that has another number than the one that was there.
+        (Met("B", 1, mariadb=True, executed="0-1-900", kin=True), replace(OURS, server_id=2), Verdict.FAILOVER),
+        (Met("B", 2, mariadb=True, executed="0-1-400,0-2-500", forked=True), OURS, Verdict.FAILOVER),
+        (Met("B", 1, mariadb=True, restored_from="shop"), OURS, Verdict.OWN),
+        (Met("B", 1, mariadb=True, restored_from="other"), OURS, Verdict.STRANGER),
+        (Met("B", 1, mariadb=True, same_log=True), OURS, Verdict.OWN),
+        (Met("B", 2, mariadb=False, executed=f"{SOURCE}:1-77"), Archived(f"{SOURCE}:1-77"), Verdict.FAILOVER),
+        (Met("B", 2, mariadb=False, executed=f"{SOURCE}:1-76"), Archived(f"{SOURCE}:1-77"), Verdict.STRANGER),
+        (Met("B", 2, mariadb=False, executed=f"{SOURCE}:1-76"), OURS, Verdict.STRANGER),
+        (Met("B", 2, mariadb=True), OURS, Verdict.STRANGER),
+        (Met("B", 2, mariadb=True, executed="0-1-900"), Archived(), Verdict.STRANGER),
+    ],
+)
+def test_who_does_not_show_that_it_goes_on_from_what_is_here_is_a_stranger(
+    met: Met, archived: Archived, verdict: Verdict
+) -> None:
     found, why = judge("shop", KNOWN, met, archived)
     assert found is verdict
     assert why or met.uuid == "A"

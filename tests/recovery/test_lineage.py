@@ -15,8 +15,22 @@ AT = datetime(2026, 11, 21, tzinfo=UTC)
 
 def backup(name: str, hours: int, uuid: str, *, made: bool = False) -> BackupRecord:
     at = AT + timedelta(hours=hours)
-    return BackupRecord(name, "shop", BackupKind.PHYSICAL_FULL, BackupState.COMPLETE, None, at, at,
-                        Stats(1, 1, 1, 1, 0), Position(), "", "", "", server_uuid=uuid, manifest="m" if made else "")
+    return BackupRecord(
+        name,
+        "shop",
+        BackupKind.PHYSICAL_FULL,
+        BackupState.COMPLETE,
+        None,
+        at,
+        at,
+        Stats(1, 1, 1, 1, 0),
+        Position(),
+        "",
+        "",
+        "",
+        server_uuid=uuid,
+        manifest="m" if made else "",
+    )
 
 
 def test_a_server_with_another_uuid_that_goes_on_beside_ours_is_a_stranger() -> None:

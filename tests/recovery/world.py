@@ -75,8 +75,9 @@ class World:
     """``flavour``: mariadb, mysql (with GTIDs) or plain (MySQL without). ``clocks``: does the server's clock jump?
     ``lossy``: how likely a segment is missing."""
 
-    def __init__(self, dice: random.Random, *, flavour: str, clocks: bool, forks: bool, lossy: float, steps: int
-                 ) -> None:
+    def __init__(
+        self, dice: random.Random, *, flavour: str, clocks: bool, forks: bool, lossy: float, steps: int
+    ) -> None:
         self.dice = dice
         self.flavour = flavour
         self.now = START
@@ -101,8 +102,10 @@ class World:
 
     def _step(self, clocks: bool, forks: bool, lossy: float) -> None:
         self.now += timedelta(seconds=self.dice.randint(1, 20))
-        kind = self.dice.choices(("write", "rotate", "backup", "confirm", "purge", "jump", "fork"),
-                                 (10, 3, 2, 4, 0.5 if lossy else 0, 1 if clocks else 0, 1.2 if forks else 0))[0]
+        kind = self.dice.choices(
+            ("write", "rotate", "backup", "confirm", "purge", "jump", "fork"),
+            (10, 3, 2, 4, 0.5 if lossy else 0, 1 if clocks else 0, 1.2 if forks else 0),
+        )[0]
         if kind == "write":
             for _ in range(self.dice.randint(1, 4)):
                 self._write(self._new())
@@ -170,20 +173,52 @@ class World:
         size = self.dice.randint(10**6, 10**9)
         number = len(self.backups)
         record = BackupRecord(
-            id=f"{self.now:%Y%m%dT%H%M%SZ}-{number:08x}", server="shop", kind=BackupKind.PHYSICAL_FULL,
-            state=BackupState.COMPLETE, parent=None, started_at=started, finished_at=self.now,
-            stats=Stats(size, size, size, 10, 0), position=life.place, flavour=self.flavour, server_version="12.0.1",
-            tool_version="1", copies=tuple(Copy(name, "complete", self.now) for name in held), server_uuid=identity)
+            id=f"{self.now:%Y%m%dT%H%M%SZ}-{number:08x}",
+            server="shop",
+            kind=BackupKind.PHYSICAL_FULL,
+            state=BackupState.COMPLETE,
+            parent=None,
+            started_at=started,
+            finished_at=self.now,
+            stats=Stats(size, size, size, 10, 0),
+            position=life.place,
+            flavour=self.flavour,
+            server_version="12.0.1",
+            tool_version="1",
+            copies=tuple(Copy(name, "complete", self.now) for name in held),
+            server_uuid=identity,
+        )
         self.backups.append((record, len(self.lives) - 1, len(life.log)))
 
     # -- forks
 
-    def _begin(self, parent: str | None, reason: BranchReason, log: list[Tx], *, first: int, fork: Position | None,
-               goes_on: bool, since: datetime | None, basename: str = "bin") -> None:
+    def _begin(
+        self,
+        parent: str | None,
+        reason: BranchReason,
+        log: list[Tx],
+        *,
+        first: int,
+        fork: Position | None,
+        goes_on: bool,
+        since: datetime | None,
+        basename: str = "bin",
+    ) -> None:
         noticed = self.now
-        branch = Branch("shop", f"{noticed:%Y%m%dT%H%M%SZ}-{len(self.lives):08x}", noticed, reason,
-                        f"uuid{self.server}", "mariadb" if self.flavour == "mariadb" else "mysql", basename, first,
-                        since, parent, fork, goes_on)
+        branch = Branch(
+            "shop",
+            f"{noticed:%Y%m%dT%H%M%SZ}-{len(self.lives):08x}",
+            noticed,
+            reason,
+            f"uuid{self.server}",
+            "mariadb" if self.flavour == "mariadb" else "mysql",
+            basename,
+            first,
+            since,
+            parent,
+            fork,
+            goes_on,
+        )
         self.lives.append(Life(branch, list(log), [File(first, state_of(log, self.flavour))]))
 
     def _fork(self) -> None:
@@ -202,8 +237,15 @@ class World:
             known = kind == "restore" and self.flavour == "mysql" and bool(log) and self.dice.random() < 0.7
             fork = Position("", 0, state_of(log, self.flavour)) if known else None
             self._noticed_later()
-            self._begin(old.branch.id, BranchReason.RESTORE if kind == "restore" else BranchReason.RESET, log,
-                        first=1, fork=fork, goes_on=False, since=since)
+            self._begin(
+                old.branch.id,
+                BranchReason.RESTORE if kind == "restore" else BranchReason.RESET,
+                log,
+                first=1,
+                fork=fork,
+                goes_on=False,
+                since=since,
+            )
             if kind == "reset" or self.flavour != "mysql":
                 self.life.file.before = ""
             if kind == "reset":  # GTIDs begin anew; only the data goes on
@@ -216,35 +258,59 @@ class World:
         file = old.file
         kept = self.dice.randint(0, len(file.txs))
         own = len(old.log) - len(file.txs) if len(file.txs) <= len(old.log) else 0
-        log = old.log[:own + kept]
+        log = old.log[: own + kept]
         state = state_of(log, self.flavour)
         goes_back = kept == 0 and len(old.files) > 1 and self.dice.random() < 0.7
         self._noticed_later()
         if goes_back:
             before = old.files[-2]
             fork = Position(old.branch.file(before.number), before.size, state)
-            self._begin(old.branch.id, BranchReason.LOST_TAIL, log, first=file.number, fork=fork, goes_on=True,
-                        since=since, basename=old.branch.basename)
+            self._begin(
+                old.branch.id,
+                BranchReason.LOST_TAIL,
+                log,
+                first=file.number,
+                fork=fork,
+                goes_on=True,
+                since=since,
+                basename=old.branch.basename,
+            )
             return
         end = file.txs[kept - 1][1] if kept else HEADER
-        self._begin(old.branch.id, BranchReason.LOST_TAIL, log, first=file.number,
-                    fork=Position(old.branch.file(file.number), end, state), goes_on=True, since=since,
-                    basename=old.branch.basename)
-        self.life.files = [File(file.number, file.before, file.txs[:kept], end, Ending.CRASHED),
-                           File(file.number + 1, state)]
+        self._begin(
+            old.branch.id,
+            BranchReason.LOST_TAIL,
+            log,
+            first=file.number,
+            fork=Position(old.branch.file(file.number), end, state),
+            goes_on=True,
+            since=since,
+            basename=old.branch.basename,
+        )
+        self.life.files = [
+            File(file.number, file.before, file.txs[:kept], end, Ending.CRASHED),
+            File(file.number + 1, state),
+        ]
 
     def _fail_over(self, old: Life, since: datetime) -> None:
         """The new source has a log of its own, which begins somewhere in what both share."""
         lost = self.dice.randint(0, min(2, len(old.file.txs)))
-        shared = old.log[:len(old.log) - lost]
+        shared = old.log[: len(old.log) - lost]
         begin = self.dice.randint(max(0, len(shared) - 6), len(shared))
         place = old.file.txs[-lost][0] if lost else old.file.size
         fork = Position(old.branch.file(old.file.number), place, state_of(shared, self.flavour))
         self.server += 1
         self._noticed_later()
-        self._begin(old.branch.id, BranchReason.FAILOVER, shared[:begin], first=self.dice.choice((1, 3)),
-                    fork=fork if fork.gtid else None, goes_on=False, since=since,
-                    basename=self.dice.choice(("bin", "replica")))
+        self._begin(
+            old.branch.id,
+            BranchReason.FAILOVER,
+            shared[:begin],
+            first=self.dice.choice((1, 3)),
+            fork=fork if fork.gtid else None,
+            goes_on=False,
+            since=since,
+            basename=self.dice.choice(("bin", "replica")),
+        )
         for tx in shared[begin:]:
             self._write(tx)
             if self.dice.random() < 0.2:
@@ -257,8 +323,11 @@ class World:
             reach = {name: self._reach(life) for name in DESTINATIONS}
             for file in life.files:
                 for segment in self._cut(life, file):
-                    held = frozenset(name for name in DESTINATIONS
-                                     if (segment.number, segment.end) <= reach[name] and self.dice.random() >= lossy)
+                    held = frozenset(
+                        name
+                        for name in DESTINATIONS
+                        if (segment.number, segment.end) <= reach[name] and self.dice.random() >= lossy
+                    )
                     if held:
                         yield segment, held
 
@@ -283,11 +352,24 @@ class World:
         inside = [tx for a, b, tx in file.txs if start <= a and b <= end]
         times = [tx.at for tx in inside]
         return Segment(
-            server="shop", branch=life.branch.id, file=life.branch.file(file.number), number=file.number, start=start,
-            end=end, ending=ending, gtids_before=self.state_in(life, file.number, start, entering=True),
-            gtids_after=self.state_in(life, file.number, end), transactions=len(inside),
-            first_at=min(times, default=None), last_at=max(times, default=None), precise=True,
-            server_ids=(1,), flavour=life.branch.flavour, server_version="1", sha256="")
+            server="shop",
+            branch=life.branch.id,
+            file=life.branch.file(file.number),
+            number=file.number,
+            start=start,
+            end=end,
+            ending=ending,
+            gtids_before=self.state_in(life, file.number, start, entering=True),
+            gtids_after=self.state_in(life, file.number, end),
+            transactions=len(inside),
+            first_at=min(times, default=None),
+            last_at=max(times, default=None),
+            precise=True,
+            server_ids=(1,),
+            flavour=life.branch.flavour,
+            server_version="1",
+            sha256="",
+        )
 
     def state_in(self, life: Life, number: int, pos: int, *, entering: bool = False) -> str:
         """What the log itself tells as executed at a place of a file."""
@@ -305,9 +387,17 @@ class World:
         found: list[Run] = []
         for name in DESTINATIONS:
             for run in runs_of([s for s, held in self.segments.items() if name in held], name):
-                at = max((at for where, place, at in self.confirmed if where == run.branch
-                          and (run.first_number, run.first_pos) <= (_number(place.file), place.pos)
-                          <= (run.last_number, run.last_pos)), default=None)
+                at = max(
+                    (
+                        at
+                        for where, place, at in self.confirmed
+                        if where == run.branch
+                        and (run.first_number, run.first_pos)
+                        <= (_number(place.file), place.pos)
+                        <= (run.last_number, run.last_pos)
+                    ),
+                    default=None,
+                )
                 found.append(replace(run, confirmed_at=at))
         return tuple(found)
 
@@ -321,8 +411,7 @@ class World:
         life = self.life_of(branch)
         own = {tx.uid for file in life.files for _start, _end, tx in file.txs}
         before = [tx for tx in life.log if tx.uid not in own]
-        inside = [tx for file in life.files for _start, end, tx in file.txs
-                  if (file.number, end) <= (number, pos)]
+        inside = [tx for file in life.files for _start, end, tx in file.txs if (file.number, end) <= (number, pos)]
         return before + inside
 
     def txs(self, key: SegmentKey) -> list[tuple[int, int, Tx]]:

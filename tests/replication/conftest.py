@@ -18,6 +18,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 @pytest.fixture
 def shop(tmp_path: Path, catalog: Catalog) -> Callable[..., Shop]:
     """Makes a Shop: ``shop("{offsite: {keep_fulls: 7}}")``."""
+
     def make(rules: str = "", **changes: object) -> Shop:
         return Shop(tmp_path, catalog, rules, **changes)  # type: ignore[arg-type]  # as named there
 

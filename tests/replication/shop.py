@@ -36,15 +36,21 @@ class Shop(Shelf):
         folder.mkdir(exist_ok=True)
         (folder / "gold.yaml").write_text(
             f'physical: {{full: "0 2 * * *"}}\nbinlog: {{stream: true}}\ndestinations: {{required: '
-            f'[{", ".join(self.places)}], others: [{", ".join(self.others)}]}}\n'
-            + (f"retention: {rules}\n" if rules else "") + self.policy)
+            f"[{', '.join(self.places)}], others: [{', '.join(self.others)}]}}\n"
+            + (f"retention: {rules}\n" if rules else "")
+            + self.policy
+        )
         roots = "".join(
             f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}, off_site: "
-            f"{str(name in self.off_site).lower()}}}\n" for name in (*self.places, *self.others))
+            f"{str(name in self.off_site).lower()}}}\n"
+            for name in (*self.places, *self.others)
+        )
         listed = "".join(f"  {name}: {{policy: gold, socket: /run/none.sock}}\n" for name in servers)
         file = self.base / "backupd.yaml"
-        file.write_text(f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
-                        f"encryption: {{gnupg_home: {self.base}, recipients: [ops@example.com]}}\n")
+        file.write_text(
+            f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
+            f"encryption: {{gnupg_home: {self.base}, recipients: [ops@example.com]}}\n"
+        )
         self.wiring = Wiring(load_settings(file), self.catalog, self.clock)
 
     def swap(self, destination: Destination) -> None:
@@ -68,5 +74,3 @@ class Shop(Shelf):
 
     def verified(self, name: str) -> set[str]:
         return {copy.destination for copy in self.catalog.backups.get(name).copies if copy.verified_at is not None}
-
-

@@ -64,6 +64,7 @@ def test_a_backup_that_is_deleted_by_hand_while_it_waits_is_told(shop: Make) -> 
 
 # One place under two names
 
+
 def test_a_place_under_two_names_is_refused_and_counts_once(shop: Make) -> None:
     one = shop("{local: {keep_fulls: 1}, offsite: {keep_fulls: 9}}", roots={})
     (one.base / "offsite").symlink_to(one.base / "local")

@@ -213,7 +213,13 @@ def test_a_target_that_is_gone_is_told_once_tried_with_growing_pauses_and_caught
 
 def test_pauses_grow_to_an_hour_and_no_further() -> None:
     assert [pause_after(count) for count in (0, 1, 5, 6, 7, 1000)] == [
-        timedelta(minutes=1), timedelta(minutes=2), timedelta(minutes=32), LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+        timedelta(minutes=1),
+        timedelta(minutes=2),
+        timedelta(minutes=32),
+        LONGEST_PAUSE,
+        LONGEST_PAUSE,
+        LONGEST_PAUSE,
+    ]
 
 
 def test_two_processes_do_not_bring_the_same_place_up_to_date(shop: Make) -> None:

@@ -57,12 +57,14 @@ def there(one: Shop) -> list[SegmentKey]:
 
 
 def known(one: Shop) -> list[SegmentKey]:
-    return [record.key for record in one.catalog.binlogs.segments(SERVER, BRANCH.id)
-            if "offsite" in record.destinations]
+    return [
+        record.key for record in one.catalog.binlogs.segments(SERVER, BRANCH.id) if "offsite" in record.destinations
+    ]
 
 
 def test_everything_arrives_byte_for_byte_and_the_catalog_knows(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     store(one.wiring, keys, logs, places=("local",))
     done = step(one)
@@ -75,7 +77,8 @@ def test_everything_arrives_byte_for_byte_and_the_catalog_knows(
 
 
 def test_pieces_follow_while_a_file_grows_and_go_when_the_whole_of_it_is_there(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     cut = logs[0].cuts[2]
     store(one.wiring, keys, logs[:1], places=("local",), end=cut)
@@ -102,7 +105,8 @@ def test_pieces_stay_while_a_restore_reads_logs_there(shop: Make, keys: Keys, lo
 
 
 def test_no_piece_goes_to_a_place_where_each_object_is_paid_for_months(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     store(one.wiring, keys, logs[:1], places=("local",))
     store(one.wiring, keys, logs[1:2], places=("local",), end=logs[1].cuts[2])
@@ -111,7 +115,8 @@ def test_no_piece_goes_to_a_place_where_each_object_is_paid_for_months(
 
 
 def test_a_piece_that_turns_out_to_be_all_of_its_file_is_told_as_that_at_the_copy_too(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     store(one.wiring, keys, logs[:1], places=("local",))
     header = segments.load_header(one.at(), SERVER, key_of(logs[0]))
@@ -131,7 +136,8 @@ def test_a_piece_that_turns_out_to_be_all_of_its_file_is_told_as_that_at_the_cop
 
 
 def test_damage_at_the_only_source_is_told_and_what_comes_after_it_goes_on(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     store(one.wiring, keys, logs, places=("local",))
     key = layout.segment_folder(SERVER, key_of(logs[1])) + layout.part_name(0)
@@ -148,7 +154,8 @@ def test_damage_at_the_only_source_is_told_and_what_comes_after_it_goes_on(
 
 
 def test_what_is_there_already_and_means_something_else_is_never_overwritten(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     store(one.wiring, keys, logs[:1], places=("local",))
     one.at("offsite").initialise(one.clock())
@@ -163,13 +170,16 @@ def test_what_is_there_already_and_means_something_else_is_never_overwritten(
 
 
 def test_logs_that_no_backup_at_the_target_needs_are_not_copied(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop("{offsite: {keep_fulls: 1}}")
     store(one.wiring, keys, logs, places=("local",))
     name = one.add(1, days=0.1, places=("local",))
     record = one.catalog.backups.get(name)
-    one.catalog.backups.add(replace(record, position=Position(logs[2].name, logs[2].cuts[0], ""),
-                                    server_uuid=BRANCH.server_uuid), replace=True)
+    one.catalog.backups.add(
+        replace(record, position=Position(logs[2].name, logs[2].cuts[0], ""), server_uuid=BRANCH.server_uuid),
+        replace=True,
+    )
     done = one.replicate()
     assert done.ok, done.trouble
     assert there(one) == [key_of(log) for log in logs[2:]]
@@ -177,7 +187,8 @@ def test_logs_that_no_backup_at_the_target_needs_are_not_copied(
 
 
 def test_how_far_a_copy_reaches_is_confirmed_and_the_timeline_tells_it(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     store(one.wiring, keys, logs, places=("local",))
     at = one.clock()
@@ -197,7 +208,8 @@ def test_how_far_a_copy_reaches_is_confirmed_and_the_timeline_tells_it(
 
 
 def test_a_follower_copies_what_is_stored_tells_once_that_it_cannot_and_catches_up(
-        shop: Make, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    shop: Make, keys: Keys, logs: tuple[RealLog, ...]
+) -> None:
     one = shop()
     one.at("offsite").initialise(one.clock())
     follower = LogFollower(one.wiring, one.wiring.settings.server(SERVER), "offsite", threading.Event())
@@ -230,5 +242,3 @@ def test_the_folder_of_a_killed_copy_is_taken_up_again(shop: Make, keys: Keys, l
     put(one.at("offsite"), key, b"half")
     assert work.step([one.at()], {}).segments == 1
     assert everything(one.at("offsite")) == everything(one.at())
-
-

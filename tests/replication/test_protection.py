@@ -44,8 +44,10 @@ class Checked(MemoryDestination):
 
 
 def protected(one: Shop) -> dict[str, bool]:
-    return {record.id: record.as_json()["protected"]
-            for record in with_protection(one.wiring, one.catalog.backups.list(SERVER))}
+    return {
+        record.id: record.as_json()["protected"]
+        for record in with_protection(one.wiring, one.catalog.backups.list(SERVER))
+    }
 
 
 def test_a_backup_is_protected_once_both_copies_were_read_again(shop: Make) -> None:

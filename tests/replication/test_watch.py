@@ -60,8 +60,9 @@ def test_what_failed_is_tried_again_when_its_time_has_come_and_everything_each_h
     look(one, watch)
     finish(one)
     one.catalog.replications.expect("offsite", {name: 5}, one.clock())
-    one.catalog.replications.failing(name, "offsite", one.clock(), not_before=one.clock() + timedelta(minutes=4),
-                                     message="gone")
+    one.catalog.replications.failing(
+        name, "offsite", one.clock(), not_before=one.clock() + timedelta(minutes=4), message="gone"
+    )
     assert one.catalog.replications.list()[0].state == FAILING
     one.clock.move(minutes=3)
     assert look(one, watch) == []

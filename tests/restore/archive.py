@@ -20,8 +20,7 @@ class WorldResolver:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime
-                      ) -> Stop | None:
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime) -> Stop | None:
         life = self._world.life_of(branch)
         for file in life.files:
             for begin, _end, tx in file.txs:
@@ -87,24 +86,41 @@ class WorldResolver:
                 chosen.append(best.key)
                 at = (best.number + 1, 0) if best.is_final else (best.number, best.end)
                 forked = span is not leg.spans[-1] and at == span.last
-                unended += best.number < end[0] and not best.is_final and not forked and not any(
-                    s.branch == span.branch and (s.number, s.start) == at for s in held)
+                unended += (
+                    best.number < end[0]
+                    and not best.is_final
+                    and not forked
+                    and not any(s.branch == span.branch and (s.number, s.start) == at for s in held)
+                )
         txs = [tx for key in chosen for _start, _end, tx in self._world.txs(key)]
         state = leg.start.gtid
-        repeated = sum(1 for tx in txs if leg.start.pos == 4 and tx.gtid and state
-                       and covers(state, tx.gtid, mariadb=self._world.flavour == "mariadb"))
+        repeated = sum(
+            1
+            for tx in txs
+            if leg.start.pos == 4
+            and tx.gtid
+            and state
+            and covers(state, tx.gtid, mariadb=self._world.flavour == "mariadb")
+        )
         return Material(tuple(chosen), sum(key.end - key.start for key in chosen), len(txs), (1,), repeated, unended)
 
     def _is_archived(self, branch: str, file: File, end: int) -> bool:
-        return any(s.branch == branch and s.number == file.number and s.start <= end <= s.end
-                   for s in self._world.segments)
+        return any(
+            s.branch == branch and s.number == file.number and s.start <= end <= s.end for s in self._world.segments
+        )
 
     def _stop(self, life: Life, file: File, pos: int) -> Stop:
         done = [tx for _start, end, tx in file.txs if end <= pos]
         rest = [tx for begin, _end, tx in file.txs if begin >= pos]
-        return Stop(life.branch.id, life.branch.file(file.number), pos,
-                    self._world.state_in(life, file.number, pos) if pos > 4 else file.before,
-                    done[-1].at if done else None, rest[0].gtid if rest else "", rest[0].at if rest else None)
+        return Stop(
+            life.branch.id,
+            life.branch.file(file.number),
+            pos,
+            self._world.state_in(life, file.number, pos) if pos > 4 else file.before,
+            done[-1].at if done else None,
+            rest[0].gtid if rest else "",
+            rest[0].at if rest else None,
+        )
 
 
 def history_of(world: World) -> History:

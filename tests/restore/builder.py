@@ -162,22 +162,25 @@ class Builder:
         nothing = StoredObject(layout.RUNBOOK, 0, hashlib.sha256(b"").hexdigest())
         size = sum(entry.size for entry in entries)
         stored = sum(item.size for item in objects)
-        return self.sealed_for(Header(
-            backup_id=backup_id,
-            server=server,
-            kind="physical-incremental" if parent else "physical-full",
-            parent=parent,
-            from_lsn=receipts.from_lsn,
-            to_lsn=receipts.to_lsn,
-            started_at=STARTED,
-            finished_at=STARTED,
-            recipients=(self._keys.fingerprint,),
-            objects=objects,
-            body=nothing,
-            stats=Stats(size, stored, stored, len(entries), 0),
-            unpack=replace(nothing, name=layout.UNPACK),
-            runbook=nothing,
-        ), body), body
+        return self.sealed_for(
+            Header(
+                backup_id=backup_id,
+                server=server,
+                kind="physical-incremental" if parent else "physical-full",
+                parent=parent,
+                from_lsn=receipts.from_lsn,
+                to_lsn=receipts.to_lsn,
+                started_at=STARTED,
+                finished_at=STARTED,
+                recipients=(self._keys.fingerprint,),
+                objects=objects,
+                body=nothing,
+                stats=Stats(size, stored, stored, len(entries), 0),
+                unpack=replace(nothing, name=layout.UNPACK),
+                runbook=nothing,
+            ),
+            body,
+        ), body
 
     def sealed_for(self, header: Header, body: Body) -> Header:
         """``header`` with ``body`` sealed and bound to it."""

@@ -16,8 +16,17 @@ HEAD = "/*!40101 SET NAMES binary*/;\n/*!40014 SET FOREIGN_KEY_CHECKS=0*/;\n"
 _ESCAPES = {0: b"\\0", 10: b"\\n", 13: b"\\r", 26: b"\\Z", 34: b'\\"', 39: b"\\'", 92: b"\\\\"}
 
 
-def add_table(folder: Path, name: TableName, create: str, rows: Iterable[Row], *, files: int = 1, batch: int = 100,
-              engine: str = "InnoDB", columns: Sequence[str] = ()) -> DumpedTable:
+def add_table(
+    folder: Path,
+    name: TableName,
+    create: str,
+    rows: Iterable[Row],
+    *,
+    files: int = 1,
+    batch: int = 100,
+    engine: str = "InnoDB",
+    columns: Sequence[str] = (),
+) -> DumpedTable:
     """Write one table, its rows dealt to ``files`` files in statements of ``batch`` rows, and what became of it."""
     everything = list(rows)
     _write(folder / definition_path(name), write_definition(understand(name, create)))
@@ -26,8 +35,10 @@ def add_table(folder: Path, name: TableName, create: str, rows: Iterable[Row], *
     size = 0
     for number in range(files):
         dealt = everything[number::files]
-        statements = [start + b",\n".join(b"(" + b",".join(map(literal, row)) + b")" for row in piece) + b";\n"
-                      for piece in _pieces(dealt, batch)]
+        statements = [
+            start + b",\n".join(b"(" + b",".join(map(literal, row)) + b")" for row in piece) + b";\n"
+            for piece in _pieces(dealt, batch)
+        ]
         size += _write(folder / data_path(name, number), HEAD.encode() + b"".join(statements))
     return DumpedTable(name, Outcome.DUMPED, engine, len(everything), size, files, "by hand")
 

@@ -72,11 +72,17 @@ class Shop:
     server: Server
 
     def __post_init__(self) -> None:
-        rows = self.server.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME NOT IN "
-                                 "('mysql', 'information_schema', 'performance_schema', 'sys')")
-        self.server.execute("SET foreign_key_checks = 0, sql_mode = 'STRICT_ALL_TABLES'",
-                            *(f"DROP DATABASE {quote_name(name)}" for (name,) in rows), "CREATE DATABASE shop",
-                            f"CREATE DATABASE {STAGING}", *_SHOP)
+        rows = self.server.query(
+            "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME NOT IN "
+            "('mysql', 'information_schema', 'performance_schema', 'sys')"
+        )
+        self.server.execute(
+            "SET foreign_key_checks = 0, sql_mode = 'STRICT_ALL_TABLES'",
+            *(f"DROP DATABASE {quote_name(name)}" for (name,) in rows),
+            "CREATE DATABASE shop",
+            f"CREATE DATABASE {STAGING}",
+            *_SHOP,
+        )
         self.definitions = self.define([ORDERS, CUSTOMERS, LINES])
 
     @property
@@ -117,21 +123,32 @@ class Shop:
         return {key.name: key.parent for key in self.define([name])[name].foreign_keys}
 
     def triggers(self, name: TableName) -> list[str]:
-        return sorted(row[0] for row in self.server.query(
-            "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s "
-            "AND EVENT_OBJECT_TABLE = %s", (name.schema, name.table)))
+        return sorted(
+            row[0]
+            for row in self.server.query(
+                "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s "
+                "AND EVENT_OBJECT_TABLE = %s",
+                (name.schema, name.table),
+            )
+        )
 
     def tables(self) -> list[TableName]:
-        return sorted(TableName(*row) for row in self.server.query(
-            "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA NOT IN "
-            "('mysql', 'information_schema', 'performance_schema', 'sys') AND TABLE_NAME NOT LIKE 'backupd%%'"))
+        return sorted(
+            TableName(*row)
+            for row in self.server.query(
+                "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA NOT IN "
+                "('mysql', 'information_schema', 'performance_schema', 'sys') AND TABLE_NAME NOT LIKE 'backupd%%'"
+            )
+        )
 
     def picture(self) -> dict[str, Any]:
         """Everything that a hand-over may change: definitions, triggers, rows."""
         with self.connection.connect() as session:
             found = ddl.read_tables(session, self.tables())
-        return {str(name): (one.create, one.triggers, self.server.query(f"SELECT * FROM {name}"))
-                for name, one in sorted(found.tables.items())}
+        return {
+            str(name): (one.create, one.triggers, self.server.query(f"SELECT * FROM {name}"))
+            for name, one in sorted(found.tables.items())
+        }
 
 
 @functools.cache
@@ -170,8 +187,9 @@ def counted() -> int:
     return found
 
 
-def killed_at(connection: Connection, goals: Sequence[Goal], statements: int | None = None, *,
-              note: str = "rename") -> bool:
+def killed_at(
+    connection: Connection, goals: Sequence[Goal], statements: int | None = None, *, note: str = "rename"
+) -> bool:
     """Hand over in a process that is killed before it sends one more than ``statements`` (None: when it tells a
     step that begins with ``note``, by default right before the RENAME); False: it had ended."""
     mortal = CountingConnection(socket=connection.socket, user=connection.user)
@@ -203,11 +221,15 @@ class Writing:
         self.lines: set[int] = set()
         self.notes: set[int] = set()
         self._errors: list[pymysql.err.Error] = []
-        self._threads = [threading.Thread(target=self._write, args=pair) for pair in (
-            ("INSERT INTO shop.orders (customer, total) VALUES (1, 5)", self.orders),
-            ("INSERT INTO shop.orders (customer, total) VALUES (2, 5)", self.orders),
-            ("INSERT INTO shop.`lines` (o) VALUES (1)", self.lines),
-            ("INSERT INTO shop.notes (o) VALUES (1)", self.notes))]
+        self._threads = [
+            threading.Thread(target=self._write, args=pair)
+            for pair in (
+                ("INSERT INTO shop.orders (customer, total) VALUES (1, 5)", self.orders),
+                ("INSERT INTO shop.orders (customer, total) VALUES (2, 5)", self.orders),
+                ("INSERT INTO shop.`lines` (o) VALUES (1)", self.lines),
+                ("INSERT INTO shop.notes (o) VALUES (1)", self.notes),
+            )
+        ]
 
     def __enter__(self) -> Self:
         for thread in self._threads:

@@ -51,18 +51,23 @@ def base_of(kind: Kind, source: Server) -> Base:
         keys = foreignkeys.graph(session)
     triggers: dict[TableName, str] = {}
     for schema, table, body in source.query(
-            "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, ACTION_STATEMENT FROM information_schema.TRIGGERS "
-            f"WHERE TRIGGER_SCHEMA NOT IN {OWN}"):
+        "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, ACTION_STATEMENT FROM information_schema.TRIGGERS "
+        f"WHERE TRIGGER_SCHEMA NOT IN {OWN}"
+    ):
         name = TableName(str(schema), str(table))
         triggers[name] = f"{triggers.get(name, '')} {body}"
     return Base(place(kind, source), tables_of(source.query), keys, triggers)
 
 
 def tables_of(ask: Ask) -> frozenset[TableName]:
-    return frozenset(TableName(str(schema), str(table)) for schema, table in ask(
-        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
-        "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') "
-        f"AND TABLE_SCHEMA NOT IN {OWN}"))
+    return frozenset(
+        TableName(str(schema), str(table))
+        for schema, table in ask(
+            "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
+            "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') "
+            f"AND TABLE_SCHEMA NOT IN {OWN}"
+        )
+    )
 
 
 def since(base: Base, what: Logs) -> list[Transaction]:
@@ -82,8 +87,12 @@ def since(base: Base, what: Logs) -> list[Transaction]:
 
 def relatives_of(base: Base, what: Logs, wanted: Collection[TableName]) -> Relatives:
     return relatives(
-        wanted, since(base, what), lambda name: [key.parent for key in base.keys.parents(name) if key.acts],
-        triggers=base.triggers, known=base.tables)
+        wanted,
+        since(base, what),
+        lambda name: [key.parent for key in base.keys.parents(name) if key.acts],
+        triggers=base.triggers,
+        known=base.tables,
+    )
 
 
 class Shelf:
@@ -91,16 +100,21 @@ class Shelf:
 
     def __init__(self, source: Server) -> None:
         self.base_tables: dict[TableName, list[str]] = {}
-        self._schemas = [str(source.query(f"SHOW CREATE DATABASE `{schema}`")[0][1])
-                         for schema in sorted({name.schema for name in tables_of(source.query)})]
+        self._schemas = [
+            str(source.query(f"SHOW CREATE DATABASE `{schema}`")[0][1])
+            for schema in sorted({name.schema for name in tables_of(source.query)})
+        ]
         for name in sorted(tables_of(source.query)):
             self.base_tables[name] = list(_statements(source, name))
         self._triggers = {
-            (TableName(str(schema), str(table)), str(trigger)):
-                str(source.query(f"SHOW CREATE TRIGGER `{schema}`.`{trigger}`")[0][2])
+            (TableName(str(schema), str(table)), str(trigger)): str(
+                source.query(f"SHOW CREATE TRIGGER `{schema}`.`{trigger}`")[0][2]
+            )
             for schema, table, trigger in source.query(
                 "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_NAME FROM information_schema.TRIGGERS "
-                f"WHERE TRIGGER_SCHEMA NOT IN {OWN}")}
+                f"WHERE TRIGGER_SCHEMA NOT IN {OWN}"
+            )
+        }
 
     def put(self, server: LaunchedServer, tables: Collection[TableName]) -> None:
         """Those of ``tables`` that there were, and nothing else; constraints to others are left out."""
@@ -135,29 +149,45 @@ def _without_parents(statement: str, schema: str, tables: Collection[TableName])
     def kept(match: re.Match[str]) -> str:
         return match[0] if TableName(match[1] or schema, match[2]) in tables else ""
 
-    return re.sub(r",\n  CONSTRAINT `[^`]+` FOREIGN KEY \([^)]*\) REFERENCES (?:`([^`]+)`\.)?`([^`]+)`[^,\n]*", kept,
-                  statement)
+    return re.sub(
+        r",\n  CONSTRAINT `[^`]+` FOREIGN KEY \([^)]*\) REFERENCES (?:`([^`]+)`\.)?`([^`]+)`[^,\n]*", kept, statement
+    )
 
 
 def checksums(ask: Ask, tables: Collection[TableName]) -> dict[TableName, Any]:
     """Content and definition of those that are there."""
     there = tables_of(ask)
-    return Sums({name: (ask(f"CHECKSUM TABLE {name}")[0][1],
-                   re.sub(r" AUTO_INCREMENT=\d+", "", str(ask(f"SHOW CREATE TABLE {name}")[0][1])))
-            for name in sorted(tables) if name in there})
+    return Sums(
+        {
+            name: (
+                ask(f"CHECKSUM TABLE {name}")[0][1],
+                re.sub(r" AUTO_INCREMENT=\d+", "", str(ask(f"SHOW CREATE TABLE {name}")[0][1])),
+            )
+            for name in sorted(tables)
+            if name in there
+        }
+    )
 
 
 @contextlib.contextmanager
-def narrowed_copy(kind: Kind, source: Server, shelf: Shelf, tables: Collection[TableName],
-                  folder: Path) -> Iterator[tuple[LaunchedServer, ServerInfo]]:
+def narrowed_copy(
+    kind: Kind, source: Server, shelf: Shelf, tables: Collection[TableName], folder: Path
+) -> Iterator[tuple[LaunchedServer, ServerInfo]]:
     """A private server with ``tables`` of the shelf."""
     with running_copy(kind, source, empty_copy(kind, folder / "c")) as (server, info):
         shelf.put(server, tables)
         yield server, info
 
 
-def replayed(kind: Kind, source: Server, base: Base, shelf: Shelf, wanted: Sequence[TableName], folder: Path,
-             stop: Stop | None = None) -> tuple[Relatives, Replayed, dict[TableName, Any]]:
+def replayed(
+    kind: Kind,
+    source: Server,
+    base: Base,
+    shelf: Shelf,
+    wanted: Sequence[TableName],
+    folder: Path,
+    stop: Stop | None = None,
+) -> tuple[Relatives, Replayed, dict[TableName, Any]]:
     """The tables rolled forward to ``stop``, or where the source is now: what had to come along, how it went, what
     came out."""
     what = logs(source, folder / "logs", base.start, stop or here(kind, source))

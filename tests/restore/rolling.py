@@ -58,9 +58,13 @@ def _mysql(**options: Any) -> Server:
 
 def both() -> pytest.MarkDecorator:
     """Marks a test that runs for both flavours, as far as they are here."""
-    return pytest.mark.parametrize("kind", [
-        pytest.param(kind, id=str(kind), marks=pytest.mark.skipif(bool(why := kind.why_not()), reason=why or "-"))
-        for kind in (MARIADB, MYSQL)])
+    return pytest.mark.parametrize(
+        "kind",
+        [
+            pytest.param(kind, id=str(kind), marks=pytest.mark.skipif(bool(why := kind.why_not()), reason=why or "-"))
+            for kind in (MARIADB, MYSQL)
+        ],
+    )
 
 
 MARIADB = Kind("mariadb", PrivateServer, lambda: "")
@@ -111,9 +115,9 @@ def logs(source: Server, folder: Path, start: Position, stop: Stop) -> Logs:
     folder.mkdir(parents=True, exist_ok=True)
     names = _names(source)
     files = []
-    for name in names[names.index(start.file):names.index(stop.file) + 1]:
+    for name in names[names.index(start.file) : names.index(stop.file) + 1]:
         data = (source.datadir / name).read_bytes()
-        (folder / name).write_bytes(data[:stop.pos] if name == stop.file else data)
+        (folder / name).write_bytes(data[: stop.pos] if name == stop.file else data)
         files.append(folder / name)
     return Logs(tuple(files), start, stop)
 
@@ -157,12 +161,16 @@ class Oracle:
     def __init__(self, kind: Kind, source: Server, replica: Server) -> None:
         self._kind, self._replica = kind, replica
         if kind.mariadb:
-            replica.execute(f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={source.port}, MASTER_USER='repl',"
-                            " MASTER_PASSWORD='Repl-s3cret-77', MASTER_USE_GTID=slave_pos")
+            replica.execute(
+                f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={source.port}, MASTER_USER='repl',"
+                " MASTER_PASSWORD='Repl-s3cret-77', MASTER_USE_GTID=slave_pos"
+            )
         else:
-            replica.execute(f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={source.port},"
-                            " SOURCE_USER='repl', SOURCE_PASSWORD='Repl-s3cret-77', SOURCE_SSL=0,"
-                            " GET_SOURCE_PUBLIC_KEY=1, SOURCE_AUTO_POSITION=1")
+            replica.execute(
+                f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={source.port},"
+                " SOURCE_USER='repl', SOURCE_PASSWORD='Repl-s3cret-77', SOURCE_SSL=0,"
+                " GET_SOURCE_PUBLIC_KEY=1, SOURCE_AUTO_POSITION=1"
+            )
 
     def move(self, stop: Stop) -> None:
         """On to the place just before ``stop.next_gtid``."""
@@ -193,23 +201,40 @@ class Oracle:
 @contextlib.contextmanager
 def oracle(kind: Kind, source: Server) -> Iterator[Oracle]:
     """A replica that has nothing yet; the source needs ``tcp=True``. Its account is not in the binary log."""
-    source.execute("SET SESSION sql_log_bin = 0", "CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
-                   "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'", "SET SESSION sql_log_bin = 1")
+    source.execute(
+        "SET SESSION sql_log_bin = 0",
+        "CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
+        "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'",
+        "SET SESSION sql_log_bin = 1",
+    )
     with kind.make(options={"read_only": 1}) as replica:
         yield Oracle(kind, source, replica)
 
 
 @contextlib.contextmanager
-def running_copy(kind: Kind, source: Server, data: Path, *, server_ids: Sequence[int] = (), workers: int = 2,
-                 server_id: int = 0, memory: int = 64 << 20,
-                 **options: str) -> Iterator[tuple[LaunchedServer, ServerInfo]]:
+def running_copy(
+    kind: Kind,
+    source: Server,
+    data: Path,
+    *,
+    server_ids: Sequence[int] = (),
+    workers: int = 2,
+    server_id: int = 0,
+    memory: int = 64 << 20,
+    **options: str,
+) -> Iterator[tuple[LaunchedServer, ServerInfo]]:
     """A private server on ``data``, ready for a replay."""
     info = info_of(source)
     since = datetime.now(UTC)
     give_to_database(data.parent)
     config = replay_config(
-        ServerConfig(source.program(), data, data.parent / "run", memory=memory, options=options), info,
-        server_ids or (source.server_id,), workers, since=since, until=datetime.now(UTC))
+        ServerConfig(source.program(), data, data.parent / "run", memory=memory, options=options),
+        info,
+        server_ids or (source.server_id,),
+        workers,
+        since=since,
+        until=datetime.now(UTC),
+    )
     config = replace(config, server_id=server_id or config.server_id)
     with LaunchedServer(config) as server:
         yield server, info
@@ -217,8 +242,12 @@ def running_copy(kind: Kind, source: Server, data: Path, *, server_ids: Sequence
 
 def roll(server: LaunchedServer, info: ServerInfo, what: Logs, **changes: Any) -> Replayed:
     values: dict[str, Any] = {
-        "method": ReplayMethod.APPLIER, "server_ids": (), "transactions": None, "templates": templates(),
-        "folder": server.config.directory.parent / "source"}
+        "method": ReplayMethod.APPLIER,
+        "server_ids": (),
+        "transactions": None,
+        "templates": templates(),
+        "folder": server.config.directory.parent / "source",
+    }
     if info.flavour != "mariadb":
         values["programs"] = {name: str(mysql.root_programs() / name) for name in ("mysql", "mysqlbinlog")}
     return replay(server, info, what.files, what.start, what.stop, **(values | changes))
@@ -240,25 +269,45 @@ def asking(server: LaunchedServer) -> Iterator[Ask]:
 
 def content(kind: Kind, ask: Ask) -> dict[str, Any]:
     """What a server holds: the checksum of every table, and all that is no table."""
-    tables = [(str(a), str(b)) for a, b in ask(
-        f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' "
-        f"AND TABLE_SCHEMA NOT IN {OWN}")]
+    tables = [
+        (str(a), str(b))
+        for a, b in ask(
+            f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' "
+            f"AND TABLE_SCHEMA NOT IN {OWN}"
+        )
+    ]
     found: dict[str, Any] = Sums(
-        {f"{a}.{b}": ask(f"CHECKSUM TABLE {quote_name(a, b)}")[0][1] for a, b in sorted(tables)})
+        {f"{a}.{b}": ask(f"CHECKSUM TABLE {quote_name(a, b)}")[0][1] for a, b in sorted(tables)}
+    )
     # How far AUTO_INCREMENT got is in no log: transactions that are tried again, or rolled back, move it, too.
-    found["definitions"] = {name: re.sub(r" AUTO_INCREMENT=\d+", "", str(ask(
-        f"SHOW CREATE TABLE {quote_name(*name)}")[0][1])) for name in sorted(tables)}
-    found["triggers"] = sorted(tuple(row) for row in ask(
-        f"SELECT TRIGGER_SCHEMA, TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS "
-        f"WHERE TRIGGER_SCHEMA NOT IN {OWN}"))
-    found["routines"] = sorted(tuple(row) for row in ask(
-        f"SELECT ROUTINE_SCHEMA, ROUTINE_NAME, DEFINER, SQL_MODE FROM information_schema.ROUTINES "
-        f"WHERE ROUTINE_SCHEMA NOT IN {OWN}"))
-    found["events"] = sorted(tuple(row) for row in ask(
-        "SELECT EVENT_SCHEMA, EVENT_NAME, STATUS, DEFINER, SQL_MODE, TIME_ZONE, EVENT_DEFINITION, INTERVAL_VALUE,"
-        " ON_COMPLETION, EVENT_COMMENT, CHARACTER_SET_CLIENT, COLLATION_CONNECTION FROM information_schema.EVENTS"))
-    found["users"] = sorted(tuple(row) for row in ask(
-        "SELECT User, Host FROM mysql.user WHERE User NOT IN ('repl', 'backupd_private')"))
+    found["definitions"] = {
+        name: re.sub(r" AUTO_INCREMENT=\d+", "", str(ask(f"SHOW CREATE TABLE {quote_name(*name)}")[0][1]))
+        for name in sorted(tables)
+    }
+    found["triggers"] = sorted(
+        tuple(row)
+        for row in ask(
+            f"SELECT TRIGGER_SCHEMA, TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS "
+            f"WHERE TRIGGER_SCHEMA NOT IN {OWN}"
+        )
+    )
+    found["routines"] = sorted(
+        tuple(row)
+        for row in ask(
+            f"SELECT ROUTINE_SCHEMA, ROUTINE_NAME, DEFINER, SQL_MODE FROM information_schema.ROUTINES "
+            f"WHERE ROUTINE_SCHEMA NOT IN {OWN}"
+        )
+    )
+    found["events"] = sorted(
+        tuple(row)
+        for row in ask(
+            "SELECT EVENT_SCHEMA, EVENT_NAME, STATUS, DEFINER, SQL_MODE, TIME_ZONE, EVENT_DEFINITION, INTERVAL_VALUE,"
+            " ON_COMPLETION, EVENT_COMMENT, CHARACTER_SET_CLIENT, COLLATION_CONNECTION FROM information_schema.EVENTS"
+        )
+    )
+    found["users"] = sorted(
+        tuple(row) for row in ask("SELECT User, Host FROM mysql.user WHERE User NOT IN ('repl', 'backupd_private')")
+    )
     return found
 
 
@@ -267,15 +316,23 @@ class Quiet:
 
     def __init__(self, kind: Kind, source: Server, folder: Path) -> None:
         self.kind, self.source = kind, source
-        source.execute("CREATE DATABASE early", "CREATE TABLE early.t (i INT PRIMARY KEY)",
-                       "INSERT INTO early.t VALUES (1), (2), (3)")
+        source.execute(
+            "CREATE DATABASE early",
+            "CREATE TABLE early.t (i INT PRIMARY KEY)",
+            "INSERT INTO early.t VALUES (1), (2), (3)",
+        )
         self.base = cold_copy(source, folder / "base")
         self.start = place_before(kind, source, "CREATE DATABASE").position
         self.after_base = here(kind, source).position
         sample.create(source)
-        source.execute("FLUSH BINARY LOGS", "CREATE TABLE early.u LIKE early.t", "INSERT INTO early.u VALUES (7)",
-                       "UPDATE early.t SET i = 30 WHERE i = 3", "INSERT INTO early.u VALUES (8)",
-                       "INSERT INTO early.u VALUES (9)")
+        source.execute(
+            "FLUSH BINARY LOGS",
+            "CREATE TABLE early.u LIKE early.t",
+            "INSERT INTO early.u VALUES (7)",
+            "UPDATE early.t SET i = 30 WHERE i = 3",
+            "INSERT INTO early.u VALUES (8)",
+            "INSERT INTO early.u VALUES (9)",
+        )
         if kind.mariadb:  # MySQL's server reads no files unless it is told from where
             loaded = folder / "loaded.txt"
             loaded.write_text("10\n11\n")

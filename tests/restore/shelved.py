@@ -25,19 +25,43 @@ def branch(**values: object) -> Branch:
     return replace(one, **values)  # type: ignore[arg-type]  # fields by name
 
 
-def transaction(number: int, start: int, end: int, seconds: float, *, precise: bool = False, gtid: str = ""
-                ) -> Transaction:
+def transaction(
+    number: int, start: int, end: int, seconds: float, *, precise: bool = False, gtid: str = ""
+) -> Transaction:
     return Transaction(gtid or f"0-1-{number}", start, end, BASE + timedelta(seconds=seconds), precise, 1)
 
 
-def segment(number: int, start: int, end: int, ending: Ending, transactions: Sequence[Transaction], *, before: str,
-            after: str, sha256: str = "") -> Segment:
+def segment(
+    number: int,
+    start: int,
+    end: int,
+    ending: Ending,
+    transactions: Sequence[Transaction],
+    *,
+    before: str,
+    after: str,
+    sha256: str = "",
+) -> Segment:
     times = [one.at for one in transactions]
     return Segment(
-        server=SERVER, branch=BRANCH, file=f"bin.{number:06d}", number=number, start=start, end=end, ending=ending,
-        gtids_before=before, gtids_after=after, transactions=len(transactions), first_at=min(times, default=None),
-        last_at=max(times, default=None), precise=False, server_ids=(1,), flavour="mariadb", server_version="10.11.19",
-        sha256=sha256)
+        server=SERVER,
+        branch=BRANCH,
+        file=f"bin.{number:06d}",
+        number=number,
+        start=start,
+        end=end,
+        ending=ending,
+        gtids_before=before,
+        gtids_after=after,
+        transactions=len(transactions),
+        first_at=min(times, default=None),
+        last_at=max(times, default=None),
+        precise=False,
+        server_ids=(1,),
+        flavour="mariadb",
+        server_version="10.11.19",
+        sha256=sha256,
+    )
 
 
 def content(number: int, size: int) -> bytes:
@@ -45,13 +69,14 @@ def content(number: int, size: int) -> bytes:
     return bytes((number * 7 + place * 30) % 251 & 0xFE for place in range(size))
 
 
-def shelve(draft: Segment, transactions: Sequence[Transaction], destinations: Sequence[Destination], keys: Keys,
-           folder: Path) -> Segment:
+def shelve(
+    draft: Segment, transactions: Sequence[Transaction], destinations: Sequence[Destination], keys: Keys, folder: Path
+) -> Segment:
     """Seal and store it; gives it with its digest."""
     sealing = Sealing(folder / "sealing", Sealer((keys.fingerprint,), keys.public_home))
     for one in transactions:
         sealing.transaction(one)
-    digest = sealing.plain(io.BytesIO(content(draft.number, draft.end)[draft.start:]), draft.start, draft.end)
+    digest = sealing.plain(io.BytesIO(content(draft.number, draft.end)[draft.start :]), draft.start, draft.end)
     sealed = sealing.finish(replace(draft, sha256=digest), folder / "sealed")
     for destination in destinations:
         segments.put(destination, sealed, now=datetime.now(UTC))

@@ -66,38 +66,69 @@ class Shelf:
         info = probe(connection)
 
         def documents(body: Body, header: Header) -> Documents:
-            return Documents(runbook=render_runbook(header, body, destinations=["local"]).encode(),
-                             unpack=render_unpack(header.backup_id, body.entries, header.objects))
+            return Documents(
+                runbook=render_runbook(header, body, destinations=["local"]).encode(),
+                unpack=render_unpack(header.backup_id, body.entries, header.objects),
+            )
 
         workdir = make_short_directory("bt-work-")
         try:
             outcome = execute(
                 PhysicalSpec(
-                    backup_id=new_id(now()), server="shop", connection=connection, info=info,
-                    tool=physical_tool(info, paths=self.programs), destinations=(self.destination,),
-                    recipients=(self.keys.fingerprint,), gnupg_home=self.keys.public_home, identity_key=b"k" * 32,
-                    workdir=workdir, started_at=now(), documents=documents, spool=self.folder / "spool",
-                    parent=Parent(self.chain, self.headers[-1].to_lsn) if self.headers else None),
-                clock=now, report=silent, on_stderr=hear)
+                    backup_id=new_id(now()),
+                    server="shop",
+                    connection=connection,
+                    info=info,
+                    tool=physical_tool(info, paths=self.programs),
+                    destinations=(self.destination,),
+                    recipients=(self.keys.fingerprint,),
+                    gnupg_home=self.keys.public_home,
+                    identity_key=b"k" * 32,
+                    workdir=workdir,
+                    started_at=now(),
+                    documents=documents,
+                    spool=self.folder / "spool",
+                    parent=Parent(self.chain, self.headers[-1].to_lsn) if self.headers else None,
+                ),
+                clock=now,
+                report=silent,
+                on_stderr=hear,
+            )
         finally:
             shutil.rmtree(workdir)
         self.headers.append(outcome.header)
         return outcome.header
 
     def spec(self, *, replay: ReplaySpec | None = None, length: int | None = None) -> ScratchSpec:
-        return ScratchSpec(scratch_id=new_id(now()), server="shop", chain=self.chain[:length],
-                           path=self.folder / "scratch", max_bytes=None, memory=256 * MIB, replay=replay,
-                           programs=self.programs)
+        return ScratchSpec(
+            scratch_id=new_id(now()),
+            server="shop",
+            chain=self.chain[:length],
+            path=self.folder / "scratch",
+            max_bytes=None,
+            memory=256 * MIB,
+            replay=replay,
+            programs=self.programs,
+        )
 
     @contextlib.contextmanager
     def copy(
-        self, *patterns: str, replay: ReplaySpec | None = None, length: int | None = None, needed: Needed | None = None,
+        self,
+        *patterns: str,
+        replay: ReplaySpec | None = None,
+        length: int | None = None,
+        needed: Needed | None = None,
     ) -> Iterator[SubsetCopy]:
         """The tables that fit ``patterns``, of the first ``length`` backups."""
         with subset_instance(
-                self.spec(replay=replay, length=length), [TablePattern.parse(text) for text in patterns],
-                destinations=[self.destination], unsealer=Unsealer(self.keys.secret_home), clock=now, report=silent,
-                needed=needed) as copy:
+            self.spec(replay=replay, length=length),
+            [TablePattern.parse(text) for text in patterns],
+            destinations=[self.destination],
+            unsealer=Unsealer(self.keys.secret_home),
+            clock=now,
+            report=silent,
+            needed=needed,
+        ) as copy:
             yield copy
 
 

@@ -20,21 +20,42 @@ FLAVOURS = ("mariadb", "mysql", "plain")
 
 def worlds(name: str, few: int, *, clocks: bool = False, forks: bool = True, lossy: float = 0.08) -> list[World]:
     dice = thrown(name)
-    return [World(dice, flavour=dice.choice(FLAVOURS), clocks=clocks, forks=forks, lossy=dice.choice((0.0, lossy)),
-                  steps=dice.randint(5, 45)) for _ in range(rounds(few))]
+    return [
+        World(
+            dice,
+            flavour=dice.choice(FLAVOURS),
+            clocks=clocks,
+            forks=forks,
+            lossy=dice.choice((0.0, lossy)),
+            steps=dice.randint(5, 45),
+        )
+        for _ in range(rounds(few))
+    ]
 
 
 def planned(world: World, target: str) -> Plan | None:
     try:
-        return make_plan("shop", [b for b, _life, _count in world.backups], parse_target(target),
-                         Preferences(accept_older=True), now=world.now, history=history_of(world))
+        return make_plan(
+            "shop",
+            [b for b, _life, _count in world.backups],
+            parse_target(target),
+            Preferences(accept_older=True),
+            now=world.now,
+            history=history_of(world),
+        )
     except (RefusedError, NotFoundError):
         return None
 
 
 def line_of(world: World) -> Timeline:
-    return timeline("shop", [b for b, _life, _count in world.backups], [life.branch for life in world.lives],
-                    world.runs(), world.gaps, now=world.now)
+    return timeline(
+        "shop",
+        [b for b, _life, _count in world.backups],
+        [life.branch for life in world.lives],
+        world.runs(),
+        world.gaps,
+        now=world.now,
+    )
 
 
 def by_the_clock(world: World, plan: Plan, moment: datetime) -> list[int]:
@@ -43,7 +64,7 @@ def by_the_clock(world: World, plan: Plan, moment: datetime) -> list[int]:
     branch = plan.until.branch if plan.until else world.lives[life].branch.id
     log: list[Tx] = world.life_of(branch).log
     until = next((number for number in range(count, len(log)) if log[number].at > moment), len(log))
-    return [tx.uid for tx in log[:max(until, count)]]
+    return [tx.uid for tx in log[: max(until, count)]]
 
 
 def truth(world: World, plan: Plan) -> list[int]:
@@ -88,7 +109,8 @@ def test_a_plan_for_a_time_holds_everything_up_to_it_and_nothing_later() -> None
     for world in worlds("times", 60):
         for _ in range(12 if world.backups else 0):
             moment = world.backups[0][0].finished_at + timedelta(
-                seconds=world.dice.randint(0, int((world.now - world.backups[0][0].finished_at).total_seconds())))
+                seconds=world.dice.randint(0, int((world.now - world.backups[0][0].finished_at).total_seconds()))
+            )
             plan = planned(world, moment.isoformat())
             if plan is not None:
                 assert replayed(world, plan) == by_the_clock(world, plan, moment), (moment, plan)
@@ -99,7 +121,8 @@ def test_a_plan_for_a_time_holds_everything_up_to_it_and_nothing_later() -> None
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", ["", "79925603", "2201252238"])
 def test_every_moment_of_a_window_can_be_planned_and_no_other_after_its_end(
-        seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The seeds are of lives in which a server lost a whole file: the one before it ends at the fork, though no segment
     says that it ends there; and on a server that had taken over, what was lost has the names of what came instead."""
     if seed:
@@ -154,8 +177,14 @@ def test_a_transaction_that_is_archived_on_another_branch_is_never_said_to_be_no
                 if history.resolver.stop_for_gtid(life.branch.id, tx.gtid, before=False) is None:
                     continue
                 try:
-                    make_plan("shop", [b for b, _life, _count in world.backups], parse_target(f"gtid:{tx.gtid}"),
-                              Preferences(), now=world.now, history=history)
+                    make_plan(
+                        "shop",
+                        [b for b, _life, _count in world.backups],
+                        parse_target(f"gtid:{tx.gtid}"),
+                        Preferences(),
+                        now=world.now,
+                        history=history,
+                    )
                 except RefusedError:
                     continue
                 except NotFoundError as error:

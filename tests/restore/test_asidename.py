@@ -9,12 +9,15 @@ from backupd.model.table import TableName
 from restore.asidename import beside
 
 
-@pytest.mark.parametrize(("table", "expected"), [
-    ("orders", "orders__before_7"),
-    ("x" * 64, "x" * 46 + "__before_7"),
-    ("ж" * 60, "ж" * 44 + "__before_7"),
-    ("we`ird.", "we`ird.__before_7"),
-])
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("orders", "orders__before_7"),
+        ("x" * 64, "x" * 46 + "__before_7"),
+        ("ж" * 60, "ж" * 44 + "__before_7"),
+        ("we`ird.", "we`ird.__before_7"),
+    ],
+)
 def test_a_suffix_is_appended_and_a_long_name_shortened(table: str, expected: str) -> None:
     assert beside(TableName("shop", table), "__before_7", lambda _: False) == TableName("shop", expected)
 

@@ -22,13 +22,24 @@ from restore.target import parse_target
 
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 NOW = BEGIN + timedelta(minutes=20)
-BRANCH = Branch("shop", "20261121T110000Z-00000001", BEGIN - timedelta(hours=1), BranchReason.FIRST, "", "mariadb",
-                "bin", 1)
+BRANCH = Branch(
+    "shop", "20261121T110000Z-00000001", BEGIN - timedelta(hours=1), BranchReason.FIRST, "", "mariadb", "bin", 1
+)
 BASE = BackupRecord(
-    id="20261121T120000Z-00000000", server="shop", kind=BackupKind.PHYSICAL_FULL, state=BackupState.COMPLETE,
-    parent=None, started_at=BEGIN, finished_at=BEGIN, stats=Stats(1, 1, 1, 1, 0),
-    position=Position("bin.000001", 400, "0-1-1"), flavour="mariadb", server_version="10.11.19",
-    tool_version="10.11.19", copies=(Copy("local", "complete", BEGIN),))
+    id="20261121T120000Z-00000000",
+    server="shop",
+    kind=BackupKind.PHYSICAL_FULL,
+    state=BackupState.COMPLETE,
+    parent=None,
+    started_at=BEGIN,
+    finished_at=BEGIN,
+    stats=Stats(1, 1, 1, 1, 0),
+    position=Position("bin.000001", 400, "0-1-1"),
+    flavour="mariadb",
+    server_version="10.11.19",
+    tool_version="10.11.19",
+    copies=(Copy("local", "complete", BEGIN),),
+)
 DEFAULT = Preferences()
 
 
@@ -42,12 +53,12 @@ class Log:
 
     stamps: tuple[datetime, ...]
 
-    def stop_for_time(self, branch: str, _start: Place, _end: Place, moment: datetime, _since: datetime
-                      ) -> Stop | None:
+    def stop_for_time(self, branch: str, _start: Place, _end: Place, moment: datetime, _since: datetime) -> Stop | None:
         for number, stamp in enumerate(self.stamps):
             if stamp > moment:
-                return Stop(branch, "bin.000001", 400 + 100 * number, f"0-1-{number + 1}", None, f"0-1-{number + 2}",
-                            stamp)
+                return Stop(
+                    branch, "bin.000001", 400 + 100 * number, f"0-1-{number + 1}", None, f"0-1-{number + 2}", stamp
+                )
         return None
 
     def later_before(self, _branch: str, _place: Place, _moment: datetime, _since: datetime) -> Stop | None:
@@ -70,12 +81,41 @@ class Log:
         return Material((SegmentKey(leg.branch, 1, 0, stop.pos),), stop.pos, 1, (1,))
 
 
-def plan(target: str, *stamps: datetime, confirmed: datetime | None, branches: tuple[Branch, ...] = (BRANCH,),
-         preferences: Preferences = DEFAULT, more: tuple[Run, ...] = ()) -> Plan:
-    run = Run("shop", BRANCH.id, "local", 1, 0, 1, 400 + 100 * len(stamps), "", f"0-1-{len(stamps) + 1}", BEGIN,
-              max(stamps), confirmed, 1000, 500, 1, len(stamps), ending=Ending.OPEN)
-    return make_plan("shop", [BASE], parse_target(target), preferences, now=NOW,
-                     history=History(branches, [run, *more], (), Log(stamps)))
+def plan(
+    target: str,
+    *stamps: datetime,
+    confirmed: datetime | None,
+    branches: tuple[Branch, ...] = (BRANCH,),
+    preferences: Preferences = DEFAULT,
+    more: tuple[Run, ...] = (),
+) -> Plan:
+    run = Run(
+        "shop",
+        BRANCH.id,
+        "local",
+        1,
+        0,
+        1,
+        400 + 100 * len(stamps),
+        "",
+        f"0-1-{len(stamps) + 1}",
+        BEGIN,
+        max(stamps),
+        confirmed,
+        1000,
+        500,
+        1,
+        len(stamps),
+        ending=Ending.OPEN,
+    )
+    return make_plan(
+        "shop",
+        [BASE],
+        parse_target(target),
+        preferences,
+        now=NOW,
+        history=History(branches, [run, *more], (), Log(stamps)),
+    )
 
 
 def test_a_moment_between_the_confirmation_and_a_transaction_of_the_future_is_refused_with_what_is_certain() -> None:
@@ -110,8 +150,14 @@ def test_a_confirmation_that_has_not_come_yet_shows_nothing() -> None:
         plan(at(19).isoformat(), at(1), at(2), confirmed=at(25))
 
 
-LATER = replace(BRANCH, id="20261121T121500Z-00000002", noticed_at=at(15), since=at(12), parent=BRANCH.id,
-                reason=BranchReason.FAILOVER)
+LATER = replace(
+    BRANCH,
+    id="20261121T121500Z-00000002",
+    noticed_at=at(15),
+    since=at(12),
+    parent=BRANCH.id,
+    reason=BranchReason.FAILOVER,
+)
 ACCEPTED = Preferences(accept_older=True)
 
 
@@ -125,19 +171,23 @@ def test_the_latest_of_a_branch_that_the_server_left_is_refused_with_both_moment
         "detail: shop: this is not the server's present history: since 2026-11-21T12:15:00Z it goes on as branch "
         "20261121T121500Z-00000002 (failover), of which nothing can be restored yet\n"
         "hint: take a full backup now: backupd backup shop --kind full; to restore what there is all the same: "
-        "--accept-older")
+        "--accept-older"
+    )
     accepted = plan("latest", at(1), confirmed=at(12), branches=(BRANCH, LATER), more=(beyond,), preferences=ACCEPTED)
     assert accepted.older is not None
     assert (accepted.older.ends, accepted.older.known) == (at(12), at(18))
-    assert accepted.warnings[0].startswith("this is not the newest: it ends at 2026-11-21T12:12:00Z, and something "
-                                           "later is known to exist, up to 2026-11-21T12:18:00Z: this is not the")
+    assert accepted.warnings[0].startswith(
+        "this is not the newest: it ends at 2026-11-21T12:12:00Z, and something "
+        "later is known to exist, up to 2026-11-21T12:18:00Z: this is not the"
+    )
     assert plan(f"latest@{BRANCH.id}", at(1), confirmed=at(12), branches=(BRANCH, LATER)).older is None, "it was named"
 
 
 def test_a_latest_in_front_of_a_gap_is_refused_unless_nothing_is_missing_in_it() -> None:
     def behind(gtids: str, transactions: int) -> Run:
-        return Run("shop", BRANCH.id, "local", 5, 0, 5, 900, "0-1-40", gtids, at(6), at(7), at(19), 900, 500, 1,
-                   transactions)
+        return Run(
+            "shop", BRANCH.id, "local", 5, 0, 5, 900, "0-1-40", gtids, at(6), at(7), at(19), 900, 500, 1, transactions
+        )
 
     with pytest.raises(OlderError, match=r"end at 2026-11-21T12:05:00Z, .* up to 2026-11-21T12:19:00Z") as refused:
         plan("latest", at(1), confirmed=at(5), more=(behind("0-1-44", 4),))
@@ -156,7 +206,8 @@ def test_a_stream_that_failed_or_is_late_is_refused_and_one_that_is_behind_for_a
     assert str(refused.value) == (
         "--to latest would end at 2026-11-21T12:05:00Z, and something later may exist, up to 2026-11-21T12:20:00Z\n"
         "detail: shop: the stream of shop is failed since 2026-11-21T12:04:00Z: the account is gone\n"
-        "hint: see what holds it up: backupd binlog status shop; to restore what there is all the same: --accept-older")
+        "hint: see what holds it up: backupd binlog status shop; to restore what there is all the same: --accept-older"
+    )
     with pytest.raises(OlderError) as refused:
         latest(Stream(limit=timedelta(minutes=10), promised=True))
     assert refused.value.detail == ("shop: the newest recoverable moment is 15m old; objectives.rpo is 10m")
@@ -169,8 +220,12 @@ def test_a_stream_that_failed_or_is_late_is_refused_and_one_that_is_behind_for_a
 
 def test_a_server_that_does_not_answer_has_committed_nothing_that_is_known() -> None:
     """It is down, say, which is why it is restored."""
-    gone = Stream("the stream of shop is waiting since 2026-11-21T12:05:03Z: the server cannot be reached",
-                  unseen_since=at(5.05), limit=timedelta(minutes=1), promised=True)
+    gone = Stream(
+        "the stream of shop is waiting since 2026-11-21T12:05:03Z: the server cannot be reached",
+        unseen_since=at(5.05),
+        limit=timedelta(minutes=1),
+        promised=True,
+    )
     found = plan("latest", at(1), confirmed=at(5), preferences=Preferences(stream=gone))
     assert found.older is None
     assert found.warnings == (f"{gone.trouble}; the newest recoverable moment is 15m old",)

@@ -26,26 +26,47 @@ from tests.support.places import short_directory
 from tests.support.server import Server
 
 _SHOP = (
-    "CREATE DATABASE shop", "USE shop", "SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'",
-    ("CREATE TABLE z (id INT AUTO_INCREMENT PRIMARY KEY, d DATE NOT NULL DEFAULT '0000-00-00', w VARCHAR(60) DEFAULT "
-    "'a;''b\\\\\n/*') COMMENT='VIEW; \\'--\n'"),
+    "CREATE DATABASE shop",
+    "USE shop",
+    "SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'",
+    (
+        "CREATE TABLE z (id INT AUTO_INCREMENT PRIMARY KEY, d DATE NOT NULL DEFAULT '0000-00-00', w VARCHAR(60) "
+        "DEFAULT "
+        "'a;''b\\\\\n/*') COMMENT='VIEW; \\'--\n'"
+    ),
     "INSERT INTO z VALUES (0, '0000-00-00', 'x'), (5, '2020-02-31', 'y')",
-    ("CREATE PROCEDURE p()\nBEGIN\n  -- it's a comment // with delimiter\n  # another 'one\n  SELECT 'a\nDELIMITER ;\n'"
-    " AS x, \"//\" AS `delimiter`;\r\n  SELECT `delimiter`\n  FROM (SELECT 1 AS `delimiter`) q;\nEND"),
+    (
+        "CREATE PROCEDURE p()\nBEGIN\n  -- it's a comment // with delimiter\n  # another 'one\n  SELECT "
+        "'a\nDELIMITER ;\n'"
+        ' AS x, "//" AS `delimiter`;\r\n  SELECT `delimiter`\n  FROM (SELECT 1 AS `delimiter`) q;\nEND'
+    ),
     "CREATE FUNCTION two() RETURNS INT DETERMINISTIC RETURN 2",
     "CREATE TRIGGER t BEFORE INSERT ON z FOR EACH ROW SET NEW.w = 'fired'",
-    "CREATE VIEW zv AS SELECT *, two() FROM z", "CREATE VIEW a_first AS SELECT * FROM zv",
+    "CREATE VIEW zv AS SELECT *, two() FROM z",
+    "CREATE VIEW a_first AS SELECT * FROM zv",
     "CREATE EVENT ev ON SCHEDULE EVERY 1 DAY DISABLE COMMENT 'x;--' DO DELETE FROM z WHERE 1 = 0",
-    "CREATE DATABASE other", "CREATE VIEW other.v1 AS SELECT * FROM shop.a_first",
-    "CREATE VIEW a_second AS SELECT * FROM other.v1", "SET SESSION sql_mode = DEFAULT")
-_ALL = (("SELECT ROUTINE_SCHEMA, ROUTINE_NAME, ROUTINE_DEFINITION, SQL_MODE FROM information_schema.ROUTINES WHERE "
-        "ROUTINE_SCHEMA IN ('shop', 'zoo') ORDER BY 1, 2"),
-        ("SELECT TABLE_SCHEMA, TABLE_NAME, VIEW_DEFINITION FROM information_schema.VIEWS WHERE TABLE_SCHEMA IN ("
-        "'shop', 'zoo', 'other') ORDER BY 1, 2"),
-        ("SELECT TRIGGER_SCHEMA, TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS WHERE "
-        "TRIGGER_SCHEMA IN ('shop', 'zoo') ORDER BY 1, 2"),
-        "SELECT EVENT_NAME, STATUS, EVENT_COMMENT FROM information_schema.EVENTS ORDER BY 1",
-        "SELECT * FROM shop.a_second ORDER BY id", "SHOW CREATE TABLE shop.z")
+    "CREATE DATABASE other",
+    "CREATE VIEW other.v1 AS SELECT * FROM shop.a_first",
+    "CREATE VIEW a_second AS SELECT * FROM other.v1",
+    "SET SESSION sql_mode = DEFAULT",
+)
+_ALL = (
+    (
+        "SELECT ROUTINE_SCHEMA, ROUTINE_NAME, ROUTINE_DEFINITION, SQL_MODE FROM information_schema.ROUTINES WHERE "
+        "ROUTINE_SCHEMA IN ('shop', 'zoo') ORDER BY 1, 2"
+    ),
+    (
+        "SELECT TABLE_SCHEMA, TABLE_NAME, VIEW_DEFINITION FROM information_schema.VIEWS WHERE TABLE_SCHEMA IN ("
+        "'shop', 'zoo', 'other') ORDER BY 1, 2"
+    ),
+    (
+        "SELECT TRIGGER_SCHEMA, TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS WHERE "
+        "TRIGGER_SCHEMA IN ('shop', 'zoo') ORDER BY 1, 2"
+    ),
+    "SELECT EVENT_NAME, STATUS, EVENT_COMMENT FROM information_schema.EVENTS ORDER BY 1",
+    "SELECT * FROM shop.a_second ORDER BY id",
+    "SHOW CREATE TABLE shop.z",
+)
 
 
 @dataclass
@@ -61,8 +82,12 @@ class Hand:
 
     def load(self, schema: str, file: Path) -> None:
         with file.open("rb") as script:
-            done = subprocess.run([self.client, f"--defaults-file={self.options}", "--binary-mode", "--comments",
-                                   schema], stdin=script, capture_output=True, check=False)
+            done = subprocess.run(
+                [self.client, f"--defaults-file={self.options}", "--binary-mode", "--comments", schema],
+                stdin=script,
+                capture_output=True,
+                check=False,
+            )
         assert (done.returncode, done.stderr) == (0, b"")
 
     def compare(self) -> None:
@@ -100,9 +125,20 @@ def unpacked(hand: Hand) -> Path:
     shelf = hand.shelf
     book = (shelf.base / "repository/servers/shop" / hand.outcome.header.backup_id / "RUNBOOK.md").read_text()
     script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", book, re.MULTILINE | re.DOTALL))
-    done = subprocess.run(["sh"], input=script, text=True, capture_output=True, check=False, env={
-        "PATH": "/usr/bin:/bin", "GNUPGHOME": str(shelf.keys.secret_home), "REPOSITORY": str(shelf.base / "repository"),
-        "WORK": str(shelf.base / "work"), "CLIENT": f"{hand.client} --defaults-file={hand.options}"})
+    done = subprocess.run(
+        ["sh"],
+        input=script,
+        text=True,
+        capture_output=True,
+        check=False,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "GNUPGHOME": str(shelf.keys.secret_home),
+            "REPOSITORY": str(shelf.base / "repository"),
+            "WORK": str(shelf.base / "work"),
+            "CLIENT": f"{hand.client} --defaults-file={hand.options}",
+        },
+    )
     assert done.returncode == 0, done.stderr
     hand.compare()
     return shelf.base / "work/data"
@@ -114,8 +150,13 @@ def test_the_runbook_and_the_script_of_sql_files_bring_back_the_zoo_and_all_that
     flavour = Flavour.MARIADB if hand.client == "mariadb" else Flavour.MYSQL
     folder = hand.shelf.base / "sql"
     write_sql(unpacked, folder, flavour)
-    done = subprocess.run(["sh", str(folder / SCRIPT), f"--defaults-file={hand.options}"], text=True,
-                          capture_output=True, check=False, env={"PATH": "/usr/bin:/bin", "CLIENT": hand.client})
+    done = subprocess.run(
+        ["sh", str(folder / SCRIPT), f"--defaults-file={hand.options}"],
+        text=True,
+        capture_output=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "CLIENT": hand.client},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     hand.compare()
 
@@ -126,12 +167,11 @@ def test_each_file_of_a_table_loads_alone_with_the_same_ids_and_dates_whichever_
     assert table(hand.outcome, "shop.z").tool == "mydumper"
     assert table(hand.outcome, "zoo.floats").tool == "backupd"
     folder = unpacked / "tables"
-    heads = {(folder / name / "data-00000.sql").read_bytes().partition(b"INSERT")[0]
-             for name in ("shop/z", "zoo/floats")}
+    heads = {
+        (folder / name / "data-00000.sql").read_bytes().partition(b"INSERT")[0] for name in ("shop/z", "zoo/floats")
+    }
     assert len(heads) == 1
     hand.target.execute("DROP DATABASE IF EXISTS alone", "CREATE DATABASE alone")
     for name in ("definition.sql", "data-00000.sql"):
         hand.load("alone", folder / "shop/z" / name)
     assert hand.target.query("SELECT * FROM alone.z") == hand.shelf.server.query("SELECT * FROM shop.z")
-
-

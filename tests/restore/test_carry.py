@@ -47,7 +47,7 @@ ROWS = f"(SELECT a.n + 10 * b.n + 100 * c.n n FROM ({TEN}) a, ({TEN}) b, ({TEN})
 TABLES = {
     PLAIN: "(id INT AUTO_INCREMENT PRIMARY KEY, v VARCHAR(200), w INT AS (LENGTH(v)) VIRTUAL, KEY (w), KEY (v))",
     PARTS: "(id INT PRIMARY KEY, v VARCHAR(200)) PARTITION BY RANGE (id) (PARTITION `p é` VALUES LESS THAN (100), "
-           "PARTITION p1 VALUES LESS THAN MAXVALUE)",
+    "PARTITION p1 VALUES LESS THAN MAXVALUE)",
     NAMED: "(id INT PRIMARY KEY, v VARCHAR(200), p INT, CONSTRAINT f FOREIGN KEY (p) REFERENCES shop.plain (id))",
     TEXTS: "(id INT PRIMARY KEY, v VARCHAR(200), FULLTEXT (v))",
     SPARE: "(id INT PRIMARY KEY, v VARCHAR(200))",
@@ -69,8 +69,7 @@ class House:
         return (*TABLES, *((PAST,) if self.kind.mariadb else ()))
 
     def sums(self, server: Server, names: Sequence[TableName], *, staged: bool = False) -> list[object]:
-        return Rows(checksum(server, TableName(STAGING[name.schema], name.table) if staged else name)
-                    for name in names)
+        return Rows(checksum(server, TableName(STAGING[name.schema], name.table) if staged else name) for name in names)
 
     def carry(self, folder: Path, names: Sequence[TableName] = ()) -> Carried:
         return carry(at(self.source), at(self.target), names or self.names, STAGING, folder, report=silent)
@@ -78,13 +77,28 @@ class House:
     def restore(self, restore_id: str) -> TablesOutcome:
         names = (PLAIN, NAMED, TEXTS)
         spec = TablesSpec(
-            restore_id=restore_id, server="shop", target=f"backup:{self.shelf.chain[-1]}", way=Source.PHYSICAL,
-            chain=self.shelf.chain, replay=None, statements=(), into="target", folder=self.shelf.folder / "scratch",
-            goals=tuple(TableGoal(name, TableName("back", name.table)) for name in names), memory=256 * MIB,
-            programs=self.shelf.programs)
+            restore_id=restore_id,
+            server="shop",
+            target=f"backup:{self.shelf.chain[-1]}",
+            way=Source.PHYSICAL,
+            chain=self.shelf.chain,
+            replay=None,
+            statements=(),
+            into="target",
+            folder=self.shelf.folder / "scratch",
+            goals=tuple(TableGoal(name, TableName("back", name.table)) for name in names),
+            memory=256 * MIB,
+            programs=self.shelf.programs,
+        )
         return tablerestore.execute(
-            spec, at(self.target), destinations=[self.shelf.destination], archives=[],
-            unsealer=Unsealer(self.shelf.keys.secret_home), clock=now, report=silent)
+            spec,
+            at(self.target),
+            destinations=[self.shelf.destination],
+            archives=[],
+            unsealer=Unsealer(self.shelf.keys.secret_home),
+            clock=now,
+            report=silent,
+        )
 
     def folders(self) -> set[str]:
         return {path.name for path in self.target.datadir.iterdir() if path.name.startswith("backupd_restore")}
@@ -99,20 +113,29 @@ def checksum(server: Server, name: TableName) -> object:
         return session.query(checksum_statement(session, name))[0][-1]
 
 
-@pytest.fixture(scope="module", params=[
-    pytest.param(kind, id=str(kind), marks=pytest.mark.skipif(bool(why := kind.why_not()), reason=why or "-"))
-    for kind in (MARIADB, MYSQL)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, id=str(kind), marks=pytest.mark.skipif(bool(why := kind.why_not()), reason=why or "-"))
+        for kind in (MARIADB, MYSQL)
+    ],
+)
 def house(request: pytest.FixtureRequest, keys: Keys) -> Iterator[House]:
     kind: Kind = request.param
     with short_directory() as folder, kind.make() as source, kind.make(binlog=False) as target:
         source.create_backup_users()
         source.execute(*(f"CREATE DATABASE {quote_name(schema)}" for schema in STAGING))
         for name, definition in TABLES.items():
-            source.execute(f"CREATE TABLE {name} {definition}",
-                           f"INSERT INTO {name} (id, v) SELECT n + 1, REPEAT('x', n % 200) FROM {ROWS}")
+            source.execute(
+                f"CREATE TABLE {name} {definition}",
+                f"INSERT INTO {name} (id, v) SELECT n + 1, REPEAT('x', n % 200) FROM {ROWS}",
+            )
         if kind.mariadb:
-            source.execute(f"CREATE TABLE {PAST} (id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING",
-                           f"INSERT INTO {PAST} VALUES (1, 1)", f"UPDATE {PAST} SET v = 2")
+            source.execute(
+                f"CREATE TABLE {PAST} (id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING",
+                f"INSERT INTO {PAST} VALUES (1, 1)",
+                f"UPDATE {PAST} SET v = 2",
+            )
             source.settle()
         target.execute("CREATE DATABASE live", *(f"CREATE TABLE live.t{number} (id INT)" for number in range(9)))
         yield House(kind, source, target, Shelf(kind, source, keys, folder))
@@ -171,8 +194,9 @@ def test_a_server_with_a_binary_log_gets_no_file_and_nothing_is_made_there(house
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_fails_on_the_way_is_told_and_left_to_be_loaded(empty: House, tmp_path: Path,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_on_the_way_is_told_and_left_to_be_loaded(
+    empty: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -185,12 +209,18 @@ def test_what_fails_on_the_way_is_told_and_left_to_be_loaded(empty: House, tmp_p
     assert loaded.rows == dict.fromkeys(FIT, 1000)
 
 
-@pytest.mark.parametrize(("owner", "step", "after"), [
-    pytest.param(tablespace._Files, "show", False, marks=SOAK), (tablespace._Files, "show", True),
-    pytest.param(Journal, "set_state", False, marks=SOAK)],
-    ids=["copied", "named", "imported"])
+@pytest.mark.parametrize(
+    ("owner", "step", "after"),
+    [
+        pytest.param(tablespace._Files, "show", False, marks=SOAK),
+        (tablespace._Files, "show", True),
+        pytest.param(Journal, "set_state", False, marks=SOAK),
+    ],
+    ids=["copied", "named", "imported"],
+)
 def test_an_attempt_that_is_killed_is_made_anew_and_never_taken_for_whole(
-        empty: House, tmp_path: Path, owner: object, step: str, after: bool) -> None:
+    empty: House, tmp_path: Path, owner: object, step: str, after: bool
+) -> None:
     names = (PLAIN, PARTS)
     dying(lambda: empty.carry(tmp_path, names), owner, step, after=after)
     if step == "show" and not after:  # the number in it may be that of another table: MySQL would not start any more
@@ -237,10 +267,17 @@ def test_tables_of_a_backup_are_carried_again_when_they_are_lost_before_they_are
     assert outcome.is_good
     assert outcome.warnings == ()
     assert {one.goal.source: (one.how, one.rows) for one in outcome.tables} == {
-        PLAIN: ("tablespace", 1000), NAMED: ("tablespace", 1000), TEXTS: ("rows", 1000)}
+        PLAIN: ("tablespace", 1000),
+        NAMED: ("tablespace", 1000),
+        TEXTS: ("rows", 1000),
+    }
     assert "carried" in {phase.name for phase in outcome.phases}
     for name in (PLAIN, NAMED, TEXTS):
         assert checksum(house.target, TableName("back", name.table)) == checksum(house.source, name)
-    assert house.target.scalar("SELECT AUTO_INCREMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'back' "
-                               "AND TABLE_NAME = 'plain'") >= 1001
+    assert (
+        house.target.scalar(
+            "SELECT AUTO_INCREMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'back' AND TABLE_NAME = 'plain'"
+        )
+        >= 1001
+    )
     assert house.folders() == set()

@@ -104,7 +104,9 @@ def test_at_another_position_nothing_is_compared_and_both_places_are_told(
     assert f":{other.pos}" in check.detail
     (check,), _ = compare_with_witness(connection, None, other, workers=1, report=silent)
     assert (check.outcome, check.detail) == (
-        "skipped", "there is no witness between this backup and the target, so there is nothing to compare with")
+        "skipped",
+        "there is no witness between this backup and the target, so there is nothing to compare with",
+    )
     (check,), _ = compare_with_witness(
         connection, replace(witness, position=Position()), Position(), workers=1, report=silent
     )

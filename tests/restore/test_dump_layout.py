@@ -30,7 +30,8 @@ def test_every_name_comes_back_from_its_file_name(name: str) -> None:
 
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_different_tables_have_different_files_inside_of_their_folder(
-        one: str, two: str, three: str, four: str) -> None:
+    one: str, two: str, three: str, four: str
+) -> None:
     names = {TableName(one, two), TableName(three, four), TableName(two, one)}
     paths = {path(name) for name in names for path in (definition_path, triggers_path)}
     assert len(paths) == 2 * len(names)
@@ -49,26 +50,43 @@ def test_the_layout_is_the_one_that_is_told() -> None:
 
 def test_what_became_of_tables_survives_json() -> None:
     facts = DumpFacts(
-        (DumpedTable(TableName("a", "b"), Outcome.DUMPED, "InnoDB", 3, 10, 1, "mydumper", note="x",
-                     position=Position("binlog.000001", 4, "0-1-1")),
-         DumpedTable(TableName("a", "c"), Outcome.FAILED, reason="it is marked as crashed")),
-        ("a",), "small", 0.25, {"sql_mode": ""})
+        (
+            DumpedTable(
+                TableName("a", "b"),
+                Outcome.DUMPED,
+                "InnoDB",
+                3,
+                10,
+                1,
+                "mydumper",
+                note="x",
+                position=Position("binlog.000001", 4, "0-1-1"),
+            ),
+            DumpedTable(TableName("a", "c"), Outcome.FAILED, reason="it is marked as crashed"),
+        ),
+        ("a",),
+        "small",
+        0.25,
+        {"sql_mode": ""},
+    )
     assert DumpFacts.from_json(facts.as_json()) == facts
     assert [one.name.table for one in facts.failed] == ["c"]
 
 
-@pytest.mark.parametrize(("pattern", "fits", "not_fits"), [
-    ("shop.orders", [("shop", "orders")], [("shop", "Orders"), ("shop", "orders2"), ("xshop", "orders")]),
-    ("shop.*", [("shop", "orders"), ("shop", "a.b")], [("shop2", "orders")]),
-    ("*.log_?", [("a", "log_1")], [("a", "log_10")]),
-    ("shop.[a]", [("shop", "[a]")], [("shop", "a")]),
-    ("`my.shop`.`a*`", [("my.shop", "a*")], [("my.shop", "ab")]),
-    ("`my.shop`.*", [("my.shop", "a*"), ("my.shop", "b.c")], [("my_shop", "a"), ("my", "shop.a")]),
-    ("`a*`.b?", [("a*", "b1")], [("ax", "b1"), ("a*", "b")]),
-    ("shop*.`or.der`", [("shop2", "or.der")], [("shop2", "or_der")]),
-])
-def test_patterns_fit_what_they_say(
-        pattern: str, fits: list[tuple[str, str]], not_fits: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "fits", "not_fits"),
+    [
+        ("shop.orders", [("shop", "orders")], [("shop", "Orders"), ("shop", "orders2"), ("xshop", "orders")]),
+        ("shop.*", [("shop", "orders"), ("shop", "a.b")], [("shop2", "orders")]),
+        ("*.log_?", [("a", "log_1")], [("a", "log_10")]),
+        ("shop.[a]", [("shop", "[a]")], [("shop", "a")]),
+        ("`my.shop`.`a*`", [("my.shop", "a*")], [("my.shop", "ab")]),
+        ("`my.shop`.*", [("my.shop", "a*"), ("my.shop", "b.c")], [("my_shop", "a"), ("my", "shop.a")]),
+        ("`a*`.b?", [("a*", "b1")], [("ax", "b1"), ("a*", "b")]),
+        ("shop*.`or.der`", [("shop2", "or.der")], [("shop2", "or_der")]),
+    ],
+)
+def test_patterns_fit_what_they_say(pattern: str, fits: list[tuple[str, str]], not_fits: list[tuple[str, str]]) -> None:
     parsed = TablePattern.parse(pattern)
     assert all(parsed.fits(TableName(*name)) for name in fits)
     assert not any(parsed.fits(TableName(*name)) for name in not_fits)

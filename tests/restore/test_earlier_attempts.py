@@ -23,13 +23,25 @@ ORDERS, OTHER = TableName("shop", "orders"), TableName("shop", "other")
 LEFT = Staging("20261121t042512z-7f3a9c01", ("backupd_restore_20261121t042512z-7f3a9c01_1",), 1, 1, None, False)
 
 
-def settling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName, *, replace: bool = True,
-             compare: bool = False) -> tuple[Callable[[], None], list[str], list[str]]:
+def settling(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName, *, replace: bool = True, compare: bool = False
+) -> tuple[Callable[[], None], list[str], list[str]]:
     """What a new attempt does first; the warnings it gathers, and the schemas it drops."""
     spec = TablesSpec(
-        restore_id="20261121T052512Z-00000001", server="s", target="latest", way=Source.LOGICAL, chain=("B1",),
-        replay=None, statements=(), goals=goals([ORDERS], None), into="s", folder=tmp_path, memory=1,
-        replace=replace, compare=compare)
+        restore_id="20261121T052512Z-00000001",
+        server="s",
+        target="latest",
+        way=Source.LOGICAL,
+        chain=("B1",),
+        replay=None,
+        statements=(),
+        goals=goals([ORDERS], None),
+        into="s",
+        folder=tmp_path,
+        memory=1,
+        replace=replace,
+        compare=compare,
+    )
     dropped: list[str] = []
 
     def drop(_into: Connection, names: Sequence[str]) -> None:
@@ -47,7 +59,8 @@ def settling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName,
 
 
 def test_tables_that_are_in_their_places_are_not_replaced_once_more_before_somebody_says_so(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     settle, _warnings, dropped = settling(monkeypatch, tmp_path, ORDERS)
     with pytest.raises(RefusedError, match="nothing else was done") as refused:
         settle()
@@ -56,10 +69,12 @@ def test_tables_that_are_in_their_places_are_not_replaced_once_more_before_someb
     assert dropped == list(LEFT.schemas)  # so that the next call finds nothing any more
 
 
-@pytest.mark.parametrize(("placed", "replace", "compare"), [
-    (OTHER, True, False), (ORDERS, False, False), (ORDERS, True, True)])
+@pytest.mark.parametrize(
+    ("placed", "replace", "compare"), [(OTHER, True, False), (ORDERS, False, False), (ORDERS, True, True)]
+)
 def test_others_and_what_replaces_nothing_go_on_with_a_warning(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName, replace: bool, compare: bool) -> None:
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName, replace: bool, compare: bool
+) -> None:
     settle, warnings, _dropped = settling(monkeypatch, tmp_path, placed, replace=replace, compare=compare)
     settle()
     assert len(warnings) == 1

@@ -29,8 +29,9 @@ class Attendant:
 
     def __init__(self, place: ColdPlace, clock: FakeClock, chain: list[Loaded]) -> None:
         self._place, self._clock = place, clock
-        self._keys = {one.header.backup_id: [layout.object_key(item.name) for item in one.header.objects]
-                      for one in chain}
+        self._keys = {
+            one.header.backup_id: [layout.object_key(item.name) for item in one.header.objects] for one in chain
+        }
         self.waited: list[str] = []
         self.reopened: list[str] = []
         self.willing = True
@@ -57,14 +58,18 @@ def chain(keys: Keys) -> tuple[Builder, list[Loaded]]:
     builder = Builder(keys)
     loaded = []
     for number, (name, parent) in enumerate(((FULL, None), (INCREMENT, FULL))):
-        made = builder.manifest(builder.entries({"shop/t.ibd": b"%d" % number * 70_000, "ibdata1": b"i" * 1000}),
-                                backup_id=name, parent=parent)
+        made = builder.manifest(
+            builder.entries({"shop/t.ibd": b"%d" % number * 70_000, "ibdata1": b"i" * 1000}),
+            backup_id=name,
+            parent=parent,
+        )
         loaded.append(Loaded(*made))
     return builder, loaded
 
 
 def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
-        chain: tuple[Builder, list[Loaded]], keys: Keys, tmp_path: Path) -> None:
+    chain: tuple[Builder, list[Loaded]], keys: Keys, tmp_path: Path
+) -> None:
     builder, loaded = chain
     clock = FakeClock()
     place = ColdPlace("vault", clock)
@@ -72,8 +77,16 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
         builder.put(place, one.header)
     gate = Attendant(place, clock, loaded)
     phases: list[Phase] = []
-    fetch_members(loaded, tmp_path, destinations=[place], unsealer=GpgOpener(keys), workers=2,
-                  watch=Stopwatch(phases.append), report=silent, gate=gate)
+    fetch_members(
+        loaded,
+        tmp_path,
+        destinations=[place],
+        unsealer=GpgOpener(keys),
+        workers=2,
+        watch=Stopwatch(phases.append),
+        report=silent,
+        gate=gate,
+    )
     assert gate.waited == [FULL, INCREMENT, INCREMENT]
     assert gate.reopened == [INCREMENT]
     assert files_below(tmp_path)["data/shop/t.ibd"] == b"0" * 70_000
@@ -83,12 +96,21 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
     gate = Attendant(place, clock, loaded)
     gate.willing = False
     with pytest.raises(ArchivedError, match="lie in an archive class"):
-        fetch_members(loaded, tmp_path / "other", destinations=[place], unsealer=GpgOpener(keys), workers=2,
-                      watch=Stopwatch(phases.append), report=silent, gate=gate)
+        fetch_members(
+            loaded,
+            tmp_path / "other",
+            destinations=[place],
+            unsealer=GpgOpener(keys),
+            workers=2,
+            watch=Stopwatch(phases.append),
+            report=silent,
+            gate=gate,
+        )
 
 
 def test_an_archived_copy_is_what_is_told_where_the_other_copy_is_damaged(
-        chain: tuple[Builder, list[Loaded]], keys: Keys, tmp_path: Path) -> None:
+    chain: tuple[Builder, list[Loaded]], keys: Keys, tmp_path: Path
+) -> None:
     builder, (full, _increment) = chain
     cold, bare = ColdPlace("vault", FakeClock()), ColdPlace("bare", FakeClock())
     builder.put(cold, full.header)

@@ -24,8 +24,12 @@ VIEW, FREE = TableName("shop", "v"), TableName("shop", "free")
 @pytest.fixture
 def server(kind: Kind) -> Server:
     server = shared(kind)
-    server.execute("SET foreign_key_checks = 0", "DROP DATABASE IF EXISTS shop", "CREATE DATABASE shop",
-                   "CREATE VIEW shop.v AS SELECT 1 AS one")
+    server.execute(
+        "SET foreign_key_checks = 0",
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE VIEW shop.v AS SELECT 1 AS one",
+    )
     return server
 
 
@@ -59,11 +63,19 @@ def test_a_server_that_is_read_only_is_remarked_on(server: Server) -> None:
 
 @BOTH
 def test_a_server_that_replicates_is_remarked_on(server: Server, kind: Kind) -> None:
-    begin = ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'", "START SLAVE",
-             "STOP SLAVE", "RESET SLAVE ALL")
+    begin = (
+        "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'",
+        "START SLAVE",
+        "STOP SLAVE",
+        "RESET SLAVE ALL",
+    )
     if not kind.mariadb:
-        begin = ("CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'nobody'",
-                 "START REPLICA", "STOP REPLICA", "RESET REPLICA ALL")
+        begin = (
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'nobody'",
+            "START REPLICA",
+            "STOP REPLICA",
+            "RESET REPLICA ALL",
+        )
     server.execute(*begin[:2])
     try:
         with connection(server).connect() as session:
@@ -77,8 +89,14 @@ def test_a_server_that_replicates_is_remarked_on(server: Server, kind: Kind) -> 
 def test_tables_of_unknown_engines_and_collations_are_named(server: Server, kind: Kind) -> None:
     definition = "CREATE TABLE `{0}` (\n  `a` varchar(9) COLLATE {2} DEFAULT NULL\n) ENGINE={1} COMMENT='COLLATE odd'"
     strange = "utf8mb4_0900_bin" if kind.mariadb else "utf8mb4_nopad_bin"
-    made = [understand(TableName("shop", name), definition.format(name, *rest)) for name, *rest in (
-        ("good", "InnoDB", "latin1_bin"), ("engine", "Tokudb", "latin1_bin"), ("collation", "InnoDB", strange))]
+    made = [
+        understand(TableName("shop", name), definition.format(name, *rest))
+        for name, *rest in (
+            ("good", "InnoDB", "latin1_bin"),
+            ("engine", "Tokudb", "latin1_bin"),
+            ("collation", "InnoDB", strange),
+        )
+    ]
     with connection(server).connect() as session:
         unknown = unknown_to(session, made)
         assert session.scalar("SELECT 1") == 1
@@ -105,7 +123,8 @@ def test_tables_are_not_put_into_a_server_that_is_too_old(version: str) -> None:
     assert "--sql FOLDER" in caught.value.hint
 
 
-@pytest.mark.parametrize(("version", "comment"), [
-    ("5.7.6", "MySQL"), ("8.4.1", "MySQL"), ("5.5.68-MariaDB", "MariaDB Server")])
+@pytest.mark.parametrize(
+    ("version", "comment"), [("5.7.6", "MySQL"), ("8.4.1", "MySQL"), ("5.5.68-MariaDB", "MariaDB Server")]
+)
 def test_tables_are_put_into_all_others(version: str, comment: str) -> None:
     refuse_old(cast(Session, Answering(version, comment)), "db")

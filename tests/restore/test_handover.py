@@ -41,9 +41,12 @@ class TestInPlace:
     def test_the_new_table_has_what_the_backup_says_and_the_old_one_is_renamed(self, shop: Shop) -> None:
         goal = shop.goal(ORDERS, rows="(id, customer, total) VALUES (1, 1, 11), (2, 2, 22), (3, 3, 33)")
         before = shop.created(ORDERS)
-        shop.server.execute("DELETE FROM shop.orders WHERE id = 3",
-                            "INSERT INTO shop.orders (id, total) VALUES (77, 5)", "DROP TRIGGER shop.audited",
-                            "CREATE TRIGGER shop.audited AFTER INSERT ON shop.orders FOR EACH ROW SET @x = 1")
+        shop.server.execute(
+            "DELETE FROM shop.orders WHERE id = 3",
+            "INSERT INTO shop.orders (id, total) VALUES (77, 5)",
+            "DROP TRIGGER shop.audited",
+            "CREATE TRIGGER shop.audited AFTER INSERT ON shop.orders FOR EACH ROW SET @x = 1",
+        )
         done = shop.hand(goal)
         aside = TableName("shop", "orders" + ASIDE)
         assert done.tables == ((ORDERS, aside),)
@@ -60,8 +63,11 @@ class TestInPlace:
 
     def test_afterwards_triggers_fire_once_and_foreign_keys_hold(self, shop: Shop) -> None:
         shop.hand(shop.goal(ORDERS))
-        shop.server.execute("SET foreign_key_checks = 1", "DELETE FROM shop.audit",
-                            "INSERT INTO shop.orders (customer, total) VALUES (1, 6)")
+        shop.server.execute(
+            "SET foreign_key_checks = 1",
+            "DELETE FROM shop.audit",
+            "INSERT INTO shop.orders (customer, total) VALUES (1, 6)",
+        )
         assert shop.server.query("SELECT o, total FROM shop.audit") == [(4, 7)]
         shop.server.execute("UPDATE shop.orders SET id = 20 WHERE id = 2", "DELETE FROM shop.customers WHERE id = 3")
         assert shop.server.query("SELECT id, o FROM shop.`lines` ORDER BY id") == [(1, 1), (2, 20)]
@@ -72,10 +78,12 @@ class TestInPlace:
         done = shop.hand(*goals)
         assert done.warnings == ()
         after = shop.picture()
-        assert {name: after[name] for name in before if STAGING not in name} == \
-            {name: before[name] for name in before if STAGING not in name}
-        assert {aside for _, aside in done.tables} == \
-            {TableName("shop", f"{name}{ASIDE}") for name in ("lines", "orders", "customers")}
+        assert {name: after[name] for name in before if STAGING not in name} == {
+            name: before[name] for name in before if STAGING not in name
+        }
+        assert {aside for _, aside in done.tables} == {
+            TableName("shop", f"{name}{ASIDE}") for name in ("lines", "orders", "customers")
+        }
 
     def test_rows_without_parents_are_told_in_both_directions(self, shop: Shop) -> None:
         goal = shop.goal(ORDERS, rows="(id, customer, total) VALUES (1, 99, 11)")
@@ -97,8 +105,11 @@ class TestInPlace:
     def test_what_the_server_refuses_to_add_is_told_with_its_statement(self, shop: Shop) -> None:
         """The live child references a column that the table of the backup does not have."""
         goal = shop.goal(ORDERS)
-        shop.server.execute("ALTER TABLE shop.orders ADD code INT UNIQUE", "ALTER TABLE shop.notes ADD code INT",
-                            "ALTER TABLE shop.notes ADD CONSTRAINT by_code FOREIGN KEY (code) REFERENCES orders (code)")
+        shop.server.execute(
+            "ALTER TABLE shop.orders ADD code INT UNIQUE",
+            "ALTER TABLE shop.notes ADD code INT",
+            "ALTER TABLE shop.notes ADD CONSTRAINT by_code FOREIGN KEY (code) REFERENCES orders (code)",
+        )
         done = shop.hand(goal)
         assert shop.keys(NOTES) == {}
         [warning] = done.warnings
@@ -142,8 +153,12 @@ class TestElsewhere:
     def test_a_missing_schema_is_made_and_the_keys_among_restored_tables_are_its_own(self, shop: Shop) -> None:
         goals = [shop.goal(name, TableName("old shop", name.table)) for name in (CUSTOMERS, ORDERS, LINES)]
         done = shop.hand(*goals, replace=False, collations={"old shop": "latin1_swedish_ci"})
-        assert shop.server.scalar("SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA "
-                                  "WHERE SCHEMA_NAME = 'old shop'") == "latin1_swedish_ci"
+        assert (
+            shop.server.scalar(
+                "SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'old shop'"
+            )
+            == "latin1_swedish_ci"
+        )
         old = TableName("old shop", "orders")
         assert shop.keys(old) == {"of_customer": TableName("old shop", "customers"), "orders_ibfk_1": old}
         assert shop.keys(TableName("old shop", "lines")) == {"of_order": old}
@@ -153,8 +168,19 @@ class TestElsewhere:
 
 @BOTH
 def test_odd_names_are_handed_over(shop: Shop) -> None:
-    names = ["a.b", "it's", "tick`ed", 'quo"ted', "per%cent %s", "ünïcödé", "x" * 64, "ж" * 46, "new\nline",
-             "#sql-like", "orders__before_7"]
+    names = [
+        "a.b",
+        "it's",
+        "tick`ed",
+        'quo"ted',
+        "per%cent %s",
+        "ünïcödé",
+        "x" * 64,
+        "ж" * 46,
+        "new\nline",
+        "#sql-like",
+        "orders__before_7",
+    ]
     goals = []
     for number, name in enumerate(names):
         table = TableName("shop", name)
@@ -163,7 +189,8 @@ def test_odd_names_are_handed_over(shop: Shop) -> None:
             f"CREATE TABLE shop.child{number} (id INT PRIMARY KEY, "
             f"CONSTRAINT {quote_name(name[:60] + ' key')} FOREIGN KEY (id) REFERENCES {table} (id))",
             f"CREATE TRIGGER shop.{quote_name(name)} BEFORE INSERT ON {table} FOR EACH ROW SET NEW.n = 4",
-            f"INSERT INTO {table} VALUES (1, 1)")
+            f"INSERT INTO {table} VALUES (1, 1)",
+        )
         shop.definitions |= shop.define([table])
         goals.append(shop.goal(table, rows="VALUES (1, 2)"))
     done = shop.hand(*goals)
@@ -221,8 +248,7 @@ class TestRefusals:
         cancelled.set()
         for statements in (40, 55, 70):
             assert killed_at(shop.connection, [goal], statements)
-            if str(goal.staged) not in (found := shop.picture()) and \
-                    str(TableName("shop", "orders" + ASIDE)) in found:
+            if str(goal.staged) not in (found := shop.picture()) and str(TableName("shop", "orders" + ASIDE)) in found:
                 break  # it was done
             with pytest.raises(CancelledError, match="every table is as it was"):
                 shop.hand(goal, cancel=cancelled)
@@ -250,15 +276,19 @@ class TestRefusals:
                 shop.hand(goal)
 
     def test_one_whose_process_was_killed_is_waited_for_until_the_server_has_noticed(
-            self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(handover, "DYING", 120)
         goal = shop.goal(ORDERS)
         dying = shop.connection.connect()
         dying.execute("SELECT GET_LOCK(%s, 0)", f"backupd/`{STAGING}`")
 
         def notice() -> None:
-            until(lambda: bool(shop.server.query(
-                "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'")))
+            until(
+                lambda: bool(
+                    shop.server.query("SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'")
+                )
+            )
             dying.close()
 
         server = threading.Thread(target=notice)
@@ -314,8 +344,11 @@ def test_writers_lose_nothing_and_see_no_table_without_its_triggers(shop: Shop) 
 
 @pytest.mark.parametrize("kind", [MARIADB], ids=str)
 def test_a_sequence_goes_on_behind_both(shop: Shop) -> None:
-    shop.server.execute("CREATE SEQUENCE shop.numbers START WITH 1 CACHE 10", f"CREATE SEQUENCE {STAGING}.numbers",
-                        "SELECT NEXTVAL(shop.numbers)")
+    shop.server.execute(
+        "CREATE SEQUENCE shop.numbers START WITH 1 CACHE 10",
+        f"CREATE SEQUENCE {STAGING}.numbers",
+        "SELECT NEXTVAL(shop.numbers)",
+    )
     name = TableName("shop", "numbers")
     shop.definitions |= shop.define([name])
     done = shop.hand(Goal(TableName(STAGING, "numbers"), name, shop.definitions[name]))
@@ -326,9 +359,11 @@ def test_a_sequence_goes_on_behind_both(shop: Shop) -> None:
 @pytest.mark.parametrize("kind", [MARIADB], ids=str)
 def test_a_versioned_table_keeps_its_history(shop: Shop) -> None:
     name = TableName("shop", "versions")
-    shop.server.execute("CREATE TABLE shop.versions (id INT AUTO_INCREMENT PRIMARY KEY, customer INT, KEY (customer), "
-                        "CONSTRAINT v FOREIGN KEY (customer) REFERENCES customers (id)) WITH SYSTEM VERSIONING",
-                        "INSERT INTO shop.versions VALUES (1, 1), (7, 1)")
+    shop.server.execute(
+        "CREATE TABLE shop.versions (id INT AUTO_INCREMENT PRIMARY KEY, customer INT, KEY (customer), "
+        "CONSTRAINT v FOREIGN KEY (customer) REFERENCES customers (id)) WITH SYSTEM VERSIONING",
+        "INSERT INTO shop.versions VALUES (1, 1), (7, 1)",
+    )
     shop.definitions |= shop.define([name])
     goal = shop.goal(name, rows="VALUES (1, 1)")
     shop.server.execute(f"UPDATE {goal.staged} SET customer = 2")
@@ -341,8 +376,9 @@ def test_a_versioned_table_keeps_its_history(shop: Shop) -> None:
 def test_a_present_table_that_cannot_be_opened_is_replaced(shop: Shop) -> None:
     """Its file is gone: that is what it is restored for."""
     name = TableName("shop", "broken")
-    shop.server.execute("CREATE TABLE shop.broken (id INT PRIMARY KEY) ENGINE = MyISAM",
-                        "INSERT INTO shop.broken VALUES (1)")
+    shop.server.execute(
+        "CREATE TABLE shop.broken (id INT PRIMARY KEY) ENGINE = MyISAM", "INSERT INTO shop.broken VALUES (1)"
+    )
     shop.definitions |= shop.define([name])
     goal = shop.goal(name)
     shop.server.execute("FLUSH TABLES shop.broken")

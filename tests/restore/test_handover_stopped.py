@@ -98,8 +98,13 @@ def interrupt_when_it_waits(shop: Shop) -> None:
     main = threading.main_thread().ident
     assert main is not None
     with shop.connection.connect() as session:
-        until(lambda: bool(session.scalar(
-            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table%'")))
+        until(
+            lambda: bool(
+                session.scalar(
+                    "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table%'"
+                )
+            )
+        )
     signal.pthread_kill(main, signal.SIGINT)
 
 
@@ -114,7 +119,8 @@ class TestWhileItWaits:
             shop.server.execute(
                 "CREATE TRIGGER shop.later BEFORE DELETE ON shop.orders FOR EACH ROW SET @a = 1",
                 "CREATE TABLE shop.parts (id INT PRIMARY KEY, o INT, CONSTRAINT late FOREIGN KEY (o) REFERENCES "
-                "orders (id) ON DELETE CASCADE)")
+                "orders (id) ON DELETE CASCADE)",
+            )
 
         with reader.cursor() as cursor:
             cursor.execute("SELECT * FROM shop.orders")

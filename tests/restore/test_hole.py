@@ -24,8 +24,23 @@ BRANCH = Branch(SERVER, "b1", NOW - timedelta(days=9), BranchReason.FIRST, "", "
 
 
 def run(first: Place, last: Place, before: str, after: str) -> Run:
-    return Run(SERVER, BRANCH.id, "local", *first, *last, before, after, NOW - timedelta(hours=2),
-               NOW - timedelta(hours=1), NOW, 900, 90, 1, 9, ending=Ending.OPEN)
+    return Run(
+        SERVER,
+        BRANCH.id,
+        "local",
+        *first,
+        *last,
+        before,
+        after,
+        NOW - timedelta(hours=2),
+        NOW - timedelta(hours=1),
+        NOW,
+        900,
+        90,
+        1,
+        9,
+        ending=Ending.OPEN,
+    )
 
 
 RUNS = (run((1, 0), (2, 700), "", "0-1-20"), run((5, 0), (5, 900), "0-1-40", "0-1-50"))
@@ -63,8 +78,14 @@ class Nowhere:
 
 
 def planned(target: str, place: Position) -> Plan:
-    return make_plan(SERVER, [replace(backup(1), position=place)], parse_target(target), Preferences(), now=NOW,
-                     history=History((BRANCH,), RUNS, (), Nowhere()))
+    return make_plan(
+        SERVER,
+        [replace(backup(1), position=place)],
+        parse_target(target),
+        Preferences(),
+        now=NOW,
+        history=History((BRANCH,), RUNS, (), Nowhere()),
+    )
 
 
 @pytest.mark.parametrize("target", ["before-gtid:0-1-30", "binlog.000003:500", "binlog.000002:701"])

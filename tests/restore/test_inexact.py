@@ -18,8 +18,10 @@ GONE = "DROP /*!40005 TEMPORARY */ TABLE IF EXISTS `tmp0`,`shop`.`tmp1`"
 
 
 def replayed(*statements: str) -> list[Transaction]:
-    return [Transaction(f"0-1-{number}", 100 * number, 100 * number + 99, AT, precise=False, server_id=1,
-                        statement=text) for number, text in enumerate(statements, 10)]
+    return [
+        Transaction(f"0-1-{number}", 100 * number, 100 * number + 99, AT, precise=False, server_id=1, statement=text)
+        for number, text in enumerate(statements, 10)
+    ]
 
 
 def why(*statements: str, before: tuple[str, ...] = (), known: bool = True) -> str:
@@ -36,7 +38,8 @@ def test_what_is_open_at_a_place_is_what_was_made_and_not_dropped_before() -> No
 def test_a_table_that_was_open_and_is_made_only_if_it_is_not_there_is_refused_by_name() -> None:
     assert why(MADE, READ, before=(MADE,)) == (
         "0-1-11 of 2026-11-21T12:00:00Z uses the temporary table tmp1, which was open at the position of backup B "
-        "and is in no backup")
+        "and is in no backup"
+    )
     assert why(f"{MADE}; {READ}", before=(MADE,)).startswith("0-1-10 of ")
     assert why(READ, before=(MADE,)).startswith("0-1-10 of "), "made before, read behind"
     assert why(GONE, "CREATE TEMPORARY TABLE tmp9 (id INT)", "INSERT INTO shop.log SELECT id FROM tmp9") == ""
@@ -57,7 +60,8 @@ def test_the_refusal_names_the_option() -> None:
         "detail: 0-1-10 of 2026-11-21T12:00:00Z uses the temporary table tmp1, which was open at the position of "
         "backup B and is in no backup\n"
         "hint: choose a target before it, or after a backup that was taken when no temporary table was open; ROW as "
-        "binlog_format is exact; to restore it as it is: --accept-inexact")
+        "binlog_format is exact; to restore it as it is: --accept-inexact"
+    )
 
 
 def test_xa_and_single_transactions_that_are_left_out_are_refused_for_the_pipe() -> None:

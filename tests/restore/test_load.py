@@ -65,8 +65,9 @@ def staged(name: TableName) -> str:
     return quote_name(STAGING[name.schema], name.table)
 
 
-def numbers(folder: Path, table: str = "numbers", *, rows: int = 50, files: int = 1, engine: str = "InnoDB",
-            size: int = 10) -> DumpedTable:
+def numbers(
+    folder: Path, table: str = "numbers", *, rows: int = 50, files: int = 1, engine: str = "InnoDB", size: int = 10
+) -> DumpedTable:
     name = TableName("shop", table)
     values = [(n, bytes([65 + n % 26]) * size) for n in range(rows)]
     return add_table(folder, name, NUMBERS.format(table, engine), values, files=files, batch=10, engine=engine)
@@ -76,8 +77,9 @@ def count(server: Server, name: TableName) -> int:
     return int(server.scalar(f"SELECT COUNT(*) FROM {staged(name)}"))
 
 
-def test_tables_come_back_with_their_keys_and_without_what_reaches_other_tables(target: Server, tmp_path: Path,
-                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_come_back_with_their_keys_and_without_what_reaches_other_tables(
+    target: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tableload, "DEFER_BYTES", 0)
     odd = TableName("my.shop", "we ird/..;'\n`x`")
     target.execute(
@@ -91,7 +93,8 @@ def test_tables_come_back_with_their_keys_and_without_what_reaches_other_tables(
         f"INSERT INTO {ORDERS} (note, price) VALUES " + ",".join(f"('order {n}', {n}.25)" for n in range(300)),
         f"INSERT INTO {LINES} VALUES " + ",".join(f"({n}, 1, {n + 500})" for n in range(1, 200)),
         f"UPDATE {LINES} SET n = id + 5",
-        f"INSERT INTO {odd} VALUES (1, ';\\nINSERT INTO `x`'), (1, ';\\nINSERT INTO `x`'), (NULL, '')")
+        f"INSERT INTO {odd} VALUES (1, ';\\nINSERT INTO `x`'), (1, ';\\nINSERT INTO `x`'), (NULL, '')",
+    )
     tables = [add_from(target, tmp_path, name, files=files) for name, files in ((ORDERS, 3), (LINES, 1), (odd, 2))]
     seen: list[Progress] = []
 
@@ -103,11 +106,13 @@ def test_tables_come_back_with_their_keys_and_without_what_reaches_other_tables(
     assert (seen[-1].bytes_done, seen[-1].bytes_total, seen[-1].files_done) == (loaded.bytes, loaded.bytes, 3)
     for name in (ORDERS, LINES, odd):
         assert sorted(map(repr, target.query(f"SELECT * FROM {staged(name)}"))) == sorted(
-            map(repr, target.query(f"SELECT * FROM {name}")))
+            map(repr, target.query(f"SELECT * FROM {name}"))
+        )
         create = str(target.query(f"SHOW CREATE TABLE {name}")[0][1])
         without = "\n".join(line for line in create.splitlines() if not line.startswith("  CONSTRAINT `fk`"))
-        assert str(target.query(f"SHOW CREATE TABLE {staged(name)}")[0][1]).replace(",\n)", "\n)") == \
-            without.replace(",\n)", "\n)")
+        assert str(target.query(f"SHOW CREATE TABLE {staged(name)}")[0][1]).replace(",\n)", "\n)") == without.replace(
+            ",\n)", "\n)"
+        )
     assert target.scalar("SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA LIKE 'backupd%'") == 0
 
 
@@ -150,8 +155,9 @@ def test_what_cannot_be_loaded_is_named_and_left_out_and_the_rest_is_there(targe
     assert "ends within a statement" in reasons["cut"]
     assert "Unknown storage engine 'NoSuchOne'" in reasons["engine"]
     assert "it is marked as crashed" in reasons["gone"]
-    assert target.query("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s ORDER BY 1",
-                        (STAGING["shop"],)) == [("backupd_load",), ("good",)]
+    assert target.query(
+        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s ORDER BY 1", (STAGING["shop"],)
+    ) == [("backupd_load",), ("good",)]
 
 
 def test_a_row_that_the_server_takes_no_packet_for_is_told_with_the_cure(target: Server, tmp_path: Path) -> None:
@@ -169,8 +175,9 @@ def test_a_row_that_the_server_takes_no_packet_for_is_told_with_the_cure(target:
 
 
 @pytest.mark.parametrize("engine", ["InnoDB", "MyISAM"])
-def test_a_load_that_was_cancelled_goes_on_and_no_row_comes_twice(target: Server, tmp_path: Path, engine: str,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_was_cancelled_goes_on_and_no_row_comes_twice(
+    target: Server, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tableload, "COMMIT_BYTES", 4096)
     table = numbers(tmp_path, rows=2000, files=3, size=20, engine=engine)
     cancel = Event()
@@ -189,22 +196,30 @@ def test_a_load_that_was_cancelled_goes_on_and_no_row_comes_twice(target: Server
     assert load(at(target), tmp_path, [table], STAGING).rows == {table.name: 2000}
 
 
-def test_a_table_whose_files_have_changed_is_loaded_anew(target: Server, tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_whose_files_have_changed_is_loaded_anew(
+    target: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tableload, "COMMIT_BYTES", 4096)
     table = numbers(tmp_path, rows=2000)
     cancel = Event()
     with pytest.raises(CancelledError):
-        load(at(target), tmp_path, [table], STAGING, cancel=cancel,
-             report=lambda progress: cancel.set() if progress.bytes_done > table.bytes // 2 else None)
+        load(
+            at(target),
+            tmp_path,
+            [table],
+            STAGING,
+            cancel=cancel,
+            report=lambda progress: cancel.set() if progress.bytes_done > table.bytes // 2 else None,
+        )
     path = tmp_path / data_path(table.name, 0)
     path.write_bytes(path.read_bytes().replace(b"'AAAAAAAAAA'", b"'aaaaaaaaaa'"))
     assert load(at(target), tmp_path, [table], STAGING).rows == {table.name: 2000}
     assert target.scalar(f"SELECT COUNT(*) FROM {staged(table.name)} WHERE t = 'AAAAAAAAAA'") == 0
 
 
-def test_two_loads_into_the_same_schema_do_not_mix(target: Server, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_loads_into_the_same_schema_do_not_mix(
+    target: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loadjournal, "DYING", 0)
     table = numbers(tmp_path)
     with at(target).connect() as session:
@@ -242,7 +257,8 @@ def test_staging_schemas_are_listed_and_dropped_and_nothing_else_is(target: Serv
     load(at(target), tmp_path, [numbers(tmp_path)], names)
     found = stagings(at(target))
     assert [(one.restore_id, one.schemas, one.tables, one.active) for one in found] == [
-        ("2kx9", ("backupd_restore_2kx9_1", "backupd_restore_2kx9_2"), 1, False)]
+        ("2kx9", ("backupd_restore_2kx9_1", "backupd_restore_2kx9_2"), 1, False)
+    ]
     assert found[0].begun is not None
     with pytest.raises(RefusedError, match="shop"):
         drop_staging(at(target), [*names.values(), "shop"])
@@ -265,8 +281,10 @@ def test_what_the_server_makes_of_a_value_is_told(target: Server, tmp_path: Path
 
 def test_places_on_the_disks_of_the_source_are_not_taken_over(target: Server, tmp_path: Path) -> None:
     name = TableName("shop", "outside")
-    create = ("CREATE TABLE `outside` (\n  `id` int NOT NULL COMMENT 'DATA DIRECTORY=''/x''',\n  PRIMARY KEY (`id`)\n) "
-              "ENGINE=InnoDB DATA DIRECTORY='/nowhere/'")
+    create = (
+        "CREATE TABLE `outside` (\n  `id` int NOT NULL COMMENT 'DATA DIRECTORY=''/x''',\n  PRIMARY KEY (`id`)\n) "
+        "ENGINE=InnoDB DATA DIRECTORY='/nowhere/'"
+    )
     loaded = load(at(target), tmp_path, [add_table(tmp_path, name, create, [(1,)])], STAGING)
     assert (loaded.rows, loaded.failed) == ({name: 1}, {})
     assert "DIRECTORY=''/x''" in str(target.query(f"SHOW CREATE TABLE {staged(name)}")[0][1])
@@ -274,14 +292,19 @@ def test_places_on_the_disks_of_the_source_are_not_taken_over(target: Server, tm
 
 def test_an_account_that_may_only_reach_staging_schemas_is_enough(target: Server, tmp_path: Path) -> None:
     target.create_user("loader", "Pa55-word", ())
-    target.execute("GRANT CREATE, DROP, ALTER, INDEX, SELECT, INSERT, UPDATE, DELETE ON `backupd\\_restore\\_%`.* "
-                   "TO loader@localhost")
+    target.execute(
+        "GRANT CREATE, DROP, ALTER, INDEX, SELECT, INSERT, UPDATE, DELETE ON `backupd\\_restore\\_%`.* "
+        "TO loader@localhost"
+    )
     tables = [numbers(tmp_path, files=2), numbers(tmp_path, "aside", engine="MyISAM")]
     if target.sequences:
-        create = ("CREATE TABLE `past` (\n  `a` int DEFAULT NULL\n) ENGINE=InnoDB WITH SYSTEM VERSIONING")
+        create = "CREATE TABLE `past` (\n  `a` int DEFAULT NULL\n) ENGINE=InnoDB WITH SYSTEM VERSIONING"
         moments = ("2020-01-01 00:00:00.5", "2021-01-01 00:00:00")
-        tables.append(add_table(tmp_path, TableName("shop", "past"), create, [(1, *moments)],
-                                columns=("a", "row_start", "row_end")))
+        tables.append(
+            add_table(
+                tmp_path, TableName("shop", "past"), create, [(1, *moments)], columns=("a", "row_start", "row_end")
+            )
+        )
     connection = Connection(socket=str(target.socket), user="loader", password="Pa55-word")
     loaded = load(connection, tmp_path, tables, STAGING, workers=2)
     assert (loaded.failed, loaded.warnings) == ({}, ())

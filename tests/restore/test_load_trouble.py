@@ -26,8 +26,10 @@ from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer
 from tests.support.server import Server
 
-CREATE = ("CREATE TABLE `{}` (\n  `id` int NOT NULL,\n  `k` int NOT NULL,\n  `t` varchar(100) NOT NULL,\n"
-          "  PRIMARY KEY (`id`),\n  UNIQUE KEY `u` (`t`,`id`),\n  KEY `k` (`k`)\n) ENGINE={}")
+CREATE = (
+    "CREATE TABLE `{}` (\n  `id` int NOT NULL,\n  `k` int NOT NULL,\n  `t` varchar(100) NOT NULL,\n"
+    "  PRIMARY KEY (`id`),\n  UNIQUE KEY `u` (`t`,`id`),\n  KEY `k` (`k`)\n) ENGINE={}"
+)
 
 
 @pytest.fixture(scope="module", params=[PrivateServer, MySQLServer], ids=["mariadb", "mysql"])
@@ -40,13 +42,16 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 def three_tables(folder: Path) -> list[DumpedTable]:
     """One in several files, one without transactions, one without a key that rows could be told apart by."""
+
     def rows(number: int) -> list[tuple[int, int, bytes]]:
         return [(n, n % 7, b"%d" % (n * 7919) * 5) for n in range(number)]
 
     keyless = "CREATE TABLE `keyless` (\n  `id` int,\n  `k` int,\n  `t` varchar(100)\n) ENGINE=InnoDB"
-    return [add_table(folder, TableName("shop", "many"), CREATE.format("many", "InnoDB"), rows(9000), files=4),
-            add_table(folder, TableName("shop", "isam"), CREATE.format("isam", "MyISAM"), rows(4000), files=2),
-            add_table(folder, TableName("shop", "keyless"), keyless, rows(5000) + rows(2000), files=2)]
+    return [
+        add_table(folder, TableName("shop", "many"), CREATE.format("many", "InnoDB"), rows(9000), files=4),
+        add_table(folder, TableName("shop", "isam"), CREATE.format("isam", "MyISAM"), rows(4000), files=2),
+        add_table(folder, TableName("shop", "keyless"), keyless, rows(5000) + rows(2000), files=2),
+    ]
 
 
 def at(server: Server) -> Connection:
@@ -58,8 +63,9 @@ def assert_complete(server: Server, tables: list[DumpedTable]) -> None:
         name = quote_name(STAGING["shop"], table.name.table)
         assert server.scalar(f"SELECT COUNT(*) FROM {name}") == table.rows
     keyless = quote_name(STAGING["shop"], "keyless")
-    assert server.query("SELECT n, COUNT(*) FROM (SELECT COUNT(*) n FROM "
-                        f"{keyless} GROUP BY id) x GROUP BY n ORDER BY n") == [(1, 3000), (2, 2000)]
+    assert server.query(
+        f"SELECT n, COUNT(*) FROM (SELECT COUNT(*) n FROM {keyless} GROUP BY id) x GROUP BY n ORDER BY n"
+    ) == [(1, 3000), (2, 2000)]
     checked = server.query(f"CHECK TABLE {keyless}, {quote_name(STAGING['shop'], 'many')}")
     assert [row[3] for row in checked] == ["OK", "OK"]
 
@@ -73,8 +79,20 @@ def test_a_load_that_is_killed_goes_on_and_no_row_is_there_twice(server: Server,
     for _ in range(rounds(1)):
         for share in sorted(dice.sample(range(5, 100), 2)):
             enough = sum(table.bytes for table in tables) * share // 100
-            done = subprocess.run([sys.executable, "-m", "tests.restore.loadvictim", str(server.socket), str(tmp_path),
-                                   str(listed), str(enough)], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.restore.loadvictim",
+                    str(server.socket),
+                    str(tmp_path),
+                    str(listed),
+                    str(enough),
+                ],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert done.returncode == -9, done.stderr
         loaded = load(at(server), tmp_path, tables, STAGING, workers=3)
         assert (loaded.failed, loaded.warnings) == ({}, ())
@@ -82,8 +100,9 @@ def test_a_load_that_is_killed_goes_on_and_no_row_is_there_twice(server: Server,
         drop_staging(at(server), STAGING.values())
 
 
-def test_a_server_that_dies_under_a_load_loses_nothing_of_what_it_had(server: Server, tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_dies_under_a_load_loses_nothing_of_what_it_had(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tableload, "COMMIT_BYTES", 64 * 1024)
     tables = three_tables(tmp_path)
     half = sum(table.bytes for table in tables) // 2
@@ -110,8 +129,14 @@ def test_a_server_that_dies_under_a_load_loses_nothing_of_what_it_had(server: Se
 def small() -> Iterator[Server]:
     """A server with room for a few megabytes (the one tablespace whose size can be bounded without a file system of its
     own), to which ``T`` and ``t`` are the same name."""
-    with PrivateServer(options={"innodb_file_per_table": 0, "innodb_data_file_path": "ibdata1:12M:autoextend:max:20M",
-                                "lower_case_table_names": 1}, binlog=False) as full:
+    with PrivateServer(
+        options={
+            "innodb_file_per_table": 0,
+            "innodb_data_file_path": "ibdata1:12M:autoextend:max:20M",
+            "lower_case_table_names": 1,
+        },
+        binlog=False,
+    ) as full:
         yield full
 
 
@@ -133,8 +158,10 @@ def test_a_full_disk_ends_the_load_and_it_goes_on_when_there_is_room(cramped: Se
 
 
 def test_of_names_that_are_the_same_to_the_server_only_one_is_loaded(cramped: Server, tmp_path: Path) -> None:
-    tables = [add_table(tmp_path, TableName("shop", name), CREATE.format(name, "InnoDB"), [(1, 1, name.encode())])
-              for name in ("twin", "Twin")]
+    tables = [
+        add_table(tmp_path, TableName("shop", name), CREATE.format(name, "InnoDB"), [(1, 1, name.encode())])
+        for name in ("twin", "Twin")
+    ]
     loaded = load(at(cramped), tmp_path, tables, STAGING)
     assert loaded.rows == {TableName("shop", "twin"): 1}
     assert "does not tell its name from shop.twin" in loaded.failed[TableName("shop", "Twin")]

@@ -56,8 +56,10 @@ def dumped(connection: Connection, names: Sequence[TableName], folder: Path) -> 
         path = folder / definition_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(write_definition(definition))
-    return [DumpedTable(name, Outcome.DUMPED, bytes=sum(sizes), files=len(sizes), tool="backupd")
-            for name, sizes in found.items()]
+    return [
+        DumpedTable(name, Outcome.DUMPED, bytes=sum(sizes), files=len(sizes), tool="backupd")
+        for name, sizes in found.items()
+    ]
 
 
 def definition(server: Server, schema: str, table: str) -> list[str]:
@@ -68,8 +70,9 @@ def definition(server: Server, schema: str, table: str) -> list[str]:
     return [line.rstrip(",") for line in text.split("\n") if " FOREIGN KEY (" not in line]
 
 
-def test_every_kind_of_table_comes_back_to_the_last_bit(server: Server, tmp_path: Path,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_table_comes_back_to_the_last_bit(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tableload, "DEFER_BYTES", 0)
     names = zoo.build(server, "zoo", big_row=BIG if server.sequences else size(BIG // 8, BIG))
     connection = Connection(socket=str(server.socket), user="root")

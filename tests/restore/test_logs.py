@@ -34,9 +34,11 @@ def places(tmp_path: Path) -> tuple[FilesystemDestination, FilesystemDestination
 @pytest.fixture
 def stored(places: tuple[FilesystemDestination, FilesystemDestination], keys: Keys, tmp_path: Path) -> list[Segment]:
     """A whole file, and one that still grew when its pieces were stored."""
-    drafts = [segment(1, 0, SIZE, Ending.ROTATED, (), before="", after="0-1-5"),
-              segment(2, 0, 1000, Ending.OPEN, (), before="0-1-5", after="0-1-6"),
-              segment(2, 1000, 3000, Ending.OPEN, (), before="0-1-6", after="0-1-7")]
+    drafts = [
+        segment(1, 0, SIZE, Ending.ROTATED, (), before="", after="0-1-5"),
+        segment(2, 0, 1000, Ending.OPEN, (), before="0-1-5", after="0-1-6"),
+        segment(2, 1000, 3000, Ending.OPEN, (), before="0-1-6", after="0-1-7"),
+    ]
     return [shelve(draft, (), places, keys, tmp_path) for draft in drafts]
 
 
@@ -47,7 +49,10 @@ def spec(stored: list[Segment], *, pos: int = 2500) -> ReplaySpec:
 
 
 def test_pieces_become_files_with_their_names_and_the_last_one_ends_at_the_stop(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     logs = fetch_logs(SERVER, spec(stored), places, Unsealer(keys.secret_home), tmp_path / "logs", report=silent)
     ((first, second),) = logs.legs
@@ -59,7 +64,10 @@ def test_pieces_become_files_with_their_names_and_the_last_one_ends_at_the_stop(
 
 
 def test_what_an_earlier_attempt_left_is_taken_only_where_it_is_right(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     work = spec(stored), places, Unsealer(keys.secret_home), tmp_path / "logs"
     ((first, second),) = fetch_logs(SERVER, *work, report=silent).legs
@@ -75,7 +83,10 @@ def test_what_an_earlier_attempt_left_is_taken_only_where_it_is_right(
 
 
 def test_a_bad_copy_is_passed_over_and_without_a_good_one_both_ends_of_the_hole_are_named(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     local, away = places
     part = tmp_path / "local" / layout.segment_folder(SERVER, stored[1].key) / layout.part_name(0)
@@ -94,11 +105,15 @@ def test_a_bad_copy_is_passed_over_and_without_a_good_one_both_ends_of_the_hole_
 
 @pytest.mark.parametrize("sealed_apart", [False, True])
 def test_each_part_is_taken_from_the_first_place_that_has_it(
-        places: tuple[FilesystemDestination, FilesystemDestination], keys: Keys, tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch, sealed_apart: bool) -> None:
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    keys: Keys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sealed_apart: bool,
+) -> None:
     monkeypatch.setattr(segmentseal, "PART_SIZE", 2000)
     draft = segment(2, 0, SIZE, Ending.ROTATED, (), before="0-1-5", after="0-1-7")
-    for together in ([places[:1], places[1:]] if sealed_apart else [places]):
+    for together in [places[:1], places[1:]] if sealed_apart else [places]:
         stored = shelve(draft, (), together, keys, tmp_path)
     folder = layout.segment_folder(SERVER, stored.key)
     rotten, gone = (tmp_path / name / folder / layout.part_name(index) for index, name in enumerate(("local", "away")))
@@ -118,15 +133,17 @@ def test_each_part_is_taken_from_the_first_place_that_has_it(
 
 
 def test_pieces_that_were_replaced_since_the_plan_was_made_are_read_out_of_what_holds_them_now(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     planned = spec(stored)
     for pieces, end, ending in ((stored[1:2], 2000, Ending.OPEN), (stored[2:], SIZE, Ending.ROTATED)):
         larger = segment(2, 0, end, ending, (), before="0-1-5", after="0-1-9")
         shelve(larger, (), places, keys, tmp_path)
         for place in places:
-            assert drop_pieces(place, SERVER, [one.key for one in pieces], now=BASE) == tuple(
-                one.key for one in pieces)
+            assert drop_pieces(place, SERVER, [one.key for one in pieces], now=BASE) == tuple(one.key for one in pieces)
         folder = tmp_path / f"logs{end}"
         logs = fetch_logs(SERVER, planned, places, Unsealer(keys.secret_home), folder, report=silent)
         ((_first, second),) = logs.legs
@@ -137,7 +154,10 @@ def test_pieces_that_were_replaced_since_the_plan_was_made_are_read_out_of_what_
 
 
 def test_what_is_nowhere_is_named_and_no_older_place_is_advised(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     for place in places:
         drop_pieces(place, SERVER, [stored[2].key], now=BASE)
@@ -148,7 +168,10 @@ def test_what_is_nowhere_is_named_and_no_older_place_is_advised(
 
 
 def test_logs_that_do_not_follow_each_other_are_refused_before_anything_is_read(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     unsealer = Unsealer(keys.secret_home)
     for missing, after, before in ((1, "byte 0 of file 2", "byte 1000 of file 2"), (2, "byte 1000", "bin.000002:2500")):
@@ -160,15 +183,19 @@ def test_logs_that_do_not_follow_each_other_are_refused_before_anything_is_read(
 
 
 def test_the_wrong_key_and_a_cancelled_restore_end_it(
-        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+    places: tuple[FilesystemDestination, FilesystemDestination],
+    stored: list[Segment],
+    keys: Keys,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(KeyUnusableError):
         fetch_logs(SERVER, spec(stored), places, Unsealer(keys.public_home), tmp_path / "logs", report=silent)
     stop = Event()
     stop.set()
     with pytest.raises(CancelledError):
-        fetch_logs(SERVER, spec(stored), places, Unsealer(keys.secret_home), tmp_path / "logs", report=silent,
-                   cancel=stop)
+        fetch_logs(
+            SERVER, spec(stored), places, Unsealer(keys.secret_home), tmp_path / "logs", report=silent, cancel=stop
+        )
 
 
 def test_logs_that_do_not_fit_are_refused_with_the_room_they_need(stored: list[Segment], tmp_path: Path) -> None:

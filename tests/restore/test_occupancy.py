@@ -72,13 +72,22 @@ def test_a_process_with_an_open_file_or_its_working_directory_inside_is_named(tm
 
 
 def test_processes_that_we_may_not_look_at_are_told(tmp_path: Path) -> None:
-    code = ("from restore.occupancy import find_occupants, not_looked_at; from pathlib import Path; import sys; "
-            "print(list(find_occupants(Path(sys.argv[1]))), *not_looked_at(Path(sys.argv[1])))")
+    code = (
+        "from restore.occupancy import find_occupants, not_looked_at; from pathlib import Path; import sys; "
+        "print(list(find_occupants(Path(sys.argv[1]))), *not_looked_at(Path(sys.argv[1])))"
+    )
     unit = (Path(__file__).parents[2] / "deploy" / "backupd.service").read_text()
     (powers,) = [line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
     kept = powers.partition("=")[2].split()
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c",
-              f"cd {tmp_path}; echo here; read line"]
+    nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "sh",
+        "-c",
+        f"cd {tmp_path}; echo here; read line",
+    ]
     tmp_path.chmod(0o777)
     for folder in tmp_path.parents:
         folder.chmod(folder.stat().st_mode | 0o011)
@@ -92,8 +101,11 @@ def test_processes_that_we_may_not_look_at_are_told(tmp_path: Path) -> None:
             bounds = ",".join(["-all", *("+" + word.removeprefix("CAP_").lower() for word in powers)])
             return subprocess.run(
                 ["setpriv", "--bounding-set", bounds, "--no-new-privs", sys.executable, "-c", code, str(tmp_path)],
-                check=True, text=True, capture_output=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}).stdout
+                check=True,
+                text=True,
+                capture_output=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            ).stdout
 
         assert "has its working directory here" in seen(kept)
         assert "not known" not in seen(kept), "root sees all of them"

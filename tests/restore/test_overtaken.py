@@ -17,8 +17,14 @@ from tests.support.dice import rounds, thrown
 
 def planned(world: World, moment: datetime, base: str | None = None) -> Plan | None:
     try:
-        return make_plan("shop", [one for one, _life, _count in world.backups], parse_target(moment.isoformat()),
-                         Preferences(base=base), now=world.now, history=history_of(world))
+        return make_plan(
+            "shop",
+            [one for one, _life, _count in world.backups],
+            parse_target(moment.isoformat()),
+            Preferences(base=base),
+            now=world.now,
+            history=history_of(world),
+        )
     except (NotFoundError, RefusedError):
         return None
 

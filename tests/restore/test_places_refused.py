@@ -36,7 +36,8 @@ def dumped(folder: Path) -> Path:
 @pytest.mark.parametrize("name", ["one.restoring", "one.external", "one.external.new", INSIDE, ".one.partial"])
 @pytest.mark.parametrize("below", ["", "inner", "data/inner"])
 def test_a_name_that_restores_use_for_themselves_is_refused_before_it_is_there(
-        tmp_path: Path, name: str, below: str) -> None:
+    tmp_path: Path, name: str, below: str
+) -> None:
     dump = dumped(tmp_path / "dump")
     for refuse in (refuse_nested, lambda folder: write_sql(dump, folder)):
         with pytest.raises(RefusedError, match="where restores are built") as told:
@@ -53,8 +54,9 @@ def test_below_a_folder_that_the_servers_user_cannot_enter_is_refused(short_tmp:
     closed.chmod(0o700)
     with pytest.raises(RefusedError) as told:
         refuse_closed(closed / "inner" / "new" / "db", account)
-    assert told.value.message == (f"the server's user mysql cannot enter {closed}, so no server could run in "
-                                  f"{closed}/inner/new/db")
+    assert told.value.message == (
+        f"the server's user mysql cannot enter {closed}, so no server could run in {closed}/inner/new/db"
+    )
     assert told.value.detail == f"{closed} is of user root, with mode 0700"
     assert told.value.hint == f"let others pass through it (chmod o+x {closed}), or choose another data directory"
     closed.chmod(0o711)

@@ -98,36 +98,57 @@ def test_what_is_equal_is_found_equal_whatever_the_sessions_say(wide: PrivateSer
     witness = take(_root(wide), server="s", max_seconds=60)
     assert witness.definitions is not None
     known = {kind: sum(map(bool, names.values())) for kind, names in witness.definitions.items()}
-    assert known == {"table": 19, "view": 3, "sequence": 1, "trigger": 2, "event": 2, "function": 1, "procedure": 1,
-                     "package": 1, "package body": 1, "user": 0}
+    assert known == {
+        "table": 19,
+        "view": 3,
+        "sequence": 1,
+        "trigger": 2,
+        "event": 2,
+        "function": 1,
+        "procedure": 1,
+        "package": 1,
+        "package body": 1,
+        "user": 0,
+    }
     wide.execute(
-        "INSERT INTO w.plain (id) VALUES (77777)", "DELETE FROM w.plain WHERE id = 77777",
+        "INSERT INTO w.plain (id) VALUES (77777)",
+        "DELETE FROM w.plain WHERE id = 77777",
         "SET GLOBAL time_zone = '-07:00', GLOBAL sql_mode = 'ANSI_QUOTES,NO_FIELD_OPTIONS'",
-        "SET GLOBAL sql_quote_show_create = 0", "ALTER EVENT w.e DISABLE",
-        f"CREATE USER {OWN_ACCOUNT}@localhost", "SELECT NEXT VALUE FOR w.seq")
+        "SET GLOBAL sql_quote_show_create = 0",
+        "ALTER EVENT w.e DISABLE",
+        f"CREATE USER {OWN_ACCOUNT}@localhost",
+        "SELECT NEXT VALUE FOR w.seq",
+    )
     try:
         checks, tally = _compared(wide, witness)
     finally:
-        wide.execute("SET GLOBAL time_zone = 'SYSTEM', GLOBAL sql_mode = DEFAULT, GLOBAL sql_quote_show_create = 1",
-                     f"DROP USER {OWN_ACCOUNT}@localhost", "ALTER EVENT w.e ENABLE")
+        wide.execute(
+            "SET GLOBAL time_zone = 'SYSTEM', GLOBAL sql_mode = DEFAULT, GLOBAL sql_quote_show_create = 1",
+            f"DROP USER {OWN_ACCOUNT}@localhost",
+            "ALTER EVENT w.e ENABLE",
+        )
     assert checks[DEFINITIONS].outcome == "passed", checks[DEFINITIONS].detail
     assert (tally.unseen, tally.equal + tally.present) == (0, 20)
 
 
-@pytest.mark.parametrize(("statement", "undo", "kind", "name"), [
-    ("RENAME TABLE w.my TO w.away", "RENAME TABLE w.away TO w.my", "table", "`w`.`my`"),
-    ("ALTER TABLE w.csv ADD b INT NOT NULL", "ALTER TABLE w.csv DROP b", "table", "`w`.`csv`"),
-    ("ALTER TABLE w.mem COMMENT 'x'", "ALTER TABLE w.mem COMMENT ''", "table", "`w`.`mem`"),
-    ("DROP VIEW w.broken", "", "view", "`w`.`broken`"),
-    ("DROP TRIGGER w.plain_bi2", "", "trigger", "`w`.`plain_bi2`"),
-    ("CREATE OR REPLACE FUNCTION w.f(a INT) RETURNS INT DETERMINISTIC RETURN a + 2", "", "function", "`w`.`f`"),
-    ("SET sql_mode = 'ORACLE';;DROP PACKAGE w.pkg", "", "package", "`w`.`pkg`"),
-    ("ALTER EVENT w.e2 ON SCHEDULE AT '2036-05-05 05:05:05'", "", "event", "`w`.`e2`"),
-    ("DROP SEQUENCE w.seq", "CREATE SEQUENCE w.seq", "sequence", "`w`.`seq`"),
-    ("RENAME USER 'o''dd'@'10.%' TO odd@'10.%'", "", "user", "`o'dd`.`10.%`"),
-])
-def test_whatever_is_missing_or_different_is_named(wide: PrivateServer, statement: str, undo: str, kind: str,
-                                                   name: str) -> None:
+@pytest.mark.parametrize(
+    ("statement", "undo", "kind", "name"),
+    [
+        ("RENAME TABLE w.my TO w.away", "RENAME TABLE w.away TO w.my", "table", "`w`.`my`"),
+        ("ALTER TABLE w.csv ADD b INT NOT NULL", "ALTER TABLE w.csv DROP b", "table", "`w`.`csv`"),
+        ("ALTER TABLE w.mem COMMENT 'x'", "ALTER TABLE w.mem COMMENT ''", "table", "`w`.`mem`"),
+        ("DROP VIEW w.broken", "", "view", "`w`.`broken`"),
+        ("DROP TRIGGER w.plain_bi2", "", "trigger", "`w`.`plain_bi2`"),
+        ("CREATE OR REPLACE FUNCTION w.f(a INT) RETURNS INT DETERMINISTIC RETURN a + 2", "", "function", "`w`.`f`"),
+        ("SET sql_mode = 'ORACLE';;DROP PACKAGE w.pkg", "", "package", "`w`.`pkg`"),
+        ("ALTER EVENT w.e2 ON SCHEDULE AT '2036-05-05 05:05:05'", "", "event", "`w`.`e2`"),
+        ("DROP SEQUENCE w.seq", "CREATE SEQUENCE w.seq", "sequence", "`w`.`seq`"),
+        ("RENAME USER 'o''dd'@'10.%' TO odd@'10.%'", "", "user", "`o'dd`.`10.%`"),
+    ],
+)
+def test_whatever_is_missing_or_different_is_named(
+    wide: PrivateServer, statement: str, undo: str, kind: str, name: str
+) -> None:
     witness = take(_root(wide), server="s", max_seconds=60)
     wide.execute(*statement.split(";;"))
     try:
@@ -141,9 +162,18 @@ def test_whatever_is_missing_or_different_is_named(wide: PrivateServer, statemen
 
 def test_a_table_that_an_old_witness_left_out_is_looked_for_too(wide: PrivateServer) -> None:
     witness = take(_root(wide), server="s", max_seconds=60)
-    old = replace(witness, definitions=None, version="", rows={}, checksums={}, uncovered={
-        "`w`.`mem`": "engine MEMORY: not part of a snapshot", "`w`.`seq`": "a sequence: its value is not part of a "
-        "snapshot", "`w`.`gone`": "renamed or rebuilt after the snapshot"})
+    old = replace(
+        witness,
+        definitions=None,
+        version="",
+        rows={},
+        checksums={},
+        uncovered={
+            "`w`.`mem`": "engine MEMORY: not part of a snapshot",
+            "`w`.`seq`": "a sequence: its value is not part of a snapshot",
+            "`w`.`gone`": "renamed or rebuilt after the snapshot",
+        },
+    )
     checks, tally = _compared(wide, old)
     assert checks[DEFINITIONS].outcome == "passed"
     assert tally == Tally(0, 2, 0)

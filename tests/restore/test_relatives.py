@@ -28,8 +28,9 @@ def name(text: str) -> TableName:
 def said(*texts: str) -> Transaction:
     """As the index has the statements of one transaction."""
     changes = tuple(dict.fromkeys(change for text in texts for change in effect(text, "a").changes))
-    return Transaction("0-1-1", 4, 40, AT, precise=True, server_id=1, changes=changes,
-                       statement="; ".join(texts)[:1024])
+    return Transaction(
+        "0-1-1", 4, 40, AT, precise=True, server_id=1, changes=changes, statement="; ".join(texts)[:1024]
+    )
 
 
 def indexed(text: str, size: int | None = None) -> Transaction:
@@ -43,8 +44,15 @@ def indexed(text: str, size: int | None = None) -> Transaction:
 
 
 def rows(table: str, kind: ChangeKind = ChangeKind.INSERT, count: int = 1) -> Transaction:
-    return Transaction("0-1-1", 4, 40, AT, precise=True, server_id=1,
-                       changes=(Change(name(table).schema, name(table).table, kind, count),))
+    return Transaction(
+        "0-1-1",
+        4,
+        40,
+        AT,
+        precise=True,
+        server_id=1,
+        changes=(Change(name(table).schema, name(table).table, kind, count),),
+    )
 
 
 def nobody(_name: TableName) -> tuple[TableName, ...]:
@@ -53,33 +61,53 @@ def nobody(_name: TableName) -> tuple[TableName, ...]:
 
 def of(wanted: str, *statements: str, triggers: dict[str, str] | None = None, **values: object) -> Relatives:
     known = {name(table): text for table, text in (triggers or {}).items()}
-    return relatives([name(one) for one in wanted.split()], [said(one) for one in statements],
-                     nobody, triggers=known, **values)  # type: ignore[arg-type]  # options by name
+    return relatives(
+        [name(one) for one in wanted.split()],
+        [said(one) for one in statements],
+        nobody,
+        triggers=known,
+        **values,  # type: ignore[arg-type]  # options by name
+    )
 
 
 def shown(found: Relatives) -> str:
     return " ".join(one.shown for one in found.tables)
 
 
-@pytest.mark.parametrize(("wanted", "statements", "tables"), [
-    ("a.t", ["INSERT INTO b.u VALUES (1)", "DROP TABLE b.u", "CREATE TABLE b.w LIKE a.t"], "a.t"),
-    ("a.t", ["CREATE TABLE a.n LIKE a.t", "RENAME TABLE a.t TO a.o, a.n TO a.t"], "a.t a.n a.o"),
-    ("a.t", ["RENAME TABLE a.x TO a.y", "ALTER TABLE y RENAME TO t"], "a.t a.x a.y"),
-    ("a.t", ["CREATE TABLE t LIKE b.u", "CREATE TABLE b.u AS SELECT * FROM b.w"], "a.t b.u b.w"),
-    ("a.t", ["INSERT INTO a.t SELECT x FROM b.u JOIN b.w ON 1"], "a.t b.u b.w"),
-    ("a.t", ["INSERT INTO b.u SELECT x FROM a.t"], "a.t"),
-    ("a.t", ["UPDATE t, b.u SET u.x = 1 WHERE t.x = u.x"], "a.t b.u"),
-    ("a.t", ["ALTER TABLE b.p EXCHANGE PARTITION p0 WITH TABLE a.t"], "a.t b.p"),
-    ("a.t", ["ALTER TABLE a.t ADD FOREIGN KEY (i) REFERENCES b.u (i)"], "a.t b.u"),
-    ("a.t", ["DROP TABLE a.t, b.u"], "a.t b.u"),
-    ("a.t", ["DROP TABLE IF EXISTS a.t, b.u"], "a.t"),
-    ("a.t", ["CREATE VIEW a.v AS SELECT * FROM b.u", "INSERT INTO a.t SELECT * FROM a.v"], "a.t a.v b.u"),
-    ("a.t", ["CREATE TRIGGER b.g AFTER INSERT ON b.u FOR EACH ROW INSERT INTO a.t VALUES (1)",
-             "INSERT INTO b.u VALUES (1)"], "a.t b.u"),
-    ("a.t", ["CREATE TRIGGER a.g AFTER INSERT ON t FOR EACH ROW BEGIN DELETE FROM b.u; UPDATE w SET i = 2; END",
-             "INSERT INTO t VALUES (1)"], "a.t a.w b.u"),
-    ("a.t", ["INSERT INTO a.T VALUES (1)"], "a.t a.T"),
-])
+@pytest.mark.parametrize(
+    ("wanted", "statements", "tables"),
+    [
+        ("a.t", ["INSERT INTO b.u VALUES (1)", "DROP TABLE b.u", "CREATE TABLE b.w LIKE a.t"], "a.t"),
+        ("a.t", ["CREATE TABLE a.n LIKE a.t", "RENAME TABLE a.t TO a.o, a.n TO a.t"], "a.t a.n a.o"),
+        ("a.t", ["RENAME TABLE a.x TO a.y", "ALTER TABLE y RENAME TO t"], "a.t a.x a.y"),
+        ("a.t", ["CREATE TABLE t LIKE b.u", "CREATE TABLE b.u AS SELECT * FROM b.w"], "a.t b.u b.w"),
+        ("a.t", ["INSERT INTO a.t SELECT x FROM b.u JOIN b.w ON 1"], "a.t b.u b.w"),
+        ("a.t", ["INSERT INTO b.u SELECT x FROM a.t"], "a.t"),
+        ("a.t", ["UPDATE t, b.u SET u.x = 1 WHERE t.x = u.x"], "a.t b.u"),
+        ("a.t", ["ALTER TABLE b.p EXCHANGE PARTITION p0 WITH TABLE a.t"], "a.t b.p"),
+        ("a.t", ["ALTER TABLE a.t ADD FOREIGN KEY (i) REFERENCES b.u (i)"], "a.t b.u"),
+        ("a.t", ["DROP TABLE a.t, b.u"], "a.t b.u"),
+        ("a.t", ["DROP TABLE IF EXISTS a.t, b.u"], "a.t"),
+        ("a.t", ["CREATE VIEW a.v AS SELECT * FROM b.u", "INSERT INTO a.t SELECT * FROM a.v"], "a.t a.v b.u"),
+        (
+            "a.t",
+            [
+                "CREATE TRIGGER b.g AFTER INSERT ON b.u FOR EACH ROW INSERT INTO a.t VALUES (1)",
+                "INSERT INTO b.u VALUES (1)",
+            ],
+            "a.t b.u",
+        ),
+        (
+            "a.t",
+            [
+                "CREATE TRIGGER a.g AFTER INSERT ON t FOR EACH ROW BEGIN DELETE FROM b.u; UPDATE w SET i = 2; END",
+                "INSERT INTO t VALUES (1)",
+            ],
+            "a.t a.w b.u",
+        ),
+        ("a.t", ["INSERT INTO a.T VALUES (1)"], "a.t a.T"),
+    ],
+)
 def test_what_a_statement_ties_together_is_replayed_together(wanted: str, statements: list[str], tables: str) -> None:
     found = of(wanted, *statements)
     assert shown(found) == tables
@@ -96,8 +124,12 @@ def test_parents_of_foreign_keys_and_theirs_come_along() -> None:
 
 
 def test_triggers_of_other_tables_count_only_where_statements_were_logged() -> None:
-    firing = {name("b.u"): "CREATE TRIGGER g AFTER INSERT ON u FOR EACH ROW UPDATE a.t SET i = 1",
-              name("b.calls"): "CALL something()", name("b.unknown"): "", name("b.other"): "SET @x = 1"}
+    firing = {
+        name("b.u"): "CREATE TRIGGER g AFTER INSERT ON u FOR EACH ROW UPDATE a.t SET i = 1",
+        name("b.calls"): "CALL something()",
+        name("b.unknown"): "",
+        name("b.other"): "SET @x = 1",
+    }
     changed = ("b.u", "b.calls", "b.unknown", "b.other", "b.none")
     statements = [said(f"INSERT INTO {one} VALUES (1)") for one in changed]
     assert shown(relatives([name("a.t")], map(rows, changed), nobody, triggers=firing)) == "a.t"
@@ -107,28 +139,46 @@ def test_triggers_of_other_tables_count_only_where_statements_were_logged() -> N
 
 
 def test_names_at_the_target_are_followed_back_and_forth() -> None:
-    found = of("a.t a.kept", "RENAME TABLE a.t TO a.o, a.n TO a.t", "DROP TABLE a.o",
-               "ALTER TABLE a.kept RENAME TO b.z", "CREATE TABLE b.z2 LIKE b.z", "RENAME TABLE b.z TO b.z3")
-    assert found.gone == {name("a.o"): None, name("a.n"): name("a.t"), name("a.kept"): name("b.z3"),
-                          name("b.z"): name("b.z3")}
+    found = of(
+        "a.t a.kept",
+        "RENAME TABLE a.t TO a.o, a.n TO a.t",
+        "DROP TABLE a.o",
+        "ALTER TABLE a.kept RENAME TO b.z",
+        "CREATE TABLE b.z2 LIKE b.z",
+        "RENAME TABLE b.z TO b.z3",
+    )
+    assert found.gone == {
+        name("a.o"): None,
+        name("a.n"): name("a.t"),
+        name("a.kept"): name("b.z3"),
+        name("b.z"): name("b.z3"),
+    }
     assert found.made == (name("a.t"), name("b.z3"))
-    again = of("a.t a.u", "DROP DATABASE a", "CREATE DATABASE a", "CREATE TABLE a.t (i INT)",
-               "CREATE TABLE IF NOT EXISTS a.v (i INT)")
+    again = of(
+        "a.t a.u",
+        "DROP DATABASE a",
+        "CREATE DATABASE a",
+        "CREATE TABLE a.t (i INT)",
+        "CREATE TABLE IF NOT EXISTS a.v (i INT)",
+    )
     assert (again.gone, again.made) == ({name("a.u"): None}, (name("a.t"),))
 
 
-@pytest.mark.parametrize(("statements", "made"), [
-    (["CREATE TABLE a.t (i INT)"], True),
-    (["CREATE OR REPLACE TABLE a.t (i INT)"], True),
-    (["CREATE TABLE a.t LIKE b.u"], True),
-    (["DROP TABLE IF EXISTS a.t", "CREATE TABLE a.t (i INT)"], True),
-    (["DROP TABLE IF EXISTS a.t", "CREATE TABLE IF NOT EXISTS a.t (i INT)"], True),
-    (["CREATE TABLE a.t (i INT)", "CREATE TABLE IF NOT EXISTS a.t (i INT)"], True),
-    (["CREATE TABLE IF NOT EXISTS a.t (i INT)"], None),
-    (["CREATE SEQUENCE IF NOT EXISTS a.t"], None),
-    (["CREATE TABLE a.t (i INT)", "DROP TABLE a.t"], False),
-    (["ALTER TABLE a.t ADD j INT"], False),
-])
+@pytest.mark.parametrize(
+    ("statements", "made"),
+    [
+        (["CREATE TABLE a.t (i INT)"], True),
+        (["CREATE OR REPLACE TABLE a.t (i INT)"], True),
+        (["CREATE TABLE a.t LIKE b.u"], True),
+        (["DROP TABLE IF EXISTS a.t", "CREATE TABLE a.t (i INT)"], True),
+        (["DROP TABLE IF EXISTS a.t", "CREATE TABLE IF NOT EXISTS a.t (i INT)"], True),
+        (["CREATE TABLE a.t (i INT)", "CREATE TABLE IF NOT EXISTS a.t (i INT)"], True),
+        (["CREATE TABLE IF NOT EXISTS a.t (i INT)"], None),
+        (["CREATE SEQUENCE IF NOT EXISTS a.t"], None),
+        (["CREATE TABLE a.t (i INT)", "DROP TABLE a.t"], False),
+        (["ALTER TABLE a.t ADD j INT"], False),
+    ],
+)
 def test_a_table_that_is_in_no_backup_is_known_to_be_made_by_the_logs(statements: list[str], made: bool | None) -> None:
     """``made`` None: unless it was there before."""
     table = (name("a.t"),)
@@ -151,8 +201,13 @@ def test_what_changes_nobody_knows_which_tables_makes_them_inseparable(text: str
     found = of("a.t", text)
     assert len(found.inseparable) == 1
     assert text in found.inseparable[0]
-    for harmless in ("FLUSH TABLES", "GRANT SELECT ON *.* TO x@y", "CREATE PROCEDURE a.p() BEGIN CALL q(); END",
-                     "CREATE USER x@y", "DROP DATABASE b"):
+    for harmless in (
+        "FLUSH TABLES",
+        "GRANT SELECT ON *.* TO x@y",
+        "CREATE PROCEDURE a.p() BEGIN CALL q(); END",
+        "CREATE USER x@y",
+        "DROP DATABASE b",
+    ):
         assert of("a.t", harmless).inseparable == ()
 
 
@@ -166,14 +221,18 @@ def test_rows_that_went_through_a_view_make_them_inseparable_only_where_the_view
 WIDE = ", ".join(f"a_rather_long_column_name_{number} INT" for number in range(40))
 
 
-@pytest.mark.parametrize("text", [
-    f"CREATE TABLE a.t (i INT, {WIDE}, FOREIGN KEY (i) REFERENCES b.u (i))",
-    f"ALTER TABLE a.t ADD ({WIDE}), ADD FOREIGN KEY (i) REFERENCES b.u (i)",
-    f"CREATE TABLE a.t /* {WIDE} */ LIKE b.u", f"CREATE TABLE a.t ({WIDE}) AS SELECT * FROM b.u",
-    f"/* {WIDE} */ CREATE TABLE a.t LIKE b.u",
-    "RENAME TABLE " + ", ".join(f"b.x{number} TO b.y{number}" for number in range(80)) + ", b.u TO a.t",
-    r"CREATE TABLE a.t (password TEXT DEFAULT 'it\'s', FOREIGN KEY (i) REFERENCES b.u (i))",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"CREATE TABLE a.t (i INT, {WIDE}, FOREIGN KEY (i) REFERENCES b.u (i))",
+        f"ALTER TABLE a.t ADD ({WIDE}), ADD FOREIGN KEY (i) REFERENCES b.u (i)",
+        f"CREATE TABLE a.t /* {WIDE} */ LIKE b.u",
+        f"CREATE TABLE a.t ({WIDE}) AS SELECT * FROM b.u",
+        f"/* {WIDE} */ CREATE TABLE a.t LIKE b.u",
+        "RENAME TABLE " + ", ".join(f"b.x{number} TO b.y{number}" for number in range(80)) + ", b.u TO a.t",
+        r"CREATE TABLE a.t (password TEXT DEFAULT 'it\'s', FOREIGN KEY (i) REFERENCES b.u (i))",
+    ],
+)
 def test_a_definition_of_which_the_index_has_the_beginning_makes_its_table_inseparable(text: str) -> None:
     found = relatives([name("a.t")], [indexed(text, size=1024)], nobody, known=[name("b.u")])
     assert "in part only" in found.inseparable[0]
@@ -188,9 +247,12 @@ def test_a_definition_of_which_the_index_has_the_beginning_makes_its_table_insep
 
 def test_what_is_behind_a_definition_that_is_cut_is_of_no_interest_where_no_table_can_stand_there() -> None:
     partitions = ", ".join(f"PARTITION p{number} VALUES LESS THAN ({number})" for number in range(80))
-    for text in (f"CREATE TABLE a.t (i INT) PARTITION BY RANGE (i) ({partitions})",
-                 f"CREATE INDEX i ON a.t (i) COMMENT '{WIDE}'", f"INSERT INTO a.t VALUES ('{WIDE}')",
-                 "DROP TABLE IF EXISTS a.t" + "".join(f", b.x{number}" for number in range(200))):
+    for text in (
+        f"CREATE TABLE a.t (i INT) PARTITION BY RANGE (i) ({partitions})",
+        f"CREATE INDEX i ON a.t (i) COMMENT '{WIDE}'",
+        f"INSERT INTO a.t VALUES ('{WIDE}')",
+        "DROP TABLE IF EXISTS a.t" + "".join(f", b.x{number}" for number in range(200)),
+    ):
         assert relatives([name("a.t")], [indexed(text, size=1024)], nobody, triggers={}).inseparable == (), text
 
 
@@ -200,15 +262,21 @@ def test_a_trigger_that_is_cut_matters_where_statements_fired_it() -> None:
     for wanted in ("a.t", "b.z"):
         found = relatives([name(wanted)], [indexed(trigger, size=1024), fired], nobody, triggers={})
         assert "triggers" in found.inseparable[0]
-        assert relatives([name(wanted)], [indexed(trigger, size=1024), rows("a.t")], nobody,
-                         triggers={}).inseparable == ()
+        assert (
+            relatives([name(wanted)], [indexed(trigger, size=1024), rows("a.t")], nobody, triggers={}).inseparable == ()
+        )
     assert shown(relatives([name("a.t")], [indexed(trigger), fired], nobody, triggers={})) == "a.t b.u"
 
 
 def test_every_query_that_a_view_had_counts() -> None:
     for first, second in (("a.t", "b.u"), ("b.u", "a.t")):
-        found = of("a.t", f"CREATE VIEW b.v AS SELECT * FROM {first}", "INSERT INTO b.v VALUES (1)",
-                   f"ALTER VIEW b.v AS SELECT * FROM {second}", "INSERT INTO b.v VALUES (1)")
+        found = of(
+            "a.t",
+            f"CREATE VIEW b.v AS SELECT * FROM {first}",
+            "INSERT INTO b.v VALUES (1)",
+            f"ALTER VIEW b.v AS SELECT * FROM {second}",
+            "INSERT INTO b.v VALUES (1)",
+        )
         assert "b.v" in found.inseparable[0]
 
 
@@ -218,8 +286,7 @@ def test_a_list_of_new_names_that_no_index_holds_may_have_any_table_in_it() -> N
 
 
 def test_a_filter_has_a_pattern_per_table_and_one_for_what_is_done_to_its_schema() -> None:
-    assert patterns([name("s_1.t%"), TableName("s_1", "back\\slash")]) == (
-        r"s\_1.t\%", r"s\_1.back\\slash", r"s\_1.")
+    assert patterns([name("s_1.t%"), TableName("s_1", "back\\slash")]) == (r"s\_1.t\%", r"s\_1.back\\slash", r"s\_1.")
     assert skipped_statement([name("a.t")]) == "TRUNCATE a.a"
     assert skipped_statement([name("a.a"), name("a.b")]) == "TRUNCATE a.c"
 
@@ -279,9 +346,12 @@ class Pretended:
 
 
 TEXTS = {
-    "insert": "INSERT INTO {} VALUES (1)", "copy": "INSERT INTO {} SELECT * FROM {}",
-    "join": "UPDATE {} x JOIN {} y ON x.i = y.i SET x.i = 1, y.i = 2", "like": "CREATE TABLE {} LIKE {}",
-    "rename": "RENAME TABLE {} TO {}", "swap": "RENAME TABLE {0} TO a.between, {1} TO {0}, a.between TO {1}",
+    "insert": "INSERT INTO {} VALUES (1)",
+    "copy": "INSERT INTO {} SELECT * FROM {}",
+    "join": "UPDATE {} x JOIN {} y ON x.i = y.i SET x.i = 1, y.i = 2",
+    "like": "CREATE TABLE {} LIKE {}",
+    "rename": "RENAME TABLE {} TO {}",
+    "swap": "RENAME TABLE {0} TO a.between, {1} TO {0}, a.between TO {1}",
     "drop": "DROP TABLE {}, {}",
 }
 
@@ -293,7 +363,8 @@ def history(dice: random.Random, database: Pretended, length: int) -> Iterator[t
         one, other = dice.sample(there, 2)
         fresh = f"{dice.choice(SCHEMAS)}.n{number}"
         step = {"insert": (verb, one), "like": (verb, fresh, one), "rename": (verb, one, fresh)}.get(
-            verb, (verb, one, other))
+            verb, (verb, one, other)
+        )
         named = {one, other} & {*database.triggers, *database.triggers.values()}
         if (verb in ("rename", "swap", "drop") and named) or (verb == "drop" and len(there) < 6):
             continue  # a trigger would go along, or miss its table
@@ -331,16 +402,23 @@ def test_a_narrowed_replay_of_any_history_ends_as_the_whole_one_did() -> None:
             steps.append(step)
         log = list(transactions(dice, steps))
         wanted = dice.sample(sorted(whole.tables), 2)
-        needed = relatives([name(one) for one in wanted], log, nobody, triggers={
-            name(table): f"INSERT INTO {other} VALUES (2)" for table, other in triggers.items()})
+        needed = relatives(
+            [name(one) for one in wanted],
+            log,
+            nobody,
+            triggers={name(table): f"INSERT INTO {other} VALUES (2)" for table, other in triggers.items()},
+        )
         only = frozenset(one.shown for one in needed.tables)
         narrowed = Pretended({table: what for table, what in first.items() if table in only}, triggers, only)
         for step in steps:
             narrowed.run(step)
         assert {one: narrowed.tables.get(one) for one in wanted} == {one: whole.tables[one] for one in wanted}, (
-            wanted, steps)
+            wanted,
+            steps,
+        )
         assert {one.shown for one in needed.made} >= set(narrowed.tables) - set(first)
         assert {one.shown for one in needed.gone} == {one for one in only if one not in narrowed.tables} & {
-            word for step in steps for word in step} | ({"a.between"} & only)
+            word for step in steps for word in step
+        } | ({"a.between"} & only)
         narrower += len(only) < len(first)
     assert narrower > rounds(150) // 10

@@ -63,7 +63,8 @@ def _make_everything(kind: Kind, source: Server) -> None:
         "CREATE USER carol@'10.0.0.%' IDENTIFIED BY 'Car0l-pass'",
         "GRANT SELECT ON shop.* TO carol@'10.0.0.%'",
         "ALTER TABLE shop.doomed ADD COLUMN more INT DEFAULT 5",
-        "FLUSH BINARY LOGS")
+        "FLUSH BINARY LOGS",
+    )
     with source.connect() as session, session.cursor() as cursor:
         cursor.execute("SET SESSION binlog_format = STATEMENT")
         cursor.execute("CREATE TEMPORARY TABLE shop.passing (id INT PRIMARY KEY, v INT)")
@@ -102,11 +103,18 @@ def test_a_copy_stops_just_before_each_disaster_and_goes_on_from_there_to_the_en
                 source.execute("FLUSH BINARY LOGS")
         prepared = source.connect()
         with prepared.cursor() as cursor:
-            for statement in ("XA START 'left','over',3", "INSERT INTO shop.counted (n) VALUES (99)",
-                              "XA END 'left','over',3", "XA PREPARE 'left','over',3"):
+            for statement in (
+                "XA START 'left','over',3",
+                "INSERT INTO shop.counted (n) VALUES (99)",
+                "XA END 'left','over',3",
+                "XA PREPARE 'left','over',3",
+            ):
                 cursor.execute(statement)
-        stops = [place_before(kind, source, "DELETE FROM shop.precious"),
-                 place_before(kind, source, "DROP TABLE `shop`.`doomed`"), here(kind, source)]
+        stops = [
+            place_before(kind, source, "DELETE FROM shop.precious"),
+            place_before(kind, source, "DROP TABLE `shop`.`doomed`"),
+            here(kind, source),
+        ]
         with running_copy(kind, source, empty_copy(kind, short_tmp / "c"), max_allowed_packet="64M") as (server, info):
             start = first(kind)
             for number, stop in enumerate(stops):
@@ -124,8 +132,11 @@ def test_a_copy_stops_just_before_each_disaster_and_goes_on_from_there_to_the_en
                         # A replica, too, disables what reaches it.
                         copied.pop("events"), wanted.pop("events")
                     assert copied == wanted
-                assert got.prepared_xa == (() if stop is not stops[-1] else (
-                    ("'left','over',3",) if kind.mariadb else ("X'6C656674',X'6F766572',3",)))
+                assert got.prepared_xa == (
+                    ()
+                    if stop is not stops[-1]
+                    else (("'left','over',3",) if kind.mariadb else ("X'6C656674',X'6F766572',3",))
+                )
                 start = stop.position
             assert ("shop.doomed" in copied) is False
             assert server.log_tail(400).count("ERROR") == 0
@@ -153,7 +164,8 @@ def test_a_restored_backup_goes_on_where_it_stands_and_one_transaction_is_left_o
 
 @BOTH
 def test_the_pipe_does_the_same(
-        kind: Kind, quiet: Quiet, short_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Kind, quiet: Quiet, short_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where nobody else reads logs with LOAD DATA in them
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with quiet.running(short_tmp) as (server, info):
@@ -180,13 +192,18 @@ def test_statements_give_the_same_in_the_zone_of_the_source_and_one_after_the_ot
         source = stack.enter_context(kind.make(options={"default_time_zone": zone}))
     with stack:
         source.execute(
-            "CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "INSERT INTO d.t VALUES (1)",
+            "CREATE DATABASE d",
+            "CREATE TABLE d.t (id INT PRIMARY KEY)",
+            "INSERT INTO d.t VALUES (1)",
             "CREATE TABLE d.u (id INT AUTO_INCREMENT PRIMARY KEY, n INT)",
             "CREATE TABLE d.log (id INT AUTO_INCREMENT PRIMARY KEY, parent INT)",
             "CREATE TRIGGER d.g AFTER INSERT ON d.u FOR EACH ROW INSERT INTO d.log (parent) VALUES (NEW.id)",
-            "ALTER TABLE d.t ADD COLUMN made DATETIME DEFAULT NOW()", "CREATE TABLE d.s (at DATETIME)",
-            "SET SESSION binlog_format = STATEMENT", *["INSERT INTO d.u (n) VALUES (1)"] * 40,
-            "INSERT INTO d.s VALUES (NOW())")
+            "ALTER TABLE d.t ADD COLUMN made DATETIME DEFAULT NOW()",
+            "CREATE TABLE d.s (at DATETIME)",
+            "SET SESSION binlog_format = STATEMENT",
+            *["INSERT INTO d.u (n) VALUES (1)"] * 40,
+            "INSERT INTO d.s VALUES (NOW())",
+        )
         end, wanted = here(kind, source), content(kind, source.query)
         with running_copy(kind, source, empty_copy(kind, short_tmp / "c"), workers=4) as (server, info):
             got = roll(server, info, logs(source, short_tmp / "logs", first(kind), end))
@@ -221,7 +238,8 @@ def _refuse_what_does_not_fit(quiet: Quiet, server: LaunchedServer, info: Any, f
         (replace(quiet.logs, files=(one,)), "not in the last"),
         (replace(quiet.logs, files=()), "no file"),
         (replace(quiet.logs, stop=replace(quiet.stop, pos=quiet.stop.pos - 1)), "bytes, and the stop"),
-        (torn, "ends inside an event"), (inside, "ends inside a transaction"),
+        (torn, "ends inside an event"),
+        (inside, "ends inside a transaction"),
         (replace(quiet.logs, start=replace(quiet.after_base, pos=quiet.after_base.pos + 1)), "not a place between"),
     ):
         with pytest.raises((RefusedError, DamagedError), match=said):
@@ -231,8 +249,12 @@ def _refuse_what_does_not_fit(quiet: Quiet, server: LaunchedServer, info: Any, f
     with pytest.raises(RefusedError, match="has the server id"):
         roll(server, info, quiet.logs, server_ids=[server.config.server_id])
     with pytest.raises(RefusedError, match="not in the logs"):
-        roll(server, info, quiet.logs, exclude=["0-1-77" if quiet.kind.mariadb else
-                                                "11111111-1111-1111-1111-111111111111:1"])
+        roll(
+            server,
+            info,
+            quiet.logs,
+            exclude=["0-1-77" if quiet.kind.mariadb else "11111111-1111-1111-1111-111111111111:1"],
+        )
     hole = Position("", 0, "" if quiet.kind.mariadb else quiet.after_base.gtid.replace("1-", "2-"))
     with pytest.raises(RefusedError, match=r"logs begin after"):
         roll(server, info, replace(quiet.logs, files=(two,), start=hole))

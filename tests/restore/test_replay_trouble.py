@@ -51,8 +51,10 @@ def test_events_with_the_copys_own_server_id_are_skipped_by_the_server_and_that_
 ) -> None:
     monkeypatch.setattr(replaying, "_refuse_own_id", lambda *_: None)
     monkeypatch.setattr(applier, "QUIET_SECONDS", 0.3)
-    with (quiet.running(short_tmp, server_id=quiet.source.server_id) as (server, info),
-          pytest.raises(ServerError, match=r"did not end where it should|stopped before the end") as caught):
+    with (
+        quiet.running(short_tmp, server_id=quiet.source.server_id) as (server, info),
+        pytest.raises(ServerError, match=r"did not end where it should|stopped before the end") as caught,
+    ):
         roll(server, info, quiet.logs)
     if kind.mariadb:  # which reaches the GTID all the same
         assert "counted 0 transactions" in caught.value.detail
@@ -160,8 +162,19 @@ def test_what_a_killed_replay_left_is_no_obstacle(quiet_mariadb: Quiet, short_tm
     quiet = quiet_mariadb
     quiet.copy(short_tmp)
     start, stop = quiet.after_base, quiet.stop
-    words = [short_tmp, quiet.source.socket, quiet.source.program(), quiet.source.server_id, start.file, start.pos,
-             start.gtid, stop.file, stop.pos, stop.gtids, *quiet.logs.files]
+    words = [
+        short_tmp,
+        quiet.source.socket,
+        quiet.source.program(),
+        quiet.source.server_id,
+        start.file,
+        start.pos,
+        start.gtid,
+        stop.file,
+        stop.pos,
+        stop.gtids,
+        *quiet.logs.files,
+    ]
     with subprocess.Popen([sys.executable, "-c", _CHILD, *map(str, words)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline()
@@ -177,9 +190,7 @@ def test_what_a_killed_replay_left_is_no_obstacle(quiet_mariadb: Quiet, short_tm
     assert not (short_tmp / "source").exists()
 
 
-def test_the_source_is_reached_by_the_copy_alone(
-    quiet_mariadb: Quiet, short_tmp: Path, changed_source: Any
-) -> None:
+def test_the_source_is_reached_by_the_copy_alone(quiet_mariadb: Quiet, short_tmp: Path, changed_source: Any) -> None:
     if not is_available():
         pytest.skip("bubblewrap cannot confine anything on this host")
     seen: list[Any] = []
@@ -211,16 +222,25 @@ def test_the_source_is_reached_by_the_copy_alone(
 def test_mysql_without_gtids_and_with_gtids_switched_on_in_between(short_tmp: Path) -> None:
     with MYSQL.make(options={"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}) as source:
         sample.create(source)
-        source.execute("XA START 'x'", "INSERT INTO bank.accounts (id, balance) VALUES (9000, 1)", "XA END 'x'",
-                       "XA PREPARE 'x'", "XA COMMIT 'x'")
+        source.execute(
+            "XA START 'x'",
+            "INSERT INTO bank.accounts (id, balance) VALUES (9000, 1)",
+            "XA END 'x'",
+            "XA PREPARE 'x'",
+            "XA COMMIT 'x'",
+        )
         before, held = here(MYSQL, source), content(MYSQL, source.query)
-        source.execute("CREATE TABLE shop.copied AS SELECT * FROM shop.orders LIMIT 50",
-                       "SET GLOBAL gtid_mode = OFF_PERMISSIVE",
-                       "INSERT INTO bank.accounts (id, balance) VALUES (9001, 1)",
-                       "SET GLOBAL enforce_gtid_consistency = ON", "SET GLOBAL gtid_mode = ON_PERMISSIVE",
-                       "INSERT INTO bank.accounts (id, balance) VALUES (9002, 2)",
-                       "SET GLOBAL gtid_mode = ON",
-                       "FLUSH BINARY LOGS", "INSERT INTO bank.accounts (id, balance) VALUES (9003, 3)")
+        source.execute(
+            "CREATE TABLE shop.copied AS SELECT * FROM shop.orders LIMIT 50",
+            "SET GLOBAL gtid_mode = OFF_PERMISSIVE",
+            "INSERT INTO bank.accounts (id, balance) VALUES (9001, 1)",
+            "SET GLOBAL enforce_gtid_consistency = ON",
+            "SET GLOBAL gtid_mode = ON_PERMISSIVE",
+            "INSERT INTO bank.accounts (id, balance) VALUES (9002, 2)",
+            "SET GLOBAL gtid_mode = ON",
+            "FLUSH BINARY LOGS",
+            "INSERT INTO bank.accounts (id, balance) VALUES (9003, 3)",
+        )
         end = here(MYSQL, source)
         one = logs(source, short_tmp / "one", first(MYSQL), before)
         two = logs(source, short_tmp / "two", before.position, end)
@@ -237,10 +257,17 @@ def test_mysql_without_gtids_and_with_gtids_switched_on_in_between(short_tmp: Pa
 def test_gtids_that_come_twice_and_in_any_order_are_replayed_by_place_through_the_pipe_alone(short_tmp: Path) -> None:
     with MARIADB.make(options={"gtid_strict_mode": 0}) as source:
         source.execute(
-            "CREATE DATABASE d", "CREATE TABLE d.t (i INT PRIMARY KEY) WITH SYSTEM VERSIONING",
-            "SET SESSION gtid_seq_no = 100", "INSERT INTO d.t VALUES (1)", "INSERT INTO d.t VALUES (2)",
-            "SET SESSION gtid_seq_no = 100", "INSERT INTO d.t VALUES (3)", "INSERT INTO d.t VALUES (4)",
-            "SET SESSION system_versioning_alter_history = KEEP", "ALTER TABLE d.t ADD COLUMN j INT DEFAULT 3")
+            "CREATE DATABASE d",
+            "CREATE TABLE d.t (i INT PRIMARY KEY) WITH SYSTEM VERSIONING",
+            "SET SESSION gtid_seq_no = 100",
+            "INSERT INTO d.t VALUES (1)",
+            "INSERT INTO d.t VALUES (2)",
+            "SET SESSION gtid_seq_no = 100",
+            "INSERT INTO d.t VALUES (3)",
+            "INSERT INTO d.t VALUES (4)",
+            "SET SESSION system_versioning_alter_history = KEEP",
+            "ALTER TABLE d.t ADD COLUMN j INT DEFAULT 3",
+        )
         end = here(MARIADB, source)
         what = logs(source, short_tmp / "logs", first(MARIADB), end)
         copy = empty_copy(MARIADB, short_tmp / "c")
@@ -269,8 +296,9 @@ def test_mariadb_with_domains_and_strict_mode_and_a_state_ahead_of_the_position(
         ahead = here(MARIADB, source)
         source.execute(*(f"CREATE TABLE d.t{n} (i INT PRIMARY KEY)" for n in (1, 2)))
         for number in range(40):
-            source.execute(f"SET SESSION gtid_domain_id = {number % 3}",
-                           f"INSERT INTO d.t{number % 3} VALUES ({number})")
+            source.execute(
+                f"SET SESSION gtid_domain_id = {number % 3}", f"INSERT INTO d.t{number % 3} VALUES ({number})"
+            )
             if number == 20:
                 source.execute("SET GLOBAL binlog_checksum = CRC32")
         source.execute("SET SESSION gtid_domain_id = 0")
@@ -292,17 +320,25 @@ def test_logs_of_a_source_that_encrypts_them_come_in_clear_and_are_replayed(shor
     keys = short_tmp / "keys"
     keys.write_text("1;" + "ab" * 32)
     keys.chmod(0o644)
-    options = {"encrypt_binlog": 1, "plugin_load_add": "file_key_management",
-               "file_key_management_filename": str(keys)}
+    options = {"encrypt_binlog": 1, "plugin_load_add": "file_key_management", "file_key_management_filename": str(keys)}
     with MARIADB.make(options=options) as source:
         sample.create(source)
         end = here(MARIADB, source)
         assert (source.datadir / end.file).read_bytes()[300:].count(b"bank") == 0
         what = logs(source, short_tmp / "logs", first(MARIADB), end)
-        subprocess.run([find_program("mariadb-binlog"), f"--defaults-file={source.client_file()}", "--raw",
-                        "--read-from-remote-server", f"--result-file={short_tmp}/logs/", end.file], check=True)
+        subprocess.run(
+            [
+                find_program("mariadb-binlog"),
+                f"--defaults-file={source.client_file()}",
+                "--raw",
+                "--read-from-remote-server",
+                f"--result-file={short_tmp}/logs/",
+                end.file,
+            ],
+            check=True,
+        )
         (path,) = what.files
-        path.write_bytes(path.read_bytes()[:end.pos])
+        path.write_bytes(path.read_bytes()[: end.pos])
         with running_copy(MARIADB, source, empty_copy(MARIADB, short_tmp / "c")) as (server, info):
             roll(server, info, what)
             with asking(server) as ask:

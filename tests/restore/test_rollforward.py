@@ -41,32 +41,54 @@ def at(files: Sequence[Path], place: Position | None, *, seconds: float = 60) ->
 
 
 def test_a_replay_begins_where_the_backup_was_taken_unless_the_files_are_provably_further(
-        files: Sequence[Path]) -> None:
+    files: Sequence[Path],
+) -> None:
     further = at(files, Position("bin.000001", 600))
     assert further.position == Position("bin.000001", 600, "0-1-3")
     assert further.skipped == 2
     assert "2 transactions after" in further.reason
-    for place in (None, Position("bin.000001", 300), Position("bin.000001", 200), Position("bin.000001", 550),
-                  Position("bin.000009", 4), Position("older.000007", 999)):
+    for place in (
+        None,
+        Position("bin.000001", 300),
+        Position("bin.000001", 200),
+        Position("bin.000001", 550),
+        Position("bin.000009", 4),
+        Position("older.000007", 999),
+    ):
         assert at(files, place).position == START, place
     # A place that was reached after the backup had ended is one of an earlier sequence of files.
     assert at(files, Position("bin.000001", 600), seconds=2.5).position == START
 
 
 def test_the_place_that_innodb_names_is_read_from_what_the_tools_print() -> None:
-    mariadb = ("InnoDB: Last binlog file './binlog.000001', position 77\n"
-               "[00] Last binlog file ./binlog.000003, position 5102864\n")
+    mariadb = (
+        "InnoDB: Last binlog file './binlog.000001', position 77\n"
+        "[00] Last binlog file ./binlog.000003, position 5102864\n"
+    )
     assert innodb_place(["nothing", mariadb]) == Position("binlog.000003", 5102864)
-    assert innodb_place(["xtrabackup: Last MySQL binlog file position 1234, file name mysql-bin.000002\n", "done\n"]
-                        ) == Position("mysql-bin.000002", 1234)
-    assert innodb_place(["InnoDB: Last MySQL binlog file position 0 98, file name ./b.000002\n"]
-                        ) == Position("b.000002", 98)
+    assert innodb_place(
+        ["xtrabackup: Last MySQL binlog file position 1234, file name mysql-bin.000002\n", "done\n"]
+    ) == Position("mysql-bin.000002", 1234)
+    assert innodb_place(["InnoDB: Last MySQL binlog file position 0 98, file name ./b.000002\n"]) == Position(
+        "b.000002", 98
+    )
     assert innodb_place(["completed OK!\n"]) is None
 
 
 def test_what_was_replayed_survives_being_written_down() -> None:
-    rolled = RolledForward(STOP, ReplayMethod.APPLIER, "why", 5, 740, 1.5, excluded=("0-1-4",), doubtful=("a",),
-                           events=("s.e: enabled",), prepared_xa=("'x'",), warnings=("w",))
+    rolled = RolledForward(
+        STOP,
+        ReplayMethod.APPLIER,
+        "why",
+        5,
+        740,
+        1.5,
+        excluded=("0-1-4",),
+        doubtful=("a",),
+        events=("s.e: enabled",),
+        prepared_xa=("'x'",),
+        warnings=("w",),
+    )
     assert RolledForward.from_json(rolled.as_json()) == rolled
     assert [word for word in ("'x'", "0-1-4", "a", "w") if not any(word in text for text in rolled.remarks)] == []
 

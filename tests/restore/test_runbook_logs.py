@@ -37,19 +37,33 @@ class Hand:
         self.place.initialise(BASE)
         builder = Builder(self.keys)
         header, body = builder.manifest(builder.entries({"ibdata1": b"x"}))
-        facts = replace(body.facts, position=Position("bin.000001", 300, "0-1-1"),
-                        server=replace(body.facts.server, server_uuid="uid"))
+        facts = replace(
+            body.facts,
+            position=Position("bin.000001", 300, "0-1-1"),
+            server=replace(body.facts.server, server_uuid="uid"),
+        )
         _title, _why, self.script = choose_logs(
             replace(header, server=SERVER, started_at=BASE - timedelta(seconds=1), finished_at=BASE),
-            replace(body, facts=facts), signed=self.signed)
+            replace(body, facts=facts),
+            signed=self.signed,
+        )
 
     def branch(self, **values: object) -> Branch:
         found = branch(**values)
         segments.put_branch(self.place, found)
         return found
 
-    def shelve(self, number: int, start: int, end: int, ending: Ending, *found: Transaction, of: str = BRANCH,
-               before: str = "0-1-1", after: str = "0-1-1") -> Path:
+    def shelve(
+        self,
+        number: int,
+        start: int,
+        end: int,
+        ending: Ending,
+        *found: Transaction,
+        of: str = BRANCH,
+        before: str = "0-1-1",
+        after: str = "0-1-1",
+    ) -> Path:
         draft = replace(segment(number, start, end, ending, found, before=before, after=after), branch=of)
         done = shelve(draft, found, [self.place], self.keys, self.base)
         return self.base / "repository" / layout.segment_folder(SERVER, done.key)
@@ -59,9 +73,21 @@ class Hand:
         self.work = self.base / f"work-{self.tries}"
         self.work.mkdir()
         script = f'set -eu\n{self.script}\necho "$REPLAY from $BEGIN to $END"'
-        return subprocess.run(["sh", "-c", script], text=True, capture_output=True, check=False, env={
-            "PATH": "/usr/bin:/bin", "GNUPGHOME": str(self.keys.secret_home), "WORK": str(self.work), "TO": to,
-            "REPOSITORY": str(self.base / "repository"), "SERVER": SERVER, **more})
+        return subprocess.run(
+            ["sh", "-c", script],
+            text=True,
+            capture_output=True,
+            check=False,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "GNUPGHOME": str(self.keys.secret_home),
+                "WORK": str(self.work),
+                "TO": to,
+                "REPOSITORY": str(self.base / "repository"),
+                "SERVER": SERVER,
+                **more,
+            },
+        )
 
     def chosen(self, to: str, **more: str) -> str:
         done = self.choose(to, **more)
@@ -80,8 +106,16 @@ def hand(keys: Keys, tmp_path: Path) -> Hand:
     found = Hand(keys, tmp_path)
     found.branch()
     found.shelve(1, 0, 600, Ending.OPEN, transaction(1, 200, 300, -60))
-    found.shelve(1, 0, 1000, Ending.ROTATED, transaction(1, 200, 300, -60),
-                 transaction(2, 300, 700, 10.25, precise=True), before="0-1-0", after="0-1-2")
+    found.shelve(
+        1,
+        0,
+        1000,
+        Ending.ROTATED,
+        transaction(1, 200, 300, -60),
+        transaction(2, 300, 700, 10.25, precise=True),
+        before="0-1-0",
+        after="0-1-2",
+    )
     found.shelve(2, 0, 400, Ending.OPEN, transaction(3, 256, 400, 20), before="0-1-2", after="0-1-3")
     found.shelve(2, 400, 800, Ending.OPEN, transaction(4, 400, 800, 30), before="0-1-3", after="0-1-4")
     return found
@@ -96,8 +130,12 @@ def test_the_stop_is_right_before_the_first_transaction_that_is_later(hand: Hand
     assert hand.chosen("latest") == "1 2 from 300 to"
     assert (hand.work / "logs/1").read_bytes() == content(1, 1000)
     assert (hand.work / "logs/2").read_bytes() == content(2, 800)
-    for seconds, expected in ((10.2, "from 4 to 300"), (10.25, "1 2 from 300 to 256"), (20, "1 2 from 300 to 400"),
-                              (29.999, "1 2 from 300 to 400")):
+    for seconds, expected in (
+        (10.2, "from 4 to 300"),
+        (10.25, "1 2 from 300 to 256"),
+        (20, "1 2 from 300 to 400"),
+        (29.999, "1 2 from 300 to 400"),
+    ):
         assert hand.chosen(at(seconds)) == expected, seconds
     assert "ENDS BEFORE" in hand.choose(at(31)).stderr
     assert "after" in hand.refused(at(-1))
@@ -105,8 +143,16 @@ def test_the_stop_is_right_before_the_first_transaction_that_is_later(hand: Hand
 
 
 def test_times_that_a_session_set_end_no_replay_and_bring_nothing_later(hand: Hand) -> None:
-    hand.shelve(2, 800, 900, Ending.ROTATED, transaction(5, 800, 850, -10**9), transaction(6, 850, 900, 10**9),
-                before="0-1-4", after="0-1-6")
+    hand.shelve(
+        2,
+        800,
+        900,
+        Ending.ROTATED,
+        transaction(5, 800, 850, -(10**9)),
+        transaction(6, 850, 900, 10**9),
+        before="0-1-4",
+        after="0-1-6",
+    )
     late = transaction(7, 200, 300, 7200)
     rest = [transaction(8 + n, 300 + n, 301 + n, 40 + n) for n in range(20)]
     hand.shelve(3, 0, 900, Ending.OPEN, late, *rest, before="0-1-6", after="0-1-27")
@@ -135,8 +181,16 @@ def test_what_is_missing_or_damaged_stops_only_who_needs_it(hand: Hand) -> None:
 
 def test_the_history_is_the_one_that_the_server_was_on_and_what_is_not_certain_is_asked(hand: Hand) -> None:
     fork = Position("bin.000002", 400, "0-1-3")
-    child = hand.branch(id=CHILD, noticed_at=BASE + timedelta(seconds=28), since=BASE + timedelta(seconds=25),
-                        reason=BranchReason.LOST_TAIL, parent=BRANCH, fork=fork, names_go_on=True, first_number=3)
+    child = hand.branch(
+        id=CHILD,
+        noticed_at=BASE + timedelta(seconds=28),
+        since=BASE + timedelta(seconds=25),
+        reason=BranchReason.LOST_TAIL,
+        parent=BRANCH,
+        fork=fork,
+        names_go_on=True,
+        first_number=3,
+    )
     hand.shelve(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-3", after="0-1-40")
     assert hand.chosen("latest") == "1 2 3 from 300 to"
     assert (hand.work / "logs/2").stat().st_size == 400, "what the crash lost is left out"
@@ -145,15 +199,26 @@ def test_the_history_is_the_one_that_the_server_was_on_and_what_is_not_certain_i
     assert hand.chosen(at(26), HISTORY=BRANCH) == "1 2 from 300 to 400"
     assert hand.chosen(at(31), HISTORY=BRANCH) == "1 2 from 300 to"
     assert "no history" in hand.refused("latest", HISTORY="another")
-    hand.branch(**{**{name: getattr(child, name) for name in ("id", "noticed_at", "since", "parent", "fork")},
-                   "reason": BranchReason.RESET, "first_number": 1})
+    hand.branch(
+        **{
+            **{name: getattr(child, name) for name in ("id", "noticed_at", "since", "parent", "fork")},
+            "reason": BranchReason.RESET,
+            "first_number": 1,
+        }
+    )
     assert f"the server was on history {CHILD}" in hand.refused("latest")
     assert hand.chosen(at(22)) == "1 2 from 300 to 400"
 
 
 def test_nothing_of_the_parent_is_left_out_before_a_fork(hand: Hand) -> None:
-    forked = {"id": CHILD, "noticed_at": BASE + timedelta(seconds=40), "since": BASE + timedelta(seconds=39),
-              "reason": BranchReason.LOST_TAIL, "parent": BRANCH, "names_go_on": True}
+    forked = {
+        "id": CHILD,
+        "noticed_at": BASE + timedelta(seconds=40),
+        "since": BASE + timedelta(seconds=39),
+        "reason": BranchReason.LOST_TAIL,
+        "parent": BRANCH,
+        "names_go_on": True,
+    }
     hand.branch(**forked, fork=Position("bin.000002", 1000, "0-1-5"), first_number=3)
     hand.shelve(3, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-5", after="0-1-40")
     for to in ("latest", at(70)):
@@ -168,8 +233,15 @@ def test_nothing_of_the_parent_is_left_out_before_a_fork(hand: Hand) -> None:
 
 
 def test_a_file_of_the_parent_that_is_missing_before_a_fork_is_a_gap(hand: Hand) -> None:
-    forked = {"id": CHILD, "noticed_at": BASE + timedelta(seconds=40), "since": BASE + timedelta(seconds=39),
-              "reason": BranchReason.LOST_TAIL, "parent": BRANCH, "names_go_on": True, "first_number": 4}
+    forked = {
+        "id": CHILD,
+        "noticed_at": BASE + timedelta(seconds=40),
+        "since": BASE + timedelta(seconds=39),
+        "reason": BranchReason.LOST_TAIL,
+        "parent": BRANCH,
+        "names_go_on": True,
+        "first_number": 4,
+    }
     hand.shelve(2, 800, 900, Ending.ROTATED, before="0-1-4", after="0-1-4")
     hand.branch(**forked, fork=Position("bin.000003", 1000, "0-1-8"))
     hand.shelve(4, 0, 600, Ending.OPEN, transaction(40, 256, 600, 60), of=CHILD, before="0-1-8", after="0-1-40")
@@ -183,8 +255,14 @@ def test_a_file_of_the_parent_that_is_missing_before_a_fork_is_a_gap(hand: Hand)
 
 
 def test_a_backup_of_what_the_server_lost_is_not_gone_on_from(hand: Hand) -> None:
-    forked = {"id": CHILD, "noticed_at": BASE + timedelta(seconds=40), "since": BASE + timedelta(seconds=39),
-              "reason": BranchReason.LOST_TAIL, "parent": BRANCH, "names_go_on": True}
+    forked = {
+        "id": CHILD,
+        "noticed_at": BASE + timedelta(seconds=40),
+        "since": BASE + timedelta(seconds=39),
+        "reason": BranchReason.LOST_TAIL,
+        "parent": BRANCH,
+        "names_go_on": True,
+    }
     hand.shelve(1, 200, 600, Ending.OPEN, transaction(1, 256, 600, 60), of=CHILD, before="", after="0-1-40")
     hand.branch(**forked, fork=Position("bin.000001", 200, ""), first_number=1)
     assert "it holds what the server had lost" in hand.refused("latest"), "the file is the child's by now"
@@ -194,8 +272,12 @@ def test_a_backup_of_what_the_server_lost_is_not_gone_on_from(hand: Hand) -> Non
 
 def test_a_place_that_is_none_of_these_logs_is_refused(hand: Hand) -> None:
     script = hand.script
-    for said, instead in (("POS=300", "POS=500"), ("GTID='0-1-1'", "GTID=1-1-1"), ("GTID='0-1-1'", "GTID=0-1-0"),
-                          ("UUID='uid'", "UUID=another")):
+    for said, instead in (
+        ("POS=300", "POS=500"),
+        ("GTID='0-1-1'", "GTID=1-1-1"),
+        ("GTID='0-1-1'", "GTID=0-1-0"),
+        ("UUID='uid'", "UUID=another"),
+    ):
         assert said in script
         hand.script = script.replace(said, instead)
         assert "histor" in hand.refused("latest"), instead

@@ -47,8 +47,14 @@ def blocks(runbook: str) -> list[str]:
 
 
 def run(script: str, repository: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", "-c", script], env=BARE | {"REPOSITORY": str(repository)} | more, cwd="/", text=True,
-                          check=False, capture_output=True)
+    return subprocess.run(
+        ["sh", "-c", script],
+        env=BARE | {"REPOSITORY": str(repository)} | more,
+        cwd="/",
+        text=True,
+        check=False,
+        capture_output=True,
+    )
 
 
 def book(taken: Taken, name: str, place: DestinationConfig) -> str:
@@ -58,8 +64,9 @@ def book(taken: Taken, name: str, place: DestinationConfig) -> str:
 def trimmed(taken: Taken, folder: Path) -> Taken:
     """Its repository as it lies where there are no trees, with three logs and an object that nobody needs."""
     copy = taken.copy(folder)
-    subprocess.run(["rm", "-rf", str(folder / layout.SERVERS / "shop" / taken.header.backup_id / layout.FILES)],
-                   check=True)
+    subprocess.run(
+        ["rm", "-rf", str(folder / layout.SERVERS / "shop" / taken.header.backup_id / layout.FILES)], check=True
+    )
     for number in range(3):
         segment = f"{number:010d}-000000000000-000000000009"
         part = folder / f"binlogs/shop/{taken.header.backup_id}/{segment}/part-00000.zst.gpg"
@@ -74,8 +81,11 @@ def trimmed(taken: Taken, folder: Path) -> Taken:
 def needed(taken: Taken) -> Mapping[str, object]:
     """What the restore needs of its repository, and the logs."""
     names = {layout.object_key(item.name) for item in taken.header.objects}
-    return {path: digest for path, digest in files_below(taken.folder).items()
-            if path in names or path.startswith(("servers/", "binlogs/"))}
+    return {
+        path: digest
+        for path, digest in files_below(taken.folder).items()
+        if path in names or path.startswith(("servers/", "binlogs/"))
+    }
 
 
 def fetched(repository: Path) -> Mapping[str, object]:
@@ -84,8 +94,13 @@ def fetched(repository: Path) -> Mapping[str, object]:
 
 def aws(server: S3Server | MotoServer, *arguments: str) -> str:
     environment = BARE | {"AWS_SHARED_CREDENTIALS_FILE": str(server.credentials_file)}
-    return subprocess.run([str(AWS), "--endpoint-url", server.endpoint, "--region", s3server.REGION, *arguments],
-                          env=environment, check=True, text=True, capture_output=True).stdout
+    return subprocess.run(
+        [str(AWS), "--endpoint-url", server.endpoint, "--region", s3server.REGION, *arguments],
+        env=environment,
+        check=True,
+        text=True,
+        capture_output=True,
+    ).stdout
 
 
 @SOAK
@@ -93,7 +108,8 @@ def aws(server: S3Server | MotoServer, *arguments: str) -> str:
 @needs_s3
 @as_root
 def test_from_a_bucket_alone_its_runbook_word_for_word_gives_the_same_data(
-        taken: Taken, keys: Keys, s3_server: S3Server, short_tmp: Path) -> None:
+    taken: Taken, keys: Keys, s3_server: S3Server, short_tmp: Path
+) -> None:
     place = S3Config.model_validate(s3_server.bucket("by-hand") | {"prefix": "our backups"})
     there = trimmed(taken, short_tmp / "there")
     path = there.folder / layout.runbook_key("shop", taken.header.backup_id)
@@ -111,8 +127,9 @@ def test_from_a_bucket_alone_its_runbook_word_for_word_gives_the_same_data(
 
 @needs_ssh
 def test_from_another_host_its_runbook_word_for_word_fetches_what_is_needed(
-        taken: Taken, keys: Keys, ssh_server: SshServer, short_tmp: Path) -> None:
-    folder = short_tmp / "it's \"there\" $HOME \\a [x]* ß"
+    taken: Taken, keys: Keys, ssh_server: SshServer, short_tmp: Path
+) -> None:
+    folder = short_tmp / 'it\'s "there" $HOME \\a [x]* ß'
     place = ssh_server.config(folder)
     there = trimmed(taken, folder)
     path = there.folder / layout.runbook_key("shop", taken.header.backup_id)
@@ -132,8 +149,7 @@ def upload(client: S3Client, folder: Path, bucket: str, prefix: str = "", **clas
     """Every file, in the storage class that is given for the first folder of its key."""
     for path, content in files_below(folder).items():
         kind = classes.get(path.partition("/")[0], "STANDARD")
-        client.put_object(Bucket=bucket, Key=prefix + path, Body=content,
-                          StorageClass=kind)  # type: ignore[arg-type]  # one of the names that it knows
+        client.put_object(Bucket=bucket, Key=prefix + path, Body=content, StorageClass=kind)  # type: ignore[arg-type]  # one of the names that it knows
 
 
 def small(keys: Keys, folder: Path, place: DestinationConfig, files: Mapping[str, bytes]) -> Path:
@@ -144,9 +160,14 @@ def small(keys: Keys, folder: Path, place: DestinationConfig, files: Mapping[str
     local = FilesystemDestination("local", folder)
     local.initialise(STARTED)
     runbook = render_runbook(header, body, destinations=["away"], places={"away": place})
-    builder.put(local, header, {layout.RUNBOOK: runbook.encode(),
-                                layout.UNPACK: gpg_seal(keys, render_unpack(header.backup_id, entries,
-                                                                            header.objects))})
+    builder.put(
+        local,
+        header,
+        {
+            layout.RUNBOOK: runbook.encode(),
+            layout.UNPACK: gpg_seal(keys, render_unpack(header.backup_id, entries, header.objects)),
+        },
+    )
     part = folder / f"binlogs/shop/{header.backup_id}/0000000001-000000000000-000000000009/part-00000.zst.gpg"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"log")
@@ -156,8 +177,9 @@ def small(keys: Keys, folder: Path, place: DestinationConfig, files: Mapping[str
 def unpacked(runbook: str, repository: Path, keys: Keys, work: Path) -> Mapping[str, bytes]:
     """What the runbook's step that unpacks makes of the repository."""
     work.mkdir()
-    (step,) = (step for step in re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL)
-               if layout.UNPACK in step)
+    (step,) = (
+        step for step in re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL) if layout.UNPACK in step
+    )
     checked = work / "checked"
     for one in repository.glob("servers/shop/*"):
         shutil.copytree(one, checked / one.name)  # as the step before leaves it
@@ -171,8 +193,11 @@ FILES = {"ibdata1": bytes(100_000), "shop/orders.ibd": b"orders" * 200, "shop/db
 
 @needs_aws
 @needs_s3
-def test_from_a_bucket_its_runbook_word_for_word_gives_every_file(keys: Keys, s3_server: S3Server, short_tmp: Path,
-                                                                  ) -> None:
+def test_from_a_bucket_its_runbook_word_for_word_gives_every_file(
+    keys: Keys,
+    s3_server: S3Server,
+    short_tmp: Path,
+) -> None:
     place = S3Config.model_validate(s3_server.bucket("by-hand-small") | {"prefix": "our backups"})
     path = small(keys, short_tmp / "there", place, FILES)
     with contextlib.closing(s3_server.client()) as client:
@@ -180,18 +205,21 @@ def test_from_a_bucket_its_runbook_word_for_word_gives_every_file(keys: Keys, s3
         key = f"our backups/{path.relative_to(short_tmp / 'there')}"
         stored = client.get_object(Bucket="by-hand-small", Key=key)["Body"].read().decode()
     repository = short_tmp / "it's here"
-    done = run("".join(blocks(stored)), repository, AWS_SHARED_CREDENTIALS_FILE=str(s3_server.credentials_file),
-               SMALL="1")  # folder by folder, as where there are many objects
+    done = run(
+        "".join(blocks(stored)), repository, AWS_SHARED_CREDENTIALS_FILE=str(s3_server.credentials_file), SMALL="1"
+    )  # folder by folder, as where there are many objects
     assert done.returncode == 0, done.stdout + done.stderr
-    assert fetched(repository) == {name: content for name, content in files_below(short_tmp / "there").items()
-                                   if "/" in name}
+    assert fetched(repository) == {
+        name: content for name, content in files_below(short_tmp / "there").items() if "/" in name
+    }
     assert unpacked(stored, repository, keys, short_tmp / "work") == FILES
 
 
 @needs_aws
 def test_what_lies_in_an_archive_class_is_thawed_first(keys: Keys, moto_server: MotoServer, short_tmp: Path) -> None:
-    place = S3Config.model_validate(moto_server.bucket("frozen") | {
-        "storage_class": "GLACIER", "binlog_storage_class": "DEEP_ARCHIVE"})
+    place = S3Config.model_validate(
+        moto_server.bucket("frozen") | {"storage_class": "GLACIER", "binlog_storage_class": "DEEP_ARCHIVE"}
+    )
     files = {"ibdata1": bytes(1000)}
     stored = small(keys, short_tmp / "there", place, files).read_text()
     with contextlib.closing(moto_server.client()) as client:
@@ -202,9 +230,14 @@ def test_what_lies_in_an_archive_class_is_thawed_first(keys: Keys, moto_server: 
     done = run(lists + look + thaw + look + get, repository, TIER="Expedited", **more)
     assert (done.returncode, done.stdout) == (0, "1\n0\n"), done.stderr
     assert unpacked(stored, repository, keys, short_tmp / "work") == files
-    done = run("set -eu\nFROM=s3://frozen\n"
-               f"cd '{repository}'\n" + log_keys + log_thaw + log_look + log_get, repository, TIER="Bulk",
-               AWS_CONFIG_FILE=str(repository / "aws-config"), AWS_DEFAULT_REGION=s3server.REGION, **more)
+    done = run(
+        f"set -eu\nFROM=s3://frozen\ncd '{repository}'\n" + log_keys + log_thaw + log_look + log_get,
+        repository,
+        TIER="Bulk",
+        AWS_CONFIG_FILE=str(repository / "aws-config"),
+        AWS_DEFAULT_REGION=s3server.REGION,
+        **more,
+    )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert [path.read_bytes() for path in (repository / "binlogs").rglob("part-*")] == [b"log"]
 
@@ -212,21 +245,53 @@ def test_what_lies_in_an_archive_class_is_thawed_first(keys: Keys, moto_server: 
 def test_each_place_is_described_without_a_secret(taken: Taken) -> None:
     places: dict[str, DestinationConfig] = {
         "local": FilesystemConfig.model_validate({"type": "filesystem", "path": "/srv/backups"}),
-        "cloud": S3Config.model_validate({
-            "type": "s3", "bucket": "acme-backups", "prefix": "prod", "region": "eu-central-1", "addressing": "path",
-            "endpoint_url": "https://s3.example.com", "credentials_file": "/etc/backupd/s3-credentials",
-            "profile": "backups", "ca_file": "/etc/backupd/ca.pem", "storage_class": "DEEP_ARCHIVE"}),
-        "vault": SftpConfig.model_validate({
-            "type": "sftp", "host": "vault.example.com", "user": "backupd", "path": "/srv/b", "port": 2222,
-            "key_file": "/etc/backupd/sftp-key", "known_hosts": "/etc/backupd/known_hosts"})}
-    for text in (render_runbook(taken.header, taken.body, destinations=list(places), places=places),
-                 render_logical_runbook(taken.header, taken.body, destinations=list(places), places=places)):
-        for word in ("`acme-backups`", "`prod/`", "`eu-central-1`", "`https://s3.example.com`", "`backups`",
-                     "AWS_CA_BUNDLE", "`DEEP_ARCHIVE`", "48 hours", "`vault.example.com`", "port 2222", "`/srv/b`",
-                     "A copy in a folder (local)"):
+        "cloud": S3Config.model_validate(
+            {
+                "type": "s3",
+                "bucket": "acme-backups",
+                "prefix": "prod",
+                "region": "eu-central-1",
+                "addressing": "path",
+                "endpoint_url": "https://s3.example.com",
+                "credentials_file": "/etc/backupd/s3-credentials",
+                "profile": "backups",
+                "ca_file": "/etc/backupd/ca.pem",
+                "storage_class": "DEEP_ARCHIVE",
+            }
+        ),
+        "vault": SftpConfig.model_validate(
+            {
+                "type": "sftp",
+                "host": "vault.example.com",
+                "user": "backupd",
+                "path": "/srv/b",
+                "port": 2222,
+                "key_file": "/etc/backupd/sftp-key",
+                "known_hosts": "/etc/backupd/known_hosts",
+            }
+        ),
+    }
+    for text in (
+        render_runbook(taken.header, taken.body, destinations=list(places), places=places),
+        render_logical_runbook(taken.header, taken.body, destinations=list(places), places=places),
+    ):
+        for word in (
+            "`acme-backups`",
+            "`prod/`",
+            "`eu-central-1`",
+            "`https://s3.example.com`",
+            "`backups`",
+            "AWS_CA_BUNDLE",
+            "`DEEP_ARCHIVE`",
+            "48 hours",
+            "`vault.example.com`",
+            "port 2222",
+            "`/srv/b`",
+            "A copy in a folder (local)",
+        ):
             assert word in text, word
         assert "/etc/backupd" not in text
-        assert "@" not in re.sub(r'\$@|backupd@vault|ops@example.com|backupd_private@localhost', "", text)
+        assert "@" not in re.sub(r"\$@|backupd@vault|ops@example.com|backupd_private@localhost", "", text)
         assert text.index("## Where the files are") < text.index("## 1. ")
     local = {"local": places["local"]}
     assert render_places("shop", ["x"], local, stored=1) == ""

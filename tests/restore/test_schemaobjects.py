@@ -63,9 +63,18 @@ ONLY_MARIADB = (
     "CREATE PACKAGE BODY shop.pack AS FUNCTION one RETURN INT AS BEGIN RETURN 1; END; END",
     "SET SESSION sql_mode = DEFAULT",
 )
-PLAIN = {("function", "twice"), ("procedure", "list it"), ("procedure", "quo ted"), ("procedure", "aged"),
-         ("view", "c_base"), ("view", "b_upon"), ("view", "a_around"), ("view", "with rates"), ("event", "nightly"),
-         ("event", "szünet")}
+PLAIN = {
+    ("function", "twice"),
+    ("procedure", "list it"),
+    ("procedure", "quo ted"),
+    ("procedure", "aged"),
+    ("view", "c_base"),
+    ("view", "b_upon"),
+    ("view", "a_around"),
+    ("view", "with rates"),
+    ("event", "nightly"),
+    ("event", "szünet"),
+}
 OF_MARIADB = {("package", "pack"), ("package body", "pack")}
 
 
@@ -99,13 +108,31 @@ class House:
 
     def restore(self, folder: Path, *, compare: bool = False) -> TablesOutcome:
         spec = TablesSpec(
-            restore_id=new_id(now()), server="shop", target="latest", way=Source.PHYSICAL, chain=self.shelf.chain,
-            replay=None, statements=(), goals=tuple(TableGoal(name, name) for name in TABLES), into="shop",
-            folder=folder, memory=256 * MIB, whole=("shop",), replace=True, compare=compare,
-            programs=self.shelf.programs)
+            restore_id=new_id(now()),
+            server="shop",
+            target="latest",
+            way=Source.PHYSICAL,
+            chain=self.shelf.chain,
+            replay=None,
+            statements=(),
+            goals=tuple(TableGoal(name, name) for name in TABLES),
+            into="shop",
+            folder=folder,
+            memory=256 * MIB,
+            whole=("shop",),
+            replace=True,
+            compare=compare,
+            programs=self.shelf.programs,
+        )
         return tablerestore.execute(
-            spec, self.connection, destinations=[self.shelf.destination], archives=[self.shelf.destination],
-            unsealer=Unsealer(self.shelf.keys.secret_home), clock=now, report=silent)
+            spec,
+            self.connection,
+            destinations=[self.shelf.destination],
+            archives=[self.shelf.destination],
+            unsealer=Unsealer(self.shelf.keys.secret_home),
+            clock=now,
+            report=silent,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +149,17 @@ def _house(kind: Kind, keys: Keys) -> Iterator[House]:
     with short_directory() as folder, kind.make() as server:
         server.create_backup_users()
         server.execute(
-            "CREATE USER owner@localhost", "GRANT ALL ON *.* TO owner@localhost", "CREATE DATABASE other",
-            "CREATE TABLE other.rates (id INT PRIMARY KEY, rate INT)", "INSERT INTO other.rates VALUES (1, 10)",
-            *SCHEMA, "INSERT INTO shop.orders VALUES (1, 'ä'), (2, 'b')", "INSERT INTO shop.`lines` VALUES (1, 1)",
-            *OBJECTS, *(ONLY_MARIADB if kind.mariadb else ()))
+            "CREATE USER owner@localhost",
+            "GRANT ALL ON *.* TO owner@localhost",
+            "CREATE DATABASE other",
+            "CREATE TABLE other.rates (id INT PRIMARY KEY, rate INT)",
+            "INSERT INTO other.rates VALUES (1, 10)",
+            *SCHEMA,
+            "INSERT INTO shop.orders VALUES (1, 'ä'), (2, 'b')",
+            "INSERT INTO shop.`lines` VALUES (1, 1)",
+            *OBJECTS,
+            *(ONLY_MARIADB if kind.mariadb else ()),
+        )
         shelf = Shelf(kind, server, keys, folder)
         shelf.take()
         house = House(shelf, folder / "scripts", {})
@@ -150,7 +184,8 @@ def kinds(objects: Any) -> set[tuple[str, str]]:
 @BOTH
 @pytest.mark.skipif(os.geteuid() != 0, reason="a copy is given to the server's user")
 def test_a_dropped_schema_comes_back_out_of_a_physical_backup_with_everything_in_it(
-        house: House, short_tmp: Path) -> None:
+    house: House, short_tmp: Path
+) -> None:
     server = house.server
     sums = server.query("CHECKSUM TABLE shop.orders, shop.`lines` EXTENDED")
     server.execute("DROP DATABASE shop")
@@ -178,9 +213,13 @@ def test_a_comparison_makes_nothing(house: House, short_tmp: Path) -> None:
 @BOTH
 def test_what_is_there_is_left_alone_and_said_to_differ(house: House) -> None:
     server = house.server
-    server.execute("CREATE OR REPLACE VIEW shop.c_base AS SELECT 1 AS id, 2 AS two", "DROP PROCEDURE shop.`list it`",
-                   "DROP VIEW IF EXISTS shop.`with rates`", "CREATE TABLE shop.`with rates` (id INT)",
-                   "ALTER EVENT shop.nightly DISABLE")
+    server.execute(
+        "CREATE OR REPLACE VIEW shop.c_base AS SELECT 1 AS id, 2 AS two",
+        "DROP PROCEDURE shop.`list it`",
+        "DROP VIEW IF EXISTS shop.`with rates`",
+        "CREATE TABLE shop.`with rates` (id INT)",
+        "ALTER EVENT shop.nightly DISABLE",
+    )
     before = house.look()
     found = add_missing(house.connection, house.folder, ["shop"])
     assert kinds(found.added) == {("procedure", "list it")}
@@ -209,18 +248,26 @@ def test_what_cannot_be_made_is_named_and_stops_nothing_else(house: House) -> No
     assert stranger.startswith("there is no account `owner`@`localhost` here, the definer of procedure shop.list it:")
     (aged,) = [text for text in found.warnings if "shop.aged" in text]
     assert "latin1_bin" in aged  # somebody else may be at work in this schema, so its collation stays
-    assert server.scalar("SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'shop'"
-                         ) == "latin1_german2_ci"
+    assert (
+        server.scalar("SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'shop'")
+        == "latin1_german2_ci"
+    )
 
 
 @BOTH
 def test_views_across_schemas_find_each_other_and_what_is_over_does_not_begin_again(
-        house: House, tmp_path: Path) -> None:
+    house: House, tmp_path: Path
+) -> None:
     server = house.server
-    server.execute("CREATE DATABASE one", "CREATE DATABASE two", "CREATE TABLE one.t (id INT)",
-                   "CREATE VIEW two.b AS SELECT * FROM one.t", "CREATE VIEW one.a AS SELECT * FROM two.b",
-                   "CREATE VIEW two.a AS SELECT * FROM one.a",
-                   "CREATE EVENT one.once ON SCHEDULE AT '2036-01-01 00:00:00' DO SELECT 1")
+    server.execute(
+        "CREATE DATABASE one",
+        "CREATE DATABASE two",
+        "CREATE TABLE one.t (id INT)",
+        "CREATE VIEW two.b AS SELECT * FROM one.t",
+        "CREATE VIEW one.a AS SELECT * FROM two.b",
+        "CREATE VIEW two.a AS SELECT * FROM one.a",
+        "CREATE EVENT one.once ON SCHEDULE AT '2036-01-01 00:00:00' DO SELECT 1",
+    )
     with house.connection.connect() as session:
         files = {**read_schema(session, "one").files(), **read_schema(session, "two").files()}
     for path, content in files.items():
@@ -228,8 +275,9 @@ def test_views_across_schemas_find_each_other_and_what_is_over_does_not_begin_ag
         (tmp_path / path).write_bytes(content.replace(b"2036-01-01", b"2020-01-01"))
     server.execute("RENAME TABLE one.t TO one.away")
     for working in (True, False):
-        said = keep_scripts(house.connection, tmp_path / str(working), ["one", "two", "gone"], ["two"], absent=(),
-                            working=working)
+        said = keep_scripts(
+            house.connection, tmp_path / str(working), ["one", "two", "gone"], ["two"], absent=(), working=working
+        )
         assert len(said) == (3 if working else 1)  # no schema "gone", two views that do not work
         kept = (tmp_path / str(working) / "schemas/two/views.sql").read_bytes()
         assert (b"\nCREATE " in kept, b"-- CREATE " in kept) == (not working, working)
@@ -253,8 +301,15 @@ def test_scripts_of_a_dump_are_said_to_be_of_its_moment(tmp_path: Path) -> None:
     assert [path.name for path in rows.rglob("*.sql")] == ["views.sql"]
     said = remarks(rows, ["other", "shop"], "b1", replayed=True, chosen=True)
     assert said == (
-        ("backup b1 has no views, routines or events of other: there were none, or it was to take some tables of that "
-         "schema only"),
-        ("views, routines and events of shop are those of backup b1: what was done to them between it and the target "
-         "is not replayed"))
+        (
+            "backup b1 has no views, routines or events of other: there were none, or it was to take some tables "
+            "of that "
+            "schema only"
+        ),
+        (
+            "views, routines and events of shop are those of backup b1: what was done to them between it and the "
+            "target "
+            "is not replayed"
+        ),
+    )
     assert remarks(rows, ["shop"], "b1", replayed=False, chosen=True) == ()

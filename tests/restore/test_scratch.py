@@ -129,8 +129,16 @@ def test_a_flipped_byte_makes_it_fail_by_name_and_leaves_nothing(taken: Taken, k
 def test_a_table_whose_files_are_there_but_which_the_server_does_not_know_is_missed_before_anything_is_replayed(
     taken: Taken, keys: Keys, short_tmp: Path
 ) -> None:
-    with workshop(spec_for(taken, short_tmp), destinations=[taken.destination], clock=now, report=silent,
-                  unsealer=Unsealer(keys.secret_home)) as work, work.place() as folder:
+    with (
+        workshop(
+            spec_for(taken, short_tmp),
+            destinations=[taken.destination],
+            clock=now,
+            report=silent,
+            unsealer=Unsealer(keys.secret_home),
+        ) as work,
+        work.place() as folder,
+    ):
         work.fetch(work.chain, folder)
         built = work.assemble(work.chain, folder)
         facts = taken.body.facts
@@ -138,18 +146,26 @@ def test_a_table_whose_files_are_there_but_which_the_server_does_not_know_is_mis
         assert len(fewer) == len(facts.inventory or ()) - 1
         last = replace(work.chain[-1], body=replace(taken.body, facts=replace(facts, inventory=fewer)))
         with work.started([last], folder, built) as copy:
-            assert any("1 tables are in the restored copy that" in line and line.endswith("list: shop.orders")
-                       for line in copy.warnings), copy.warnings
-        other = tuple(replace(table, engine="MyISAM") if table.name == TableName("shop", "orders") else table
-                      for table in facts.inventory or ())
+            assert any(
+                "1 tables are in the restored copy that" in line and line.endswith("list: shop.orders")
+                for line in copy.warnings
+            ), copy.warnings
+        other = tuple(
+            replace(table, engine="MyISAM") if table.name == TableName("shop", "orders") else table
+            for table in facts.inventory or ()
+        )
         last = replace(work.chain[-1], body=replace(taken.body, facts=replace(facts, inventory=other)))
-        with pytest.raises(DamagedError, match="are of another engine in the restored copy") as damaged, \
-                work.started([last], folder, built):
+        with (
+            pytest.raises(DamagedError, match="are of another engine in the restored copy") as damaged,
+            work.started([last], folder, built),
+        ):
             pass
         assert damaged.value.damages == ("shop.orders",)
         (folder / "data/shop/orders.frm").unlink()
-        with pytest.raises(DamagedError, match="are unknown to a server on the restored copy") as damaged, \
-                work.started(work.chain, folder, built):
+        with (
+            pytest.raises(DamagedError, match="are unknown to a server on the restored copy") as damaged,
+            work.started(work.chain, folder, built),
+        ):
             pass
         assert damaged.value.damages == ("shop.orders",)
 

@@ -135,7 +135,9 @@ def test_a_member_that_is_nowhere_or_marked_everywhere_is_refused_and_no_pin_sta
     away = MemoryDestination("away")
     backups = [("shop", one) for one in CHAIN]
     mark(house.place, "shop", FIRST, utc_now())
-    with pytest.raises(RefusedError, match=f"{FIRST} of shop at destination local is marked deleted"), \
-            pinned([house.place, away], FULL, backups, clock=utc_now):
+    with (
+        pytest.raises(RefusedError, match=f"{FIRST} of shop at destination local is marked deleted"),
+        pinned([house.place, away], FULL, backups, clock=utc_now),
+    ):
         pytest.fail("it is nowhere")
     assert not list(house.place.list(layout.PINS))

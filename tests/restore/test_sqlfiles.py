@@ -33,18 +33,24 @@ PARENT, CHILD = TableName("shop", "a_child_of_z"), TableName("shop", "z")
 def folder_of(path: Path) -> Path:
     """Tables of two schemas with foreign keys, a trigger, a view that needs a routine."""
     odd = "CREATE TABLE `" + ODD.table.replace("`", "``") + "` (\n  `a` int DEFAULT NULL\n) ENGINE=InnoDB"
-    parent = ("CREATE TABLE `a_child_of_z` (\n  `id` int NOT NULL,\n  KEY `k` (`id`),\n  CONSTRAINT `fk` FOREIGN KEY "
-              "(`id`) REFERENCES `z` (`id`)\n) ENGINE=InnoDB")
+    parent = (
+        "CREATE TABLE `a_child_of_z` (\n  `id` int NOT NULL,\n  KEY `k` (`id`),\n  CONSTRAINT `fk` FOREIGN KEY "
+        "(`id`) REFERENCES `z` (`id`)\n) ENGINE=InnoDB"
+    )
     add_table(path, ODD, odd, [(1,), (None,)], files=2)
     add_table(path, PARENT, parent, [(n,) for n in range(20)])
-    add_table(path, CHILD, "CREATE TABLE `z` (\n  `id` int NOT NULL,\n  PRIMARY KEY (`id`)\n) ENGINE=InnoDB",
-              [(n,) for n in range(20)])
+    add_table(
+        path,
+        CHILD,
+        "CREATE TABLE `z` (\n  `id` int NOT NULL,\n  PRIMARY KEY (`id`)\n) ENGINE=InnoDB",
+        [(n,) for n in range(20)],
+    )
     scripts = {
         triggers_path(PARENT): "DELIMITER ;;\nCREATE TRIGGER `up` BEFORE INSERT ON `a_child_of_z` FOR EACH ROW BEGIN "
-                               "SET NEW.id = NEW.id + 1; END ;;\nDELIMITER ;\n",
+        "SET NEW.id = NEW.id + 1; END ;;\nDELIMITER ;\n",
         schema_folder("shop") + "create.sql": "CREATE DATABASE IF NOT EXISTS `shop` CHARACTER SET latin1;\n",
         schema_folder("shop") + "routines.sql": "DELIMITER ;;\nCREATE FUNCTION `two`() RETURNS int DETERMINISTIC BEGIN "
-                                                "RETURN 2; END ;;\nDELIMITER ;\n",
+        "RETURN 2; END ;;\nDELIMITER ;\n",
         schema_folder("shop") + "views.sql": "CREATE VIEW `v` AS SELECT two() AS two;\n",
     }
     for name, text in scripts.items():
@@ -63,9 +69,14 @@ class Hand:
     options: Path
 
     def load(self, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["sh", str(folder / SCRIPT), f"--defaults-file={self.options}", *more], check=False,
-                              env={"PATH": "/usr/bin:/bin", "CLIENT": self.program}, cwd="/", text=True,
-                              capture_output=True)
+        return subprocess.run(
+            ["sh", str(folder / SCRIPT), f"--defaults-file={self.options}", *more],
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "CLIENT": self.program},
+            cwd="/",
+            text=True,
+            capture_output=True,
+        )
 
 
 @pytest.fixture(scope="module", params=[Flavour.MARIADB, Flavour.MYSQL])
@@ -104,16 +115,18 @@ def test_what_was_written_is_loaded_by_its_script_in_order(hand: Hand, tmp_path:
     assert server.query(f"SELECT a FROM {ODD} ORDER BY a") == [(None,), (1,)]
     assert server.scalar(f"SELECT SUM(id) FROM {PARENT}") == sum(range(20))
     assert server.scalar("SELECT two FROM shop.v") == 2
-    assert server.query("SELECT DEFAULT_CHARACTER_SET_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = "
-                        "'shop'") == [("latin1",)]
+    assert server.query(
+        "SELECT DEFAULT_CHARACTER_SET_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'shop'"
+    ) == [("latin1",)]
     server.execute(f"INSERT INTO {CHILD} VALUES (100)", f"INSERT INTO {PARENT} VALUES (99)")
     assert server.scalar(f"SELECT COUNT(*) FROM {PARENT} WHERE id = 100") == 1
 
 
 def test_no_row_gets_into_a_table_that_was_there_before(hand: Hand, tmp_path: Path) -> None:
     target, server = written_for(hand, folder_of(tmp_path / "dump"), tmp_path / "sql"), hand.server
-    server.execute("CREATE DATABASE shop", f"CREATE TABLE {CHILD} (id INT PRIMARY KEY)",
-                   f"INSERT INTO {CHILD} VALUES (777)")
+    server.execute(
+        "CREATE DATABASE shop", f"CREATE TABLE {CHILD} (id INT PRIMARY KEY)", f"INSERT INTO {CHILD} VALUES (777)"
+    )
     for more in ((), ("--force",)):
         done = hand.load(target, *more)
         assert done.returncode != 0
@@ -122,8 +135,14 @@ def test_no_row_gets_into_a_table_that_was_there_before(hand: Hand, tmp_path: Pa
     assert "load.sh: stopped at tables/shop/z/definition.sql: nothing behind it was loaded" in done.stderr
     assert server.query(f"SELECT id FROM {CHILD}") == [(777,)]
     assert server.query("SHOW TRIGGERS FROM shop") == []
-    only = subprocess.run([hand.program, f"--defaults-file={hand.options}"], check=False, text=True, cwd=target,
-                          input=(target / README).read_text(), capture_output=True)
+    only = subprocess.run(
+        [hand.program, f"--defaults-file={hand.options}"],
+        check=False,
+        text=True,
+        cwd=target,
+        input=(target / README).read_text(),
+        capture_output=True,
+    )
     assert "this file only explains" in only.stderr
     assert server.query(f"SELECT id FROM {CHILD}") == [(777,)]
 
@@ -146,8 +165,7 @@ def test_rows_that_are_refused_or_a_file_that_is_gone_end_the_script(hand: Hand,
 
 
 def test_names_and_values_that_a_shell_or_a_client_might_execute(hand: Hand, tmp_path: Path) -> None:
-    names = [TableName(LINE, name) for name in (
-        "a'b\"$(touch pwned)\\`touch pwned`", "-e DROP", "x\ny; exit 0", "é ü")]
+    names = [TableName(LINE, name) for name in ("a'b\"$(touch pwned)\\`touch pwned`", "-e DROP", "x\ny; exit 0", "é ü")]
     rows = ["\\! touch pwned\ndelimiter x\n\\. /etc/passwd\nsource /etc/passwd", "a\r\nb\0'\""]
     for name in names:
         create = f"CREATE TABLE {quote_name(name.table)} (\n  `t` text DEFAULT NULL\n) ENGINE=InnoDB"

@@ -31,14 +31,21 @@ ODD = "`größe 数据`.`naïve.tablé $1`"
 TEN = " UNION ALL ".join(f"SELECT {number} n" for number in range(10))
 ROWS = f"(SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n n FROM ({TEN}) a, ({TEN}) b, ({TEN}) c, ({TEN}) d) numbers"
 TABLES = (
-    "CREATE DATABASE shop", "CREATE DATABASE `größe 数据`", "CREATE DATABASE other", "CREATE DATABASE third",
+    "CREATE DATABASE shop",
+    "CREATE DATABASE `größe 数据`",
+    "CREATE DATABASE other",
+    "CREATE DATABASE third",
     "CREATE TABLE shop.regions (id INT PRIMARY KEY, v VARCHAR(200))",
     "CREATE TABLE shop.customers (id INT PRIMARY KEY, r INT, FOREIGN KEY (r) REFERENCES shop.regions (id))",
-    ("CREATE TABLE shop.orders (id INT PRIMARY KEY, c INT, v VARCHAR(200), "
-     "FOREIGN KEY (c) REFERENCES shop.customers (id) ON DELETE CASCADE)"),
+    (
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, c INT, v VARCHAR(200), "
+        "FOREIGN KEY (c) REFERENCES shop.customers (id) ON DELETE CASCADE)"
+    ),
     f"CREATE TABLE {ODD} (id INT PRIMARY KEY, o INT, v VARCHAR(300), FOREIGN KEY (o) REFERENCES shop.orders (id))",
-    ("CREATE TABLE other.parts (id INT PRIMARY KEY, v VARCHAR(200)) PARTITION BY RANGE (id) "
-     "(PARTITION `p é` VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)"),
+    (
+        "CREATE TABLE other.parts (id INT PRIMARY KEY, v VARCHAR(200)) PARTITION BY RANGE (id) "
+        "(PARTITION `p é` VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)"
+    ),
     "CREATE TABLE other.texts (id INT PRIMARY KEY, v VARCHAR(200), FULLTEXT (v))",
     "CREATE TABLE other.x (id INT PRIMARY KEY, v VARCHAR(200))",
     "CREATE TABLE other.y (id INT PRIMARY KEY, v VARCHAR(200))",
@@ -54,27 +61,36 @@ TABLES = (
     "INSERT INTO other.y SELECT id, REPEAT('y', 100) FROM shop.regions",
 )
 ONLY_MARIADB = (
-    "CREATE TABLE other.aria (id INT PRIMARY KEY) ENGINE=Aria", "INSERT INTO other.aria SELECT id FROM shop.regions",
-    "CREATE TABLE other.isam (id INT PRIMARY KEY) ENGINE=MyISAM", "INSERT INTO other.isam VALUES (1), (2)",
+    "CREATE TABLE other.aria (id INT PRIMARY KEY) ENGINE=Aria",
+    "INSERT INTO other.aria SELECT id FROM shop.regions",
+    "CREATE TABLE other.isam (id INT PRIMARY KEY) ENGINE=MyISAM",
+    "INSERT INTO other.isam VALUES (1), (2)",
     "CREATE SEQUENCE other.numbers START WITH 7",
-    "CREATE TABLE other.during (id INT PRIMARY KEY)", "INSERT INTO other.during SELECT id FROM shop.regions",
-    "CREATE TABLE other.dropped (id INT PRIMARY KEY)", "INSERT INTO other.dropped VALUES (1)",
+    "CREATE TABLE other.during (id INT PRIMARY KEY)",
+    "INSERT INTO other.during SELECT id FROM shop.regions",
+    "CREATE TABLE other.dropped (id INT PRIMARY KEY)",
+    "INSERT INTO other.dropped VALUES (1)",
 )
 FIRST_INCREMENT = (
     "UPDATE shop.orders SET v = 'one' WHERE id % 2 = 0",
     "RENAME TABLE other.x TO other.tmp, other.y TO other.x, other.tmp TO other.y",
     "UPDATE other.x SET v = '1' WHERE id < 10",
     "CREATE TABLE other.late SELECT * FROM other.parts",
-    ("CREATE TABLE other.monthly (id INT PRIMARY KEY) PARTITION BY RANGE (id) "
-     "(PARTITION p1 VALUES LESS THAN (10))"),
-    "INSERT INTO other.monthly VALUES (1)", "RENAME TABLE other.leaves TO third.leaves",
+    ("CREATE TABLE other.monthly (id INT PRIMARY KEY) PARTITION BY RANGE (id) (PARTITION p1 VALUES LESS THAN (10))"),
+    "INSERT INTO other.monthly VALUES (1)",
+    "RENAME TABLE other.leaves TO third.leaves",
     "UPDATE third.leaves SET id = id + 100000",
-    "DROP TABLE other.dropped", "INSERT INTO other.isam VALUES (3)", "DELETE FROM other.aria WHERE id % 2",
+    "DROP TABLE other.dropped",
+    "INSERT INTO other.isam VALUES (3)",
+    "DELETE FROM other.aria WHERE id % 2",
 )
 SECOND_INCREMENT = (
-    "UPDATE shop.orders SET v = 'two' WHERE id % 3 = 0", "RENAME TABLE other.x TO third.moved",
-    "UPDATE third.moved SET v = '2' WHERE id > 9000", f"UPDATE {ODD} SET v = 'q' WHERE id < 5",
-    "INSERT INTO other.late SELECT id + 100000, v FROM other.late", "DO NEXTVAL(other.numbers)",
+    "UPDATE shop.orders SET v = 'two' WHERE id % 3 = 0",
+    "RENAME TABLE other.x TO third.moved",
+    "UPDATE third.moved SET v = '2' WHERE id > 9000",
+    f"UPDATE {ODD} SET v = 'q' WHERE id < 5",
+    "INSERT INTO other.late SELECT id + 100000, v FROM other.late",
+    "DO NEXTVAL(other.numbers)",
     "ALTER TABLE other.monthly ADD PARTITION (PARTITION p2 VALUES LESS THAN (20))",
     "INSERT INTO other.monthly VALUES (11)",
 )
@@ -108,10 +124,13 @@ def mariadb(keys: Keys) -> Iterator[Shelf]:
     with short_directory() as folder, short_directory() as elsewhere, MARIADB.make() as server:
         give_to_database(elsewhere)
         server.create_backup_users()
-        server.execute(*TABLES, *ONLY_MARIADB,
-                       f"CREATE TABLE other.outside (id INT PRIMARY KEY) DATA DIRECTORY = '{elsewhere}'",
-                       f"CREATE TABLE other.leaves (id INT PRIMARY KEY) DATA DIRECTORY = '{elsewhere}'",
-                       *(f"INSERT INTO other.{table} SELECT id FROM shop.regions" for table in ("outside", "leaves")))
+        server.execute(
+            *TABLES,
+            *ONLY_MARIADB,
+            f"CREATE TABLE other.outside (id INT PRIMARY KEY) DATA DIRECTORY = '{elsewhere}'",
+            f"CREATE TABLE other.leaves (id INT PRIMARY KEY) DATA DIRECTORY = '{elsewhere}'",
+            *(f"INSERT INTO other.{table} SELECT id FROM shop.regions" for table in ("outside", "leaves")),
+        )
         shelf = Shelf(MARIADB, server, keys, folder)
         server.settle()
         for changes in ((), FIRST_INCREMENT, SECOND_INCREMENT):
@@ -128,9 +147,12 @@ def mysql(keys: Keys) -> Iterator[Shelf]:
         pytest.skip(why)
     with short_directory() as folder, MYSQL.make() as server:
         server.create_backup_users()
-        server.execute(*TABLES, "CREATE TABLESPACE many ADD DATAFILE 'many.ibd'",
-                       "CREATE TABLE other.within (id INT PRIMARY KEY) TABLESPACE many",
-                       "INSERT INTO other.within VALUES (1), (2)")
+        server.execute(
+            *TABLES,
+            "CREATE TABLESPACE many ADD DATAFILE 'many.ibd'",
+            "CREATE TABLE other.within (id INT PRIMARY KEY) TABLESPACE many",
+            "INSERT INTO other.within VALUES (1), (2)",
+        )
         shelf = Shelf(MYSQL, server, keys, folder)
         with unfinished(server):
             shelf.take()
@@ -177,19 +199,49 @@ def test_one_table_comes_alone_and_whole(shelf: Shelf) -> None:
 
 def test_a_backup_tells_its_tables_by_its_files(shelf: Shelf) -> None:
     found = tables_in(loaded(shelf)[-1])
-    here = {TableName(str(schema), str(table)) for schema, table in shelf.server.query(
-        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE NOT LIKE '%VIEW' AND "
-        "TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema')")}
+    here = {
+        TableName(str(schema), str(table))
+        for schema, table in shelf.server.query(
+            "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE NOT LIKE '%VIEW' AND "
+            "TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema')"
+        )
+    }
     views = {name("shop.totals")} if shelf.kind.mariadb else set()  # since a table was renamed meanwhile
     assert set(found) == (here | views) - {name("other.within")}  # which lies in a tablespace of many
 
 
 def test_tables_of_every_shape_come_out_of_a_chain(mariadb: Shelf) -> None:
-    with mariadb.copy(ODD, "other.parts", "other.texts", "other.aria", "other.isam", "other.numbers", "other.outside",
-                      "other.monthly", "other.late", "other.dropped", "other.after") as copy:
-        assert copy.tables == tuple(sorted([TableName.parse(ODD), *names(
-            "other.parts", "other.texts", "other.aria", "other.isam", "other.numbers", "other.outside",
-            "other.monthly", "other.late", "other.after")]))
+    with mariadb.copy(
+        ODD,
+        "other.parts",
+        "other.texts",
+        "other.aria",
+        "other.isam",
+        "other.numbers",
+        "other.outside",
+        "other.monthly",
+        "other.late",
+        "other.dropped",
+        "other.after",
+    ) as copy:
+        assert copy.tables == tuple(
+            sorted(
+                [
+                    TableName.parse(ODD),
+                    *names(
+                        "other.parts",
+                        "other.texts",
+                        "other.aria",
+                        "other.isam",
+                        "other.numbers",
+                        "other.outside",
+                        "other.monthly",
+                        "other.late",
+                        "other.after",
+                    ),
+                ]
+            )
+        )
         same_as_source(mariadb, copy)
         with copy.connection.connect() as session:
             assert session.scalar("SELECT COUNT(*) FROM other.texts WHERE MATCH (v) AGAINST ('777')") == 1
@@ -205,9 +257,7 @@ def test_tables_of_every_shape_come_out_of_a_clone(mysql: Shelf) -> None:
 
 
 @pytest.mark.parametrize("table", ["third.moved", "third.leaves"])
-def test_a_table_that_had_another_name_when_an_earlier_backup_was_taken_is_whole(
-    mariadb: Shelf, table: str
-) -> None:
+def test_a_table_that_had_another_name_when_an_earlier_backup_was_taken_is_whole(mariadb: Shelf, table: str) -> None:
     with mariadb.copy(table) as copy:
         assert copy.tables == names(table)
         same_as_source(mariadb, copy)
@@ -232,9 +282,13 @@ def test_what_may_take_no_more_room_is_judged_by_the_part_that_is_fetched(mariad
 
     def attempt(limit: int) -> tuple[TableName, ...]:
         with subset_instance(
-                replace(mariadb.spec(), max_bytes=limit), [TablePattern("shop.orders")],
-                destinations=[mariadb.destination], unsealer=Unsealer(mariadb.keys.secret_home), clock=now,
-                report=silent) as copy:
+            replace(mariadb.spec(), max_bytes=limit),
+            [TablePattern("shop.orders")],
+            destinations=[mariadb.destination],
+            unsealer=Unsealer(mariadb.keys.secret_home),
+            clock=now,
+            report=silent,
+        ) as copy:
             return copy.tables
 
     with pytest.raises(RefusedError):
@@ -246,23 +300,36 @@ def replay_of(shelf: Shelf, folder: Path, tables: tuple[str, ...]) -> ReplaySpec
     start = loaded(shelf)[-1].body.facts.position
     found = logs(shelf.server, folder, start, here(shelf.kind, shelf.server))
     number = int(start.file.rpartition(".")[2])
-    branch = Branch("shop", "20261121T080000Z-aaaaaaaa", now(), BranchReason.FIRST, "uid", shelf.kind.name, "binlog",
-                    number)
+    branch = Branch(
+        "shop", "20261121T080000Z-aaaaaaaa", now(), BranchReason.FIRST, "uid", shelf.kind.name, "binlog", number
+    )
     sealer = Sealer((shelf.keys.fingerprint,), shelf.keys.public_home)
     (path,) = found.files
     header = archive_log(shelf.destination, sealer, branch, number, path.read_bytes(), ending=Ending.OPEN)
     size = found.stop.pos - start.pos
     leg = ReplayLeg((header.segment.key,), start, replace(found.stop, branch=branch.id), size)
-    return ReplaySpec((leg,), ReplayMethod.APPLIER, "", size, 0, (shelf.server.server_id,),
-                      tables=tuple(str(name(table)) for table in tables))
+    return ReplaySpec(
+        (leg,),
+        ReplayMethod.APPLIER,
+        "",
+        size,
+        0,
+        (shelf.server.server_id,),
+        tables=tuple(str(name(table)) for table in tables),
+    )
 
 
 def test_a_replay_brings_the_parents_of_foreign_keys_and_forgets_the_children(shelf: Shelf, short_tmp: Path) -> None:
     shelf.server.execute(
-        f"DELETE FROM {ODD} WHERE o < 10", "DELETE FROM shop.customers WHERE id < 10",
-        "INSERT INTO shop.regions VALUES (20000, 'new')", "INSERT INTO shop.customers VALUES (20000, 20000)",
-        "INSERT INTO shop.orders VALUES (20000, 20000, 'after')", "UPDATE other.parts SET v = 'other' WHERE id = 1",
-        f"DELETE FROM {ODD}", "DELETE FROM shop.orders WHERE id = 500")
+        f"DELETE FROM {ODD} WHERE o < 10",
+        "DELETE FROM shop.customers WHERE id < 10",
+        "INSERT INTO shop.regions VALUES (20000, 'new')",
+        "INSERT INTO shop.customers VALUES (20000, 20000)",
+        "INSERT INTO shop.orders VALUES (20000, 20000, 'after')",
+        "UPDATE other.parts SET v = 'other' WHERE id = 1",
+        f"DELETE FROM {ODD}",
+        "DELETE FROM shop.orders WHERE id = 500",
+    )
     with shelf.copy("shop.orders", replay=replay_of(shelf, short_tmp / "logs", ("shop.orders",))) as copy:
         assert copy.tables == names("shop.orders")
         assert copy.also == names("shop.customers", "shop.regions")

@@ -41,33 +41,52 @@ MOVED = TableName("late", "moved")
 ALL = (ITEMS, CUSTOMERS, ORDERS, SUMS)
 
 BEFORE = (
-    f"CREATE DATABASE `{SHOP}` CHARACTER SET latin1", "CREATE DATABASE sums", "CREATE DATABASE bare",
+    f"CREATE DATABASE `{SHOP}` CHARACTER SET latin1",
+    "CREATE DATABASE sums",
+    "CREATE DATABASE bare",
     f"CREATE TABLE {CUSTOMERS} (id INT PRIMARY KEY, name VARCHAR(20))",
-    (f"CREATE TABLE {ITEMS} (id INT AUTO_INCREMENT PRIMARY KEY, customer INT, t TIMESTAMP DEFAULT CURRENT_TIMESTAMP, "
-     f"b BLOB, FOREIGN KEY (customer) REFERENCES {CUSTOMERS} (id) ON DELETE CASCADE)"),
+    (
+        f"CREATE TABLE {ITEMS} (id INT AUTO_INCREMENT PRIMARY KEY, customer INT, t TIMESTAMP DEFAULT "
+        "CURRENT_TIMESTAMP, "
+        f"b BLOB, FOREIGN KEY (customer) REFERENCES {CUSTOMERS} (id) ON DELETE CASCADE)"
+    ),
     f"CREATE TABLE {ORDERS} (id INT PRIMARY KEY, n INT) PARTITION BY HASH (id) PARTITIONS 3",
     f"CREATE TABLE {LOOSE} (id INT PRIMARY KEY) ENGINE = MyISAM",
-    f"CREATE TABLE {SUMS} (n INT)", f"INSERT INTO {SUMS} VALUES (0)",
+    f"CREATE TABLE {SUMS} (n INT)",
+    f"INSERT INTO {SUMS} VALUES (0)",
     f"CREATE FUNCTION `{SHOP}`.twice(n INT) RETURNS INT DETERMINISTIC RETURN 2 * n",
-    (f"CREATE TRIGGER `{SHOP}`.adds AFTER INSERT ON {ORDERS} FOR EACH ROW BEGIN "
-     f"UPDATE {SUMS} SET n = n + twice(NEW.n); END"),
+    (
+        f"CREATE TRIGGER `{SHOP}`.adds AFTER INSERT ON {ORDERS} FOR EACH ROW BEGIN "
+        f"UPDATE {SUMS} SET n = n + twice(NEW.n); END"
+    ),
     f"INSERT INTO {CUSTOMERS} VALUES (1, 'ä'), (2, 'b'), (3, 'c')",
     f"INSERT INTO {ITEMS} (customer, b) VALUES (1, x'00ff27'), (2, NULL), (3, 'x')",
     f"INSERT INTO {ORDERS} VALUES (1, 1), (2, 2)",
 )
 AFTER = (
-    "CREATE DATABASE other", "CREATE TABLE other.t (i INT)", "INSERT INTO other.t VALUES (1)", "DROP DATABASE other",
-    "CREATE USER nobody@localhost", f"GRANT SELECT ON {LOOSE} TO nobody@localhost",
-    f"DELETE FROM {CUSTOMERS} WHERE id = 1", f"INSERT INTO {ITEMS} (customer) VALUES (2)",
-    f"INSERT INTO {ORDERS} VALUES (3, 30)", f"INSERT INTO {LOOSE} VALUES (8)",
-    "SET SESSION binlog_format = STATEMENT", f"INSERT INTO {ORDERS} VALUES (4, 40)",
-    f"UPDATE {ORDERS} SET n = n + 1 WHERE id = 1", "SET SESSION binlog_format = ROW",
-    f"CREATE TABLE `{SHOP}`.`_orders_new` LIKE {ORDERS}", f"ALTER TABLE `{SHOP}`.`_orders_new` ADD c VARCHAR(9)",
+    "CREATE DATABASE other",
+    "CREATE TABLE other.t (i INT)",
+    "INSERT INTO other.t VALUES (1)",
+    "DROP DATABASE other",
+    "CREATE USER nobody@localhost",
+    f"GRANT SELECT ON {LOOSE} TO nobody@localhost",
+    f"DELETE FROM {CUSTOMERS} WHERE id = 1",
+    f"INSERT INTO {ITEMS} (customer) VALUES (2)",
+    f"INSERT INTO {ORDERS} VALUES (3, 30)",
+    f"INSERT INTO {LOOSE} VALUES (8)",
+    "SET SESSION binlog_format = STATEMENT",
+    f"INSERT INTO {ORDERS} VALUES (4, 40)",
+    f"UPDATE {ORDERS} SET n = n + 1 WHERE id = 1",
+    "SET SESSION binlog_format = ROW",
+    f"CREATE TABLE `{SHOP}`.`_orders_new` LIKE {ORDERS}",
+    f"ALTER TABLE `{SHOP}`.`_orders_new` ADD c VARCHAR(9)",
     f"INSERT INTO `{SHOP}`.`_orders_new` (id, n) SELECT id, n FROM {ORDERS}",
     f"RENAME TABLE {ORDERS} TO `{SHOP}`.`_orders_old`, `{SHOP}`.`_orders_new` TO {ORDERS}",
     f"DROP TABLE `{SHOP}`.`_orders_old`",
-    f"CREATE TABLE bare.moved LIKE {CUSTOMERS}", "CREATE DATABASE late",
-    "INSERT INTO bare.moved VALUES (1, 'x')", "RENAME TABLE bare.moved TO late.moved",
+    f"CREATE TABLE bare.moved LIKE {CUSTOMERS}",
+    "CREATE DATABASE late",
+    "INSERT INTO bare.moved VALUES (1, 'x')",
+    "RENAME TABLE bare.moved TO late.moved",
     f"ALTER TABLE {ORDERS} TRUNCATE PARTITION p1",
 )
 
@@ -89,15 +108,31 @@ class Made:
         number = int(what.start.file.rpartition(".")[2])
         branch = Branch("db", BRANCH, self.taken, BranchReason.FIRST, "uid", kind.name, "binlog", number)
         (path,) = what.files
-        header = archive_log(self.destination, Sealer((keys.fingerprint,), keys.public_home), branch, number,
-                             path.read_bytes(), ending=Ending.OPEN)
+        header = archive_log(
+            self.destination,
+            Sealer((keys.fingerprint,), keys.public_home),
+            branch,
+            number,
+            path.read_bytes(),
+            ending=Ending.OPEN,
+        )
         stop = replace(what.stop, branch=BRANCH)
-        names = (*ALL, TableName("bare", "moved"), MOVED, TableName(SHOP, "_orders_new"),
-                 TableName(SHOP, "_orders_old"))
+        names = (
+            *ALL,
+            TableName("bare", "moved"),
+            MOVED,
+            TableName(SHOP, "_orders_new"),
+            TableName(SHOP, "_orders_old"),
+        )
         self.replay = ReplaySpec(
             (ReplayLeg((header.segment.key,), self.start, stop, what.stop.pos - self.start.pos),),
-            ReplayMethod.APPLIER, "", what.stop.pos - self.start.pos, 0, (source.server_id,),
-            tables=tuple(str(name) for name in names))
+            ReplayMethod.APPLIER,
+            "",
+            what.stop.pos - self.start.pos,
+            0,
+            (source.server_id,),
+            tables=tuple(str(name) for name in names),
+        )
 
     def _dump(self, name: TableName) -> DumpedTable:
         found = add_from(self.source, self.folder, name)
@@ -116,11 +151,26 @@ class Made:
                     (self.folder / path).write_bytes(content)
 
     def spec(self, path: Path, **changes: Any) -> TableCopySpec:
-        programs = {} if self.kind.mariadb else {
-            name: str(mysql.root_programs() / name) for name in ("mysqld", "mysql", "mysqlbinlog")}
-        return replace(TableCopySpec(
-            copy_id="one", server="db", info=info_of(self.source), taken=self.taken, path=path, memory=256 << 20,
-            workers=2, replay=self.replay, templates=templates(), programs=programs), **changes)
+        programs = (
+            {}
+            if self.kind.mariadb
+            else {name: str(mysql.root_programs() / name) for name in ("mysqld", "mysql", "mysqlbinlog")}
+        )
+        return replace(
+            TableCopySpec(
+                copy_id="one",
+                server="db",
+                info=info_of(self.source),
+                taken=self.taken,
+                path=path,
+                memory=256 << 20,
+                workers=2,
+                replay=self.replay,
+                templates=templates(),
+                programs=programs,
+            ),
+            **changes,
+        )
 
     def tables(self, *names: TableName) -> Sequence[DumpedTable]:
         return [self.dumped[name] for name in names]
@@ -154,8 +204,15 @@ def test_tables_of_a_logical_backup_are_rolled_forward_with_their_cascades_and_t
     kind: Kind, made: Made, keys: Keys, short_tmp: Path
 ) -> None:
     told: list[Phase] = []
-    with loaded_instance(made.spec(short_tmp), made.folder, made.tables(*ALL), archives=[made.destination],
-                         unsealer=Unsealer(keys.secret_home), report=silent, on_phase=told.append) as copy:
+    with loaded_instance(
+        made.spec(short_tmp),
+        made.folder,
+        made.tables(*ALL),
+        archives=[made.destination],
+        unsealer=Unsealer(keys.secret_home),
+        report=silent,
+        on_phase=told.append,
+    ) as copy:
         assert (set(copy.tables), copy.failed) == (set(ALL), {})
         assert copy.roll_forward is not None
         with copy.connection.connect() as session:
@@ -175,9 +232,17 @@ def test_what_cannot_be_rolled_forward_exactly_is_refused_before_anything_is_fet
     kind: Kind, made: Made, keys: Keys, short_tmp: Path
 ) -> None:
     def refused(tables: Sequence[DumpedTable], why: str, names: str) -> None:
-        with pytest.raises(RefusedError, match=why) as caught, loaded_instance(
-                made.spec(short_tmp), made.folder, tables, archives=[made.destination],
-                unsealer=Unsealer(keys.secret_home), report=silent):
+        with (
+            pytest.raises(RefusedError, match=why) as caught,
+            loaded_instance(
+                made.spec(short_tmp),
+                made.folder,
+                tables,
+                archives=[made.destination],
+                unsealer=Unsealer(keys.secret_home),
+                report=silent,
+            ),
+        ):
             pytest.fail("it should not come here")
         assert names in caught.value.detail
 
@@ -195,8 +260,14 @@ def test_without_a_replay_the_tables_are_there_as_the_backup_has_them(
     if not kind.mariadb:
         pytest.skip("the same for both")
     lost = replace(made.dumped[SUMS], name=TableName("sums", "nowhere"))
-    with loaded_instance(made.spec(short_tmp, replay=None), made.folder, [*made.tables(ITEMS, LOOSE), lost],
-                         archives=(), unsealer=Unsealer(keys.secret_home), report=silent) as copy:
+    with loaded_instance(
+        made.spec(short_tmp, replay=None),
+        made.folder,
+        [*made.tables(ITEMS, LOOSE), lost],
+        archives=(),
+        unsealer=Unsealer(keys.secret_home),
+        report=silent,
+    ) as copy:
         assert copy.roll_forward is None
         assert list(copy.failed) == [lost.name]
         assert copy.tables == (ITEMS, LOOSE)

@@ -9,14 +9,17 @@ from restore.tablenames import Renaming, goals
 ORDERS, ITEMS = TableName("shop", "orders"), TableName("shop", "items")
 
 
-@pytest.mark.parametrize(("text", "becomes"), [
-    ("orders_restored", TableName("shop", "orders_restored")),
-    ("other.orders", TableName("other", "orders")),
-    ("*_restored", TableName("shop", "orders_restored")),
-    ("other.*", TableName("other", "orders")),
-    ("other.old_*_x", TableName("other", "old_orders_x")),
-    ("`my.shop`.`or``der`", TableName("my.shop", "or`der")),
-])
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("orders_restored", TableName("shop", "orders_restored")),
+        ("other.orders", TableName("other", "orders")),
+        ("*_restored", TableName("shop", "orders_restored")),
+        ("other.*", TableName("other", "orders")),
+        ("other.old_*_x", TableName("other", "old_orders_x")),
+        ("`my.shop`.`or``der`", TableName("my.shop", "or`der")),
+    ],
+)
 def test_what_a_name_means(text: str, becomes: TableName) -> None:
     assert goals([ORDERS], Renaming.parse(text))[0].target == becomes
 

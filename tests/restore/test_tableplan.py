@@ -22,8 +22,20 @@ def base(backup: str, *, replayed: int | None = None, until: Stop | None = STOP,
     replay = None if replayed is None else ReplaySpec((), ReplayMethod.APPLIER, "", replayed, 100, (1,))
     if replay is not None:
         replay = replace(replay, legs=(_leg(replayed or 0),))
-    return Plan(server="s", target="latest", chain=(backup,), destinations=("local",), position=Position(), reason="",
-                bytes_stored=5 << 30, bytes_source=9 << 30, steps=(), replay=replay, until=until, rto=rto)
+    return Plan(
+        server="s",
+        target="latest",
+        chain=(backup,),
+        destinations=("local",),
+        position=Position(),
+        reason="",
+        bytes_stored=5 << 30,
+        bytes_source=9 << 30,
+        steps=(),
+        replay=replay,
+        until=until,
+        rto=rto,
+    )
 
 
 def _leg(size: int) -> ReplayLeg:
@@ -34,8 +46,9 @@ def candidate(way: Source, plan: Plan, *, stored: int, rows: int = 100 * MIB) ->
     return Candidate(way, plan, (ORDERS,), stored, stored * 2, rows)
 
 
-def chosen(*ways: Candidate, impossible: tuple[Impossible, ...] = (), rates: dict[str, Rate] | None = None
-           ) -> TablePlan:
+def chosen(
+    *ways: Candidate, impossible: tuple[Impossible, ...] = (), rates: dict[str, Rate] | None = None
+) -> TablePlan:
     return choose(ways, impossible, goals([ORDERS], None), rates or {})
 
 
@@ -57,7 +70,14 @@ def test_a_long_replay_makes_the_physical_backup_the_quicker_one() -> None:
     plan = chosen(physical, logical)
     assert plan.chosen is physical
     assert [step.name for step in plan.steps] == [
-        "fetched", "prepared", "started", "rolled_forward", "extracted", "loaded", "handed_over"]
+        "fetched",
+        "prepared",
+        "started",
+        "rolled_forward",
+        "extracted",
+        "loaded",
+        "handed_over",
+    ]
 
 
 def test_without_binary_logs_the_newer_backup_is_taken_however_long_it_takes() -> None:
@@ -69,16 +89,21 @@ def test_without_binary_logs_the_newer_backup_is_taken_however_long_it_takes() -
 
 
 def test_a_way_that_is_closed_is_told_beside_the_one_that_is_taken() -> None:
-    plan = chosen(candidate(Source.LOGICAL, base("B1"), stored=1),
-                  impossible=(Impossible(Source.PHYSICAL, RefusedError("there is a gap")),))
+    plan = chosen(
+        candidate(Source.LOGICAL, base("B1"), stored=1),
+        impossible=(Impossible(Source.PHYSICAL, RefusedError("there is a gap")),),
+    )
     assert plan.others == ("not physical: there is a gap",)
     assert "the only way" in plan.reason
 
 
-@pytest.mark.parametrize(("errors", "kind"), [
-    ([NotFoundError("no backup"), NotFoundError("no dump")], NotFoundError),
-    ([NotFoundError("no backup"), RefusedError("a gap", hint="choose before")], RefusedError),
-])
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ([NotFoundError("no backup"), NotFoundError("no dump")], NotFoundError),
+        ([NotFoundError("no backup"), RefusedError("a gap", hint="choose before")], RefusedError),
+    ],
+)
 def test_when_all_ways_are_closed_every_reason_is_told(errors: list[BackupdError], kind: type[BackupdError]) -> None:
     with pytest.raises(kind) as refused:
         choose([], [Impossible(Source.PHYSICAL, errors[0]), Impossible(Source.LOGICAL, errors[1])], [], {})
@@ -89,15 +114,20 @@ def test_when_all_ways_are_closed_every_reason_is_told(errors: list[BackupdError
 def test_a_mistyped_table_is_told_as_one_whatever_else_is_wrong() -> None:
     wrong = no_table("shop.ordes", [TableName("shop", "lines"), ORDERS], "B2")
     none = NotFoundError("server s has no restorable backup", hint="take one: backupd backup s --kind full")
-    for order in ([Impossible(Source.LOGICAL, none), Impossible(Source.PHYSICAL, wrong)],
-                  [Impossible(Source.LOGICAL, wrong), Impossible(Source.PHYSICAL, none)]):
+    for order in (
+        [Impossible(Source.LOGICAL, none), Impossible(Source.PHYSICAL, wrong)],
+        [Impossible(Source.LOGICAL, wrong), Impossible(Source.PHYSICAL, none)],
+    ):
         with pytest.raises(NotFoundError) as told:
             choose([], order, [], {})
         assert (told.value.message, told.value.hint) == (
-            "no table fits shop.ordes in backup B2", "did you mean shop.orders? Names are case-sensitive")
+            "no table fits shop.ordes in backup B2",
+            "did you mean shop.orders? Names are case-sensitive",
+        )
     assert no_table("other.thing", [ORDERS], "B2").hint == (
         "names are case-sensitive: schema.table, with * for any text; if it was made after this backup, restore from a "
-        "later one (backupd backups), or the whole server")
+        "later one (backupd backups), or the whole server"
+    )
 
 
 def test_measured_rates_and_the_objective_count() -> None:

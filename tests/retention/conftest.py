@@ -18,6 +18,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 @pytest.fixture
 def shelf(tmp_path: Path, catalog: Catalog) -> Callable[..., Shelf]:
     """Makes a Shelf: ``shelf("{local: {daily: 7}}")``."""
+
     def make(rules: str = "", *places: str, **changes: object) -> Shelf:
         return Shelf(tmp_path, catalog, rules, places or ("local",), **changes)  # type: ignore[arg-type]  # as named there
 

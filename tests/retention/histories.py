@@ -15,8 +15,9 @@ from policies.schema import Keep
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
-def stored(name: str, finished_at: datetime, *, parent: str | None = None, kind: BackupKind | None = None,
-           **changes: Any) -> Stored:
+def stored(
+    name: str, finished_at: datetime, *, parent: str | None = None, kind: BackupKind | None = None, **changes: Any
+) -> Stored:
     """A full one, or an increment where it has a parent."""
     kind = kind or (BackupKind.PHYSICAL_INCREMENTAL if parent else BackupKind.PHYSICAL_FULL)
     return Stored(name, kind, parent, finished_at - timedelta(minutes=10), finished_at, bytes=100, **changes)
@@ -49,5 +50,8 @@ def grounds(decisions: Decisions, backup_id: str) -> list[str]:
 def applied(one: View, decisions: Decisions) -> View:
     """As it is once the decisions were carried out: what expired is marked, binary logs are gone."""
     gone = {decision.backup.id for decision in decisions.expired}
-    return replace(one, backups=tuple(replace(b, marked=b.marked or b.id in gone) for b in one.backups),
-                   runs=tuple(item.run for item in decisions.runs if item.keep))
+    return replace(
+        one,
+        backups=tuple(replace(b, marked=b.marked or b.id in gone) for b in one.backups),
+        runs=tuple(item.run for item in decisions.runs if item.keep),
+    )

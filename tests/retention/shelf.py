@@ -48,14 +48,18 @@ class Shelf:
         """(Re)write the configuration, and read it."""
         folder = self.base / "policies"
         folder.mkdir(exist_ok=True)
-        policy = (f'physical: {{full: "0 2 * * *"}}\ndestinations: {{required: [{", ".join(self.places)}]}}\n'
-                  + (f"retention: {rules}\n" if rules else ""))
+        policy = f'physical: {{full: "0 2 * * *"}}\ndestinations: {{required: [{", ".join(self.places)}]}}\n' + (
+            f"retention: {rules}\n" if rules else ""
+        )
         (folder / "gold.yaml").write_text(policy)
-        roots = "".join(f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}}}\n"
-                        for name in self.places)
+        roots = "".join(
+            f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}}}\n" for name in self.places
+        )
         listed = "".join(f"  {name}: {{policy: gold, socket: /run/none.sock}}\n" for name in servers)
-        self.file.write_text(f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
-                        f"encryption: {{gnupg_home: {self.base}, recipients: [ops@example.com]}}\n")
+        self.file.write_text(
+            f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
+            f"encryption: {{gnupg_home: {self.base}, recipients: [ops@example.com]}}\n"
+        )
         self.reread()
 
     @property
@@ -69,9 +73,19 @@ class Shelf:
     def at(self, place: str = "local") -> Destination:
         return self.wiring.destination(place)
 
-    def add(self, number: int, *, days: float, parent: int | None = None, places: Sequence[str] | None = None,
-            server: str = SERVER, content: bytes = b"", known: bool = True, dump: str | None = None,
-            missing: int = 0) -> str:
+    def add(
+        self,
+        number: int,
+        *,
+        days: float,
+        parent: int | None = None,
+        places: Sequence[str] | None = None,
+        server: str = SERVER,
+        content: bytes = b"",
+        known: bool = True,
+        dump: str | None = None,
+        missing: int = 0,
+    ) -> str:
         """A backup that ended so many ``days`` ago, at every place (or those named); a logical one of the set
         ``dump``."""
         full = BackupKind.PHYSICAL_FULL if dump is None else BackupKind.LOGICAL
@@ -82,13 +96,25 @@ class Shelf:
         ended = self.clock() - timedelta(days=days)
         if known:
             kind = full if parent is None else BackupKind.PHYSICAL_INCREMENTAL
-            self.catalog.backups.add(BackupRecord(
-                id=backup_id(number), server=server, kind=kind, state=BackupState.COMPLETE,
-                parent=None if parent is None else backup_id(parent), started_at=ended - timedelta(minutes=9),
-                finished_at=ended, stats=Stats(10, 10, 10, 1, 0), position=Position(), flavour="mariadb",
-                server_version="10.11.6", tool_version="10.11.6",
-                copies=tuple(Copy(place, "complete", ended) for place in where), table_set=dump or "",
-                tables_missing=missing))
+            self.catalog.backups.add(
+                BackupRecord(
+                    id=backup_id(number),
+                    server=server,
+                    kind=kind,
+                    state=BackupState.COMPLETE,
+                    parent=None if parent is None else backup_id(parent),
+                    started_at=ended - timedelta(minutes=9),
+                    finished_at=ended,
+                    stats=Stats(10, 10, 10, 1, 0),
+                    position=Position(),
+                    flavour="mariadb",
+                    server_version="10.11.6",
+                    tool_version="10.11.6",
+                    copies=tuple(Copy(place, "complete", ended) for place in where),
+                    table_set=dump or "",
+                    tables_missing=missing,
+                )
+            )
         return backup_id(number)
 
     def daily(self, count: int, *, places: Sequence[str] | None = None) -> list[str]:

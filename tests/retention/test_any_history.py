@@ -45,14 +45,27 @@ def views(draw: st.DrawFn) -> View:
         more: dict[str, Any] = {}
         if fate == "logical":
             more = {"table_set": draw(st.sampled_from(["", "", "money"])), "missing": draw(st.sampled_from([0, 0, 1]))}
-        backups.append(stored(name, at, parent=parent, kind=kind, **more, usable=mark != "damaged",
-                              marked=mark == "marked", pinned=mark == "pinned",
-                              proved_at=at if mark == "proved" else None))
+        backups.append(
+            stored(
+                name,
+                at,
+                parent=parent,
+                kind=kind,
+                **more,
+                usable=mark != "damaged",
+                marked=mark == "marked",
+                pinned=mark == "pinned",
+                proved_at=at if mark == "proved" else None,
+            )
+        )
         if fate != "logical":
             last = name
-    runs = tuple(BinlogRun(f"r{number}", NOW - timedelta(hours=start), NOW - timedelta(hours=max(start - length, 0)))
-                 for number, (start, length) in enumerate(draw(st.lists(
-                     st.tuples(st.integers(1, 1500), st.integers(1, 400)), max_size=4))))
+    runs = tuple(
+        BinlogRun(f"r{number}", NOW - timedelta(hours=start), NOW - timedelta(hours=max(start - length, 0)))
+        for number, (start, length) in enumerate(
+            draw(st.lists(st.tuples(st.integers(1, 1500), st.integers(1, 400)), max_size=4))
+        )
+    )
     ids = [backup.id for backup in backups]
     read = frozenset(draw(st.lists(st.sampled_from(ids), max_size=2))) if ids else frozenset[str]()
     return View("shop", "local", tuple(backups), runs, being_read=read)
@@ -71,8 +84,12 @@ def whole(view: View) -> list[Stored]:
     by_id = {backup.id: backup for backup in view.backups}
 
     def fine(backup: Stored | None) -> bool:
-        return (backup is not None and backup.usable and not backup.marked
-                and (backup.parent is None or fine(by_id.get(backup.parent))))
+        return (
+            backup is not None
+            and backup.usable
+            and not backup.marked
+            and (backup.parent is None or fine(by_id.get(backup.parent)))
+        )
 
     return sorted((b for b in view.backups if fine(b) and b.finished_at <= NOW), key=lambda b: (b.finished_at, b.id))
 
@@ -175,7 +192,11 @@ def test_every_decision_has_a_reason_and_a_hold_expires_nothing(view: View, keep
 
 
 def test_backups_that_build_on_each_other_in_a_circle_are_problems_and_no_endless_loop() -> None:
-    circle = [stored("a", NOW - timedelta(days=3), parent="b"), stored("b", NOW - timedelta(days=2), parent="a"),
-              stored("c", NOW - timedelta(days=1), parent="c"), stored("good", NOW - timedelta(hours=1))]
+    circle = [
+        stored("a", NOW - timedelta(days=3), parent="b"),
+        stored("b", NOW - timedelta(days=2), parent="a"),
+        stored("c", NOW - timedelta(days=1), parent="c"),
+        stored("good", NOW - timedelta(hours=1)),
+    ]
     assert all(problems({b.id: b for b in circle})[name] for name in "abc")
     assert kept(solved(View("shop", "local", tuple(circle)), Keep.model_validate({"daily": 9}))) == {"good"}

@@ -67,11 +67,13 @@ def test_what_the_rules_mark_and_what_is_removed_stands_in_the_audit(shelf: Make
     told = one.catalog.audit.list()
     assert {(entry.actor, entry.via, entry.server) for entry in told} == {("backupd", "service", SERVER)}
     assert {(entry.action, entry.subject) for entry in told} == {
-        (action, name) for action in ("backup-expired", "backup-removed") for name in ids[3:]}
+        (action, name) for action in ("backup-expired", "backup-removed") for name in ids[3:]
+    }
     assert len(told) == 4, "each once"
     (expired,) = one.catalog.audit.list(action="backup-expired", subject=ids[4])
-    assert expired.detail == (f"marked at local by retention {one.run().job.id}: "
-                              "keep_fulls 3: there are 3 newer full ones")
+    assert expired.detail == (
+        f"marked at local by retention {one.run().job.id}: keep_fulls 3: there are 3 newer full ones"
+    )
     (removed,) = one.catalog.audit.list(action="backup-removed", subject=ids[4])
     assert removed.detail == "at local"
 

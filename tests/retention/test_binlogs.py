@@ -115,8 +115,14 @@ def test_nothing_of_the_branch_that_the_server_is_on_goes_before_a_backup_lies_o
 
 
 def test_a_backup_needs_the_branches_that_fork_off_later_and_of_lost_tails_the_files_before() -> None:
-    tail = branch(NEW, reason=BranchReason.LOST_TAIL, parent=OLD, fork=Position("binlog.000070", 400, ""),
-                  names_go_on=True, first_number=71)
+    tail = branch(
+        NEW,
+        reason=BranchReason.LOST_TAIL,
+        parent=OLD,
+        fork=Position("binlog.000070", 400, ""),
+        names_go_on=True,
+        first_number=71,
+    )
 
     def first(*backups: Stored) -> tuple[int, int]:
         found = first_files(backups, (branch(), tail))
@@ -131,10 +137,14 @@ def test_a_backup_needs_the_branches_that_fork_off_later_and_of_lost_tails_the_f
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=8),
-       st.integers(1, 5), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=8),
+    st.integers(1, 5),
+    st.booleans(),
+)
 def test_what_a_kept_backup_can_be_rolled_forward_with_never_goes(
-        found: Sequence[tuple[int, int]], count: int, window: bool) -> None:
+    found: Sequence[tuple[int, int]], count: int, window: bool
+) -> None:
     backups = [placed(f"b{number}", 61 - at, at) for number, (at, _) in enumerate(found)]
     runs, at = [], 1
     for _place, length in sorted(found):
@@ -152,6 +162,7 @@ def test_what_a_kept_backup_can_be_rolled_forward_with_never_goes(
 
 # -- applied
 
+
 def logged(one: Shelf, *, places: Sequence[str] = ("local",)) -> None:
     """Three files for each day since 30 days ago, and the binary log positions of the shelf's backups."""
     now = one.clock()
@@ -159,9 +170,25 @@ def logged(one: Shelf, *, places: Sequence[str] = ("local",)) -> None:
     one.catalog.binlogs.add_branch(branch(noticed_at=begin))
     for number in range(1, 91):
         at = begin + timedelta(hours=8) * (number - 1)
-        segment = Segment(SERVER, OLD, f"binlog.{number:06d}", number, 0, 100, Ending.ROTATED, f"0-1-{number}",
-                          f"0-1-{number + 1}", 1, at, at + timedelta(hours=8), False, (1,), "mariadb", "10.11.6",
-                          "0" * 64)
+        segment = Segment(
+            SERVER,
+            OLD,
+            f"binlog.{number:06d}",
+            number,
+            0,
+            100,
+            Ending.ROTATED,
+            f"0-1-{number}",
+            f"0-1-{number + 1}",
+            1,
+            at,
+            at + timedelta(hours=8),
+            False,
+            (1,),
+            "mariadb",
+            "10.11.6",
+            "0" * 64,
+        )
         for place in places:
             one.catalog.binlogs.add_segment(segment, place, 50, at)
             put_bytes(one.at(place), layout.segment_key(SERVER, segment.key), b"{}")
@@ -177,8 +204,11 @@ def at_its_place(record: BackupRecord, begin: datetime) -> BackupRecord:
 def files(one: Shelf, place: str = "local") -> list[int]:
     """Those that both the catalog and the destination have."""
     known = [found.key.number for found in one.catalog.binlogs.segments(SERVER, OLD) if place in found.destinations]
-    there = {owner[1].number for info in one.at(place).list(layout.BINLOGS)
-             if (owner := layout.segment_of(info.key)) is not None}
+    there = {
+        owner[1].number
+        for info in one.at(place).list(layout.BINLOGS)
+        if (owner := layout.segment_of(info.key)) is not None
+    }
     assert set(known) == there
     return known
 
@@ -189,6 +219,7 @@ Make = Callable[..., Shelf]
 @pytest.fixture
 def month(shelf: Make) -> Callable[[str], Shelf]:
     """Makes a shelf with a backup of each of the last ten days and the logs of thirty."""
+
     def make(keep: str) -> Shelf:
         one = shelf(keep)
         one.daily(10)
@@ -227,8 +258,9 @@ def test_logs_go_after_the_backups_that_needed_them(month: Callable[[str], Shelf
     assert (found.first_number, found.last_number, found.segments) == (left, 90, 91 - left)
 
 
-def test_a_kill_on_the_way_leaves_no_hole_in_what_stays(month: Callable[[str], Shelf],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_on_the_way_leaves_no_hole_in_what_stays(
+    month: Callable[[str], Shelf], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = month("{local: {daily: 10}}")
     monkeypatch.setattr(logretention, "_BATCH", 3)
     cancel = threading.Event()
@@ -279,7 +311,9 @@ def test_each_destination_keeps_what_its_own_backups_need(shelf: Make) -> None:
         one.clock.move(days=1.5)
     assert files(one)[0] > files(one, "offsite")[0]
     assert {run.destination: run.first_number for run in one.catalog.binlogs.runs(SERVER)} == {
-        "local": files(one)[0], "offsite": files(one, "offsite")[0]}
+        "local": files(one)[0],
+        "offsite": files(one, "offsite")[0],
+    }
 
 
 def test_a_full_disk_is_relieved_of_logs_that_nobody_needs(month: Callable[[str], Shelf], catalog: Catalog) -> None:

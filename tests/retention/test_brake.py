@@ -67,7 +67,8 @@ def test_a_lock_is_told_once_and_waited_for(shelf: Make, monkeypatch: pytest.Mon
 
 
 def test_where_nobody_knows_how_much_room_there_is_nothing_goes_before_its_time(
-        shelf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = shelf("{local: {keep_fulls: 3}}")
     monkeypatch.setitem(one.wiring._opened, "local", MemoryDestination("local", tree=False, clock=one.clock))
     ids = one.daily(4)
@@ -82,6 +83,7 @@ def test_where_nobody_knows_how_much_room_there_is_nothing_goes_before_its_time(
 
 
 # Two installations, one destination
+
 
 @pytest.fixture
 def pair(shelf: Make, tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Shelf, Shelf]]]:
@@ -103,7 +105,8 @@ def pair(shelf: Make, tmp_path: Path) -> Iterator[Callable[[str, str], tuple[She
 
 
 def test_two_installations_with_rules_of_their_own_leave_what_neither_lets_go(
-        pair: Callable[[str, str], tuple[Shelf, Shelf]]) -> None:
+    pair: Callable[[str, str], tuple[Shelf, Shelf]],
+) -> None:
     one, two = pair("{local: {keep_fulls: 4}}", "{local: {keep_fulls: 5}}")
     ids = one.daily(6)
     assert apply(two.wiring, SERVER, two.run()).marked["local"] == (), "nothing of somebody else's is for its rules"
@@ -123,7 +126,8 @@ def test_two_installations_with_rules_of_their_own_leave_what_neither_lets_go(
 
 
 def test_while_the_other_installation_removes_a_deletion_says_so(
-        pair: Callable[[str, str], tuple[Shelf, Shelf]]) -> None:
+    pair: Callable[[str, str], tuple[Shelf, Shelf]],
+) -> None:
     one, _two = pair("", "")
     ids = one.daily(3)
     key = layout.sweep_key(backup_id(99))

@@ -12,15 +12,18 @@ from backupd.retention.calendar import Period, bucket
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-@pytest.mark.parametrize(("period", "moment", "label"), [
-    (Period.HOURLY, datetime(2026, 11, 21, 12, 59, tzinfo=UTC), "2026-11-21 13:00 +0100"),
-    (Period.DAILY, datetime(2026, 11, 21, 23, 30, tzinfo=UTC), "2026-11-22"),
-    (Period.WEEKLY, datetime(2027, 1, 3, 12, 0, tzinfo=UTC), "2026-W53"),
-    (Period.WEEKLY, datetime(2024, 12, 30, 12, 0, tzinfo=UTC), "2025-W01"),
-    (Period.WEEKLY, datetime(2026, 11, 22, 23, 30, tzinfo=UTC), "2026-W48"),
-    (Period.MONTHLY, datetime(2028, 2, 29, 12, 0, tzinfo=UTC), "2028-02"),
-    (Period.YEARLY, datetime(2026, 12, 31, 23, 30, tzinfo=UTC), "2027"),
-])
+@pytest.mark.parametrize(
+    ("period", "moment", "label"),
+    [
+        (Period.HOURLY, datetime(2026, 11, 21, 12, 59, tzinfo=UTC), "2026-11-21 13:00 +0100"),
+        (Period.DAILY, datetime(2026, 11, 21, 23, 30, tzinfo=UTC), "2026-11-22"),
+        (Period.WEEKLY, datetime(2027, 1, 3, 12, 0, tzinfo=UTC), "2026-W53"),
+        (Period.WEEKLY, datetime(2024, 12, 30, 12, 0, tzinfo=UTC), "2025-W01"),
+        (Period.WEEKLY, datetime(2026, 11, 22, 23, 30, tzinfo=UTC), "2026-W48"),
+        (Period.MONTHLY, datetime(2028, 2, 29, 12, 0, tzinfo=UTC), "2028-02"),
+        (Period.YEARLY, datetime(2026, 12, 31, 23, 30, tzinfo=UTC), "2027"),
+    ],
+)
 def test_a_moment_falls_into_the_bucket_of_its_zone(period: Period, moment: datetime, label: str) -> None:
     assert bucket(period, moment, BERLIN) == label
 

@@ -67,8 +67,10 @@ def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf:
     assert [record.id for record in one.catalog.backups.list()] == [other]
     removed = one.catalog.audit.list(action="backup-removed")
     assert {(entry.subject, entry.detail) for entry in removed} == {
-        (name, f"at {place}, without its grace period") for name in (full, first, second)
-        for place in ("local", "offsite")}
+        (name, f"at {place}, without its grace period")
+        for name in (full, first, second)
+        for place in ("local", "offsite")
+    }
     assert perform(one.wiring, replace(one.run(), job=job)).problem is None, "it may be done again"
 
 
@@ -112,7 +114,10 @@ def test_undeleting_an_increment_brings_back_what_it_builds_on(shelf: Make) -> N
     assert undelete(one.wiring, first) == [full, first]
     assert one.marked("local") == one.marked("offsite") == {second}
     assert [one.state(name) for name in (full, first, second)] == [
-        BackupState.COMPLETE, BackupState.COMPLETE, BackupState.DELETED]
+        BackupState.COMPLETE,
+        BackupState.COMPLETE,
+        BackupState.DELETED,
+    ]
     one.clock.move(days=2)
     sweep_destination(one.wiring, one.at())
     assert {full, first} <= one.present()
@@ -266,7 +271,8 @@ def test_a_copy_that_is_taken_in_makes_its_backup_complete_again_where_the_other
 
 @pytest.mark.parametrize("whom", [SERVER, "*"])
 def test_a_hold_covers_what_a_lost_catalog_does_not_know_and_what_others_would_sweep(
-        shelf: Make, empty: Catalog, whom: str) -> None:
+    shelf: Make, empty: Catalog, whom: str
+) -> None:
     one = shelf()
     full, first, _second, _other = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)
@@ -285,7 +291,8 @@ def test_a_hold_covers_what_a_lost_catalog_does_not_know_and_what_others_would_s
 
 
 def test_a_hold_of_a_lost_catalog_counts_though_nothing_was_written_at_the_destination(
-        shelf: Make, empty: Catalog) -> None:
+    shelf: Make, empty: Catalog
+) -> None:
     one = shelf()
     full, *_others = chain(one)
     delete(one.wiring, full, now=False, with_increments=True)

@@ -103,8 +103,9 @@ def test_forged_times_that_are_spread_over_the_future_or_many_days_do_not_pass_t
 @pytest.mark.parametrize("ahead", [-300.0, 3.0])
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_strange_marks_explain_no_missing_manifest_before_they_are_due(shelf: Make, ahead: float, seen: bool,
-                                                                       withdrawn: bool) -> None:
+def test_strange_marks_explain_no_missing_manifest_before_they_are_due(
+    shelf: Make, ahead: float, seen: bool, withdrawn: bool
+) -> None:
     one = shelf()
     ids = one.daily(6)
     before = pool(one.at())
@@ -182,7 +183,8 @@ def test_really_releases_what_the_brake_told_of_and_nothing_that_came_just_now(s
 
 
 def test_marks_of_another_installation_go_by_the_brake_of_whoever_sweeps_and_ones_own_by_ones_word(
-        shelf: Make, second: Callable[[Shelf], Shelf]) -> None:
+    shelf: Make, second: Callable[[Shelf], Shelf]
+) -> None:
     one = shelf()
     two = second(one)
     ids = one.daily(14)
@@ -198,7 +200,8 @@ def test_marks_of_another_installation_go_by_the_brake_of_whoever_sweeps_and_one
 
 
 def test_a_catalog_made_anew_lets_every_grace_begin_anew_and_counts_all_with_the_brake(
-        shelf: Make, second: Callable[[Shelf], Shelf]) -> None:
+    shelf: Make, second: Callable[[Shelf], Shelf]
+) -> None:
     one = shelf()
     ids = one.daily(5)
     delete(one.wiring, ids[4], now=False)

@@ -44,8 +44,12 @@ def expected(history: list[Stored], keep: Keep, now: datetime) -> set[str]:
     by_id = {backup.id: backup for backup in history}
     wanted: set[str] = set()
     ways: dict[str, Callable[[datetime], object]] = {
-        "hourly": lambda at: at.strftime("%Y %j %H"), "daily": datetime.date, "weekly": lambda at: at.strftime("%G %V"),
-        "monthly": lambda at: (at.year, at.month), "yearly": lambda at: at.year}
+        "hourly": lambda at: at.strftime("%Y %j %H"),
+        "daily": datetime.date,
+        "weekly": lambda at: at.strftime("%G %V"),
+        "monthly": lambda at: (at.year, at.month),
+        "yearly": lambda at: at.year,
+    }
     for leg in ("physical", "dump"):
         ours = [backup for backup in history if backup.id.endswith(leg)]
         if not ours:
@@ -53,9 +57,9 @@ def expected(history: list[Stored], keep: Keep, now: datetime) -> set[str]:
         wanted.add(ours[-1].id)
         for rule, way in ways.items():
             groups = {way(backup.finished_at.astimezone(ZONE)): backup.id for backup in ours}
-            wanted.update(list(groups.values())[-(getattr(keep, rule) or 0):] if getattr(keep, rule) else ())
+            wanted.update(list(groups.values())[-(getattr(keep, rule) or 0) :] if getattr(keep, rule) else ())
         if keep.keep_fulls:
-            wanted.update([backup.id for backup in ours if backup.parent is None][-keep.keep_fulls:])
+            wanted.update([backup.id for backup in ours if backup.parent is None][-keep.keep_fulls :])
         if keep.recovery_window:
             older = [backup for backup in ours if backup.finished_at <= now - keep.recovery_window]
             wanted.update(backup.id for backup in ours if backup not in older)

@@ -25,7 +25,9 @@ def test_a_hold_is_remembered_with_its_reason_and_released(shelf: Make) -> None:
     release(one.wiring, SERVER, HoldKind.HOLD, "ben")
     assert one.catalog.holds.all() == ()
     assert [event.message for event in (*one.events("held"), *one.events("released"))] == [
-        "server shop was held", "server shop was released"]
+        "server shop was held",
+        "server shop was released",
+    ]
 
 
 def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(shelf: Make) -> None:
@@ -60,8 +62,16 @@ def test_a_reason_and_a_known_server_are_needed(shelf: Make) -> None:
 
 def job(one: Shelf, number: int, state: JobState, server: str = SERVER) -> str:
     now = one.clock()
-    record = JobRecord(f"20261121T040000Z-{number:08x}", JobKind.FULL, server, state, now,
-                       started_at=now if state is JobState.RUNNING else None, owner="h b n 1 1", token=1)
+    record = JobRecord(
+        f"20261121T040000Z-{number:08x}",
+        JobKind.FULL,
+        server,
+        state,
+        now,
+        started_at=now if state is JobState.RUNNING else None,
+        owner="h b n 1 1",
+        token=1,
+    )
     one.catalog.jobs.add(dataclasses.replace(record))
     return record.id
 

@@ -22,14 +22,21 @@ NOW = START + timedelta(days=400)
 def stored(number: int, *, days: float, kept_for: float = 90.0, parent: int | None = None) -> Stored:
     at = NOW - timedelta(days=days)
     kind = BackupKind.PHYSICAL_FULL if parent is None else BackupKind.PHYSICAL_INCREMENTAL
-    return Stored(f"b{number}", kind, None if parent is None else f"b{parent}", at - timedelta(minutes=5), at,
-                  minimum=Minimum("GLACIER", at + timedelta(days=kept_for), 0.01, "USD"))
+    return Stored(
+        f"b{number}",
+        kind,
+        None if parent is None else f"b{parent}",
+        at - timedelta(minutes=5),
+        at,
+        minimum=Minimum("GLACIER", at + timedelta(days=kept_for), 0.01, "USD"),
+    )
 
 
 def decided(*backups: Stored, runs: tuple[BinlogRun, ...] = (), early: bool = False) -> Decisions:
     keep = Keep.model_validate({"keep_fulls": 1, "early_deletion": early})
-    return solve(View("shop", "vault", backups, runs, logs_minimum=("GLACIER", timedelta(days=90))), keep, now=NOW,
-                 zone=UTC)
+    return solve(
+        View("shop", "vault", backups, runs, logs_minimum=("GLACIER", timedelta(days=90))), keep, now=NOW, zone=UTC
+    )
 
 
 def test_a_backup_stays_until_its_minimum_is_over_and_says_what_deleting_it_would_cost() -> None:
@@ -37,8 +44,11 @@ def test_a_backup_stays_until_its_minimum_is_over_and_says_what_deleting_it_woul
     reasons = {one.backup.id: one for one in found.backups}
     assert [one.backup.id for one in found.kept] == ["b3", "b2"]
     assert [ground.rule for ground in reasons["b2"].grounds] == ["minimum"]
-    assert reasons["b2"].reasons[0].startswith(
-        "deleting it now costs 60 days of minimum storage (GLACIER is paid for until")
+    assert (
+        reasons["b2"]
+        .reasons[0]
+        .startswith("deleting it now costs 60 days of minimum storage (GLACIER is paid for until")
+    )
     assert "at most 0.60 USD" in reasons["b2"].reasons[0]
     assert not any("minimum" in text for text in reasons["b1"].reasons)
     assert found.stopped == ()
@@ -62,8 +72,9 @@ def test_no_binary_logs_are_kept_for_what_is_only_paid_for_and_their_cost_is_sho
     assert "costs 70 days of minimum storage" in found.runs[0].reason
 
 
-def test_the_minimum_of_a_copy_comes_from_the_class_of_its_destination(shelf: Callable[..., Shelf],
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_minimum_of_a_copy_comes_from_the_class_of_its_destination(
+    shelf: Callable[..., Shelf], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = shelf("{local: {keep_fulls: 1}}")
     for number, days in ((1, 200.0), (2, 100.0), (3, 1.0)):
         here.add(number, days=days)

@@ -51,7 +51,8 @@ def test_an_unmounted_folder_of_backups_costs_no_object_and_fails_retention(shel
 
 
 def test_a_repair_forgets_nothing_while_most_of_a_server_is_out_of_sight_though_another_place_has_it(
-        shelf: Make) -> None:
+    shelf: Make,
+) -> None:
     one = shelf("", "local", "offsite")
     one.daily(3)
     unmounted(one)
@@ -87,12 +88,16 @@ def test_a_linked_server_folder_fails_the_rules_instead_of_looking_empty(shelf: 
 
 class Unreachable(MemoryDestination):
     def is_initialised(self) -> bool:
-        raise DestinationError("destination local: its host key is another one", detail="known: aa, now: bb",
-                               hint="compare it with the host's, then write it down")
+        raise DestinationError(
+            "destination local: its host key is another one",
+            detail="known: aa, now: bb",
+            hint="compare it with the host's, then write it down",
+        )
 
 
 def test_a_place_that_cannot_be_read_is_not_called_damaged_and_says_why(
-        shelf: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shelf: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = shelf("")
     one.daily(1)
     monkeypatch.setitem(one.wiring._opened, "local", Unreachable("local"))

@@ -33,6 +33,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def full(tmp_path: Path, catalog: Catalog, disk: Path) -> Callable[[str], Shelf]:
     """Makes a shelf whose only destination holds three backups of 2 MiB each and has no room for a fourth."""
+
     def make(rules: str) -> Shelf:
         one = Shelf(tmp_path, catalog, rules, roots={"local": disk})
         for number, days in ((1, 3), (2, 2), (3, 1)):

@@ -47,8 +47,11 @@ def strange(one: Shelf, number: int, *, days: float, uuid: str = "A") -> str:
     assert found is not None
     assert isinstance(found.header, Header)
     ended = one.clock() - timedelta(days=days)
-    put(one.at(), layout.manifest_key(SERVER, name),
-        encode_header(replace(found.header, server_uuid=uuid, started_at=ended, finished_at=ended)))
+    put(
+        one.at(),
+        layout.manifest_key(SERVER, name),
+        encode_header(replace(found.header, server_uuid=uuid, started_at=ended, finished_at=ended)),
+    )
     return name
 
 
@@ -88,8 +91,9 @@ def test_what_is_taken_in_of_another_server_is_told_once_and_by_fsck_with_both_u
     (event,) = one.events(FOREIGN.broken)
     assert "of server A; ours is B" in event.message
     assert theirs in event.detail
-    (finding,) = [item for _place, item in fsck(one.wiring, mend=False).findings
-                  if item.invariant == "one-server-of-a-name"]
+    (finding,) = [
+        item for _place, item in fsck(one.wiring, mend=False).findings if item.invariant == "one-server-of-a-name"
+    ]
     assert "of server A; ours is B" in finding.message
     told = [item for item in check(one.wiring, SERVER) if item.subject == "backups"]
     assert [(item.severity, "of server A; ours is B" in item.message) for item in told] == [("error", True)]

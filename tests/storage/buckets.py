@@ -24,8 +24,14 @@ def config(server: S3Server | MotoServer, bucket: str = "shared", **fields: obje
 
 
 @contextlib.contextmanager
-def opened(config: S3Config, *, initialise: bool = True, clock: Clock = utc_now, read_seconds: float = 60.0,
-           begin_seconds: float = 5.0) -> Iterator[S3Destination]:
+def opened(
+    config: S3Config,
+    *,
+    initialise: bool = True,
+    clock: Clock = utc_now,
+    read_seconds: float = 60.0,
+    begin_seconds: float = 5.0,
+) -> Iterator[S3Destination]:
     """What ``config`` describes, ready for use. Who wants a server that hangs given up says how soon: a busy one may
     take its time."""
     destination = S3Destination(NAME, config, clock=clock, read_seconds=read_seconds, begin_seconds=begin_seconds)

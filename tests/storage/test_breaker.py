@@ -53,8 +53,13 @@ def test_while_a_place_is_silent_nobody_waits_for_it_twice_and_then_it_is_asked_
     place = BreakerDestination(inner, clock=lambda: now[0])
     place.put(KEY, io.BytesIO(b"x"))
     inner.error = UnreachableError("no answer", detail="timed out", hint="look at it")
-    for ask in (lambda: place.stat(KEY), lambda: place.put(KEY, io.BytesIO(b"y")), lambda: list(place.list("objects/")),
-                lambda: place.get(KEY), place.is_initialised):
+    for ask in (
+        lambda: place.stat(KEY),
+        lambda: place.put(KEY, io.BytesIO(b"y")),
+        lambda: list(place.list("objects/")),
+        lambda: place.get(KEY),
+        place.is_initialised,
+    ):
         with pytest.raises(UnreachableError) as caught:
             ask()
         assert str(caught.value) == str(inner.error)

@@ -53,6 +53,7 @@ def files(root: Path) -> list[str]:
 
 # What it looks like on disk
 
+
 def test_files_and_folders_have_their_modes_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -74,8 +75,9 @@ def test_a_listing_skips_what_is_not_ours(local: FilesystemDestination) -> None:
     assert keys(local, "") == [KEY, layout.REPOSITORY]
 
 
-def test_every_put_is_synced_before_it_is_renamed_and_the_folder_after(local: FilesystemDestination,
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_put_is_synced_before_it_is_renamed_and_the_folder_after(
+    local: FilesystemDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(local, OTHER, b"makes the folders")
     steps: list[str] = []
     real_sync, real_replace = os.fsync, Path.replace
@@ -94,8 +96,9 @@ def test_every_put_is_synced_before_it_is_renamed_and_the_folder_after(local: Fi
     assert steps == ["sync file", "rename", "sync folder"]
 
 
-def test_publish_syncs_every_folder_of_the_tree_before_the_rename(local: FilesystemDestination,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_syncs_every_folder_of_the_tree_before_the_rename(
+    local: FilesystemDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(local, KEY, b"x")
     local.link(KEY, TREE, "a/b/c")
     steps: list[str] = []
@@ -139,8 +142,13 @@ FilesystemDestination("local", Path(sys.argv[1])).put(sys.argv[2], Slow())
 
 
 def start_writer(root: Path) -> subprocess.Popen[str]:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(root), KEY], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True, cwd=Path(layout.__file__).parent.parent)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(root), KEY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(layout.__file__).parent.parent,
+    )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "midway\n"
     return writer
@@ -232,9 +240,15 @@ def test_an_unmounted_disk_is_noticed_by_every_call(mounted: Path) -> None:
     subprocess.run(["umount", str(mounted)], check=True)
     try:
         assert not local.is_initialised()
-        for ask in (lambda: put(local, OTHER, b"x"), lambda: get(local, KEY), lambda: local.stat(KEY),
-                    lambda: keys(local), lambda: local.delete(KEY), lambda: local.link(KEY, TREE, "a"),
-                    lambda: list(local.trees())):
+        for ask in (
+            lambda: put(local, OTHER, b"x"),
+            lambda: get(local, KEY),
+            lambda: local.stat(KEY),
+            lambda: keys(local),
+            lambda: local.delete(KEY),
+            lambda: local.link(KEY, TREE, "a"),
+            lambda: list(local.trees()),
+        ):
             with pytest.raises(DestinationError) as caught:
                 ask()
             assert not isinstance(caught.value, ObjectMissingError)
@@ -269,22 +283,30 @@ def test_a_folder_that_vanished_is_told_as_that(local: FilesystemDestination) ->
 def test_a_folder_that_may_not_be_written_to_is_told_with_a_hint(short_tmp: Path) -> None:
     local = opened(short_tmp / "backups")
     local.root.chmod(0o755)
-    script = ("import io, os, sys; from pathlib import Path\n"
-              "from storage.filesystem import FilesystemDestination\n"
-              "from backupd.model.errors import DestinationError\n"
-              "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-              "try:\n"
-              "    FilesystemDestination('local', Path(sys.argv[1])).put(sys.argv[2], io.BytesIO(b'x'))\n"
-              "except DestinationError as error:\n"
-              "    print(error)\n")
-    done = subprocess.run([sys.executable, "-c", script, str(local.root), KEY], check=True, text=True,
-                          capture_output=True, cwd=Path(layout.__file__).parent.parent)
+    script = (
+        "import io, os, sys; from pathlib import Path\n"
+        "from storage.filesystem import FilesystemDestination\n"
+        "from backupd.model.errors import DestinationError\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "try:\n"
+        "    FilesystemDestination('local', Path(sys.argv[1])).put(sys.argv[2], io.BytesIO(b'x'))\n"
+        "except DestinationError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(local.root), KEY],
+        check=True,
+        text=True,
+        capture_output=True,
+        cwd=Path(layout.__file__).parent.parent,
+    )
     assert "Permission denied" in done.stdout
     assert "65534" in done.stdout
     assert keys(local) == []
 
 
 # Initialising
+
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_text("x")
@@ -338,8 +360,10 @@ def test_a_file_system_without_hard_links_has_no_trees(tmp_path: Path, monkeypat
 
 # Links
 
-def test_when_links_run_out_new_ones_use_a_fresh_copy(local: FilesystemDestination,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_when_links_run_out_new_ones_use_a_fresh_copy(
+    local: FilesystemDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What ext4 does at 65,000 links, here at 3."""
     real = os.link
 
@@ -385,8 +409,9 @@ def test_the_real_limit_of_links_is_survived(local: FilesystemDestination) -> No
         assert stream.read() == b"content"
 
 
-def test_a_put_survives_that_its_empty_folder_is_removed_meanwhile(local: FilesystemDestination,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_survives_that_its_empty_folder_is_removed_meanwhile(
+    local: FilesystemDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = layout.manifest_key("shop", "20261121T042512Z-7f3a9c01")
     real = Path.replace
 
@@ -418,7 +443,8 @@ def test_reading_takes_no_more_memory_than_was_asked_for(local: FilesystemDestin
 @pytest.mark.parametrize("link", ["pins", "pins/shop", "pins/shop/a.json"])
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_symbolic_link_below_the_root_is_refused_by_name_and_never_listed_as_nothing(
-        local: FilesystemDestination, tmp_path: Path, link: str, *, dangling: bool) -> None:
+    local: FilesystemDestination, tmp_path: Path, link: str, *, dangling: bool
+) -> None:
     put(local, "pins/shop/a.json", b"x")
     (local.root / link).rename(tmp_path / "elsewhere")
     (local.root / link).symlink_to(tmp_path / ("nowhere" if dangling else "elsewhere"))

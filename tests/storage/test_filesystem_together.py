@@ -31,8 +31,9 @@ def test_deletions_in_one_folder_at_once_all_succeed(local: FilesystemDestinatio
             assert keys(local, "servers/") == []
 
 
-def test_a_folder_that_went_before_its_removal_was_made_durable(local: FilesystemDestination,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_went_before_its_removal_was_made_durable(
+    local: FilesystemDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(local, _KEYS[0], b"x")
     sync = Folder.sync
 

@@ -36,27 +36,65 @@ def test_only_sealed_parts_of_files_and_of_whole_binary_logs_may_be_cold() -> No
     assert layout.cold_kind(layout.object_key(NAME)) == "object"
     assert layout.cold_kind(folder + layout.part_name(3)) == "log"
     assert layout.is_sealed_log(layout.part_name(3, piece=True))
-    for key in (folder + layout.part_name(3, piece=True), folder + layout.index_name(0), folder + layout.SEGMENT,
-                layout.branch_key("s", ID), layout.manifest_key("s", ID), layout.body_key("s", ID),
-                layout.unpack_key("s", ID), layout.config_key("s", ID), layout.runbook_key("s", ID),
-                layout.mark_key("s", ID), layout.REPOSITORY, layout.RECOVER):
+    for key in (
+        folder + layout.part_name(3, piece=True),
+        folder + layout.index_name(0),
+        folder + layout.SEGMENT,
+        layout.branch_key("s", ID),
+        layout.manifest_key("s", ID),
+        layout.body_key("s", ID),
+        layout.unpack_key("s", ID),
+        layout.config_key("s", ID),
+        layout.runbook_key("s", ID),
+        layout.mark_key("s", ID),
+        layout.REPOSITORY,
+        layout.RECOVER,
+    ):
         assert layout.cold_kind(key) is None
 
 
 def test_leases_and_marks_come_and_go_and_what_is_stored_does_not() -> None:
-    assert all(layout.comes_and_goes(key) for key in (
-        layout.intent_key(ID), layout.pin_key(ID), layout.tombstone_key(NAME), layout.quarantine_key(NAME),
-        layout.mark_key("s", ID), layout.keep_key("s", ID), layout.hold_key("s")))
+    assert all(
+        layout.comes_and_goes(key)
+        for key in (
+            layout.intent_key(ID),
+            layout.pin_key(ID),
+            layout.tombstone_key(NAME),
+            layout.quarantine_key(NAME),
+            layout.mark_key("s", ID),
+            layout.keep_key("s", ID),
+            layout.hold_key("s"),
+        )
+    )
     begins, goes_on = (layout.segment_folder("s", SegmentKey(ID, 7, start, 100)) for start in (0, 50))
-    assert all(layout.comes_and_goes(goes_on + name) and not layout.comes_and_goes(begins + name) for name in (
-        layout.SEGMENT, layout.part_name(0, piece=True), layout.index_name(0), layout.SEGMENT + layout.SIGNATURE))
-    assert not any(layout.comes_and_goes(key) for key in (
-        layout.object_key(NAME), layout.manifest_key("s", ID), layout.branch_key("s", ID), layout.REPOSITORY))
+    assert all(
+        layout.comes_and_goes(goes_on + name) and not layout.comes_and_goes(begins + name)
+        for name in (
+            layout.SEGMENT,
+            layout.part_name(0, piece=True),
+            layout.index_name(0),
+            layout.SEGMENT + layout.SIGNATURE,
+        )
+    )
+    assert not any(
+        layout.comes_and_goes(key)
+        for key in (
+            layout.object_key(NAME),
+            layout.manifest_key("s", ID),
+            layout.branch_key("s", ID),
+            layout.REPOSITORY,
+        )
+    )
 
 
 def test_every_key_passes_its_own_check() -> None:
-    for key in (layout.object_key(NAME), layout.manifest_key("s.1", ID), layout.tombstone_key(NAME),
-                layout.mark_key("s", ID), layout.REPOSITORY):
+    for key in (
+        layout.object_key(NAME),
+        layout.manifest_key("s.1", ID),
+        layout.tombstone_key(NAME),
+        layout.mark_key("s", ID),
+        layout.REPOSITORY,
+    ):
         layout.check_key(key)
 
 
@@ -70,8 +108,9 @@ def test_keys_are_read_back() -> None:
     assert layout.identity_of(NAME) == "ab" * 32
 
 
-@pytest.mark.parametrize("name", ["", "../../etc/passwd", NAME.upper(), NAME + "\n", NAME[:-1], "/" + NAME,
-                                  NAME + "/x"])
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", NAME.upper(), NAME + "\n", NAME[:-1], "/" + NAME, NAME + "/x"]
+)
 def test_a_name_from_an_altered_manifest_never_becomes_a_key(name: str) -> None:
     for make in (layout.object_key, layout.tombstone_key, layout.quarantine_key):
         with pytest.raises(DamagedError):
@@ -116,9 +155,22 @@ def test_long_names_are_shortened_and_stay_apart(length: int) -> None:
 
 
 def test_names_that_imitate_ours_do_not_collide() -> None:
-    tricky = ["t", "t.parts", "t.zst.gpg", "t.parts/00000", "t.parts/00000.zst.gpg", "t.zst.gpg/x", "t/x", "T",
-              ".bundle-1.tar", treenames.bundle_path("", NAME).removesuffix(".zst.gpg"), "t~1", "t~", "~",
-              "a.parts.zst.gpg"]
+    tricky = [
+        "t",
+        "t.parts",
+        "t.zst.gpg",
+        "t.parts/00000",
+        "t.parts/00000.zst.gpg",
+        "t.zst.gpg/x",
+        "t/x",
+        "T",
+        ".bundle-1.tar",
+        treenames.bundle_path("", NAME).removesuffix(".zst.gpg"),
+        "t~1",
+        "t~",
+        "~",
+        "a.parts.zst.gpg",
+    ]
     tricky += [treenames.tree_path(name).removesuffix(".zst.gpg") for name in ("t~", "~", "x" * 250)]
     shown = [(name, part) for name, part in itertools.product(dict.fromkeys(tricky), (None, 0, 1))]
     paths = [treenames.tree_path(name, part) for name, part in shown] + [treenames.bundle_path("", NAME)]
@@ -129,8 +181,9 @@ def test_names_that_imitate_ours_do_not_collide() -> None:
     assert not singles & above, "one name would be a file and a folder"
 
 
-component = st.text(st.sampled_from("ab~.x") | st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1,
-                    max_size=12).filter(lambda name: name not in {".", ".."})
+component = st.text(
+    st.sampled_from("ab~.x") | st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=12
+).filter(lambda name: name not in {".", ".."})
 suffixed = st.tuples(component, st.sampled_from(["", ".parts", ".zst.gpg", ".parts/00000", "~"])).map("".join)
 paths = st.lists(suffixed, min_size=1, max_size=3).map("/".join)
 
@@ -144,19 +197,28 @@ def test_no_two_parts_share_a_tree_path(one: str, other: str, first: int | None,
 
 def test_the_links_of_a_body_are_parts_and_bundles() -> None:
     parts = tuple(Part(f"{index:064x}-" + "0" * 16, 1, "0" * 64) for index in range(3))
-    entries = [Entry("shop/a.ibd", 1, "0", parts=parts[:1]), Entry("shop/b.ibd", 2, "0", parts=parts[1:]),
-               Entry("shop/db.opt", 1, "0", bundle=NAME), Entry("shop/x.frm", 1, "0", bundle=NAME)]
+    entries = [
+        Entry("shop/a.ibd", 1, "0", parts=parts[:1]),
+        Entry("shop/b.ibd", 2, "0", parts=parts[1:]),
+        Entry("shop/db.opt", 1, "0", bundle=NAME),
+        Entry("shop/x.frm", 1, "0", bundle=NAME),
+    ]
     assert dict(treenames.tree_links(entries)) == {
-        "shop/a.ibd.zst.gpg": parts[0].object, "shop/b.ibd.parts/00000.zst.gpg": parts[1].object,
-        "shop/b.ibd.parts/00001.zst.gpg": parts[2].object, treenames.bundle_path("shop", NAME): NAME}
+        "shop/a.ibd.zst.gpg": parts[0].object,
+        "shop/b.ibd.parts/00000.zst.gpg": parts[1].object,
+        "shop/b.ibd.parts/00001.zst.gpg": parts[2].object,
+        treenames.bundle_path("shop", NAME): NAME,
+    }
     far = [Entry("shop/db.opt", 1, "0", bundle=NAME), Entry("zoo/db.opt", 1, "0", bundle=NAME)]
     assert dict(treenames.tree_links(far)) == {treenames.bundle_path("", NAME): NAME}
 
 
 def test_a_hundred_thousand_paths_stay_apart() -> None:
     dice = thrown("tree paths")
-    names = {"".join(dice.choices("ab~.", k=dice.randint(1, 9))) + dice.choice(["", ".parts", ".zst.gpg"])
-             for _ in range(100_000)} - {".", ".."}
+    names = {
+        "".join(dice.choices("ab~.", k=dice.randint(1, 9))) + dice.choice(["", ".parts", ".zst.gpg"])
+        for _ in range(100_000)
+    } - {".", ".."}
     assert len({treenames.tree_path(name) for name in names}) == len(names)
 
 

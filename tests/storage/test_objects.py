@@ -26,18 +26,21 @@ def test_an_identity_stays_what_it_was_so_that_older_objects_are_found() -> None
     """Computed by the program of format version 1. Another value here means a whole new repository for everybody."""
     assert CODEC == "zstd+openpgp"
     assert objects.identity(SECRET, DIGEST, 5, CODEC, ["B", "A"]) == (
-        "9a313f11e16d74df62c8b9fccd97acd858f2ceb4304fbb94f4bd9ab5ecd33fa7")
+        "9a313f11e16d74df62c8b9fccd97acd858f2ceb4304fbb94f4bd9ab5ecd33fa7"
+    )
 
 
 def test_identity_depends_on_everything_that_matters_and_nothing_else() -> None:
     base = objects.identity(SECRET, DIGEST, 5, "zstd+openpgp", ["A", "B"])
     assert base == objects.identity(SECRET, DIGEST, 5, "zstd+openpgp", ["B", "A", "A"])
-    others = [objects.identity(b"other", DIGEST, 5, "zstd+openpgp", ["A", "B"]),
-              objects.identity(SECRET, hashlib.sha256(b"x").digest(), 5, "zstd+openpgp", ["A", "B"]),
-              objects.identity(SECRET, DIGEST, 6, "zstd+openpgp", ["A", "B"]),
-              objects.identity(SECRET, DIGEST, 5, "none", ["A", "B"]),
-              objects.identity(SECRET, DIGEST, 5, "zstd+openpgp", ["A"]),
-              objects.identity(SECRET, DIGEST, 5, "zstd+openpgp", ["AB"])]
+    others = [
+        objects.identity(b"other", DIGEST, 5, "zstd+openpgp", ["A", "B"]),
+        objects.identity(SECRET, hashlib.sha256(b"x").digest(), 5, "zstd+openpgp", ["A", "B"]),
+        objects.identity(SECRET, DIGEST, 6, "zstd+openpgp", ["A", "B"]),
+        objects.identity(SECRET, DIGEST, 5, "none", ["A", "B"]),
+        objects.identity(SECRET, DIGEST, 5, "zstd+openpgp", ["A"]),
+        objects.identity(SECRET, DIGEST, 5, "zstd+openpgp", ["AB"]),
+    ]
     assert len({base, *others}) == 7
     with pytest.raises(ValueError, match="empty key"):
         objects.identity(b"", DIGEST, 5, "c", [])
@@ -54,7 +57,8 @@ class BadSector(io.RawIOBase):
 
 
 def test_every_way_in_which_stored_bytes_can_be_wrong_is_told(
-        pool: MemoryDestination, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: MemoryDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     item = objects.named("ab" * 32, b"sealed")
     key = layout.object_key(item.name)
     assert objects.problem(pool, key, item) == "is missing"
@@ -107,6 +111,7 @@ def test_a_truncated_object_is_stored_again(pool: MemoryDestination) -> None:
 
 def test_quarantine_ends_when_the_true_bytes_are_put_back(pool: MemoryDestination) -> None:
     from datetime import UTC, datetime
+
     item = objects.named("ab" * 32, b"sealed")
     put(pool, layout.object_key(item.name), b"rotten")
     objects.quarantine(pool, item.name, "SHA-256 differs", datetime.now(UTC))

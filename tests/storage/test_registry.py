@@ -29,11 +29,18 @@ print(*(name for name in ("boto3", "botocore", "paramiko") if name in sys.module
 def every_type(tmp_path: Path) -> dict[str, DestinationConfig]:
     return {
         "local": FilesystemConfig.model_validate({"type": "filesystem", "path": tmp_path / "backups"}),
-        "offsite": S3Config.model_validate(
-            {"type": "s3", "bucket": "acme-backups", "storage_class": "DEEP_ARCHIVE"}),
+        "offsite": S3Config.model_validate({"type": "s3", "bucket": "acme-backups", "storage_class": "DEEP_ARCHIVE"}),
         "vault": SftpConfig.model_validate(
-            {"type": "sftp", "host": "vault.example.com", "user": "backupd", "path": "/srv/backups",
-             "key_file": tmp_path / "key", "known_hosts": tmp_path / "known_hosts"})}
+            {
+                "type": "sftp",
+                "host": "vault.example.com",
+                "user": "backupd",
+                "path": "/srv/backups",
+                "key_file": tmp_path / "key",
+                "known_hosts": tmp_path / "known_hosts",
+            }
+        ),
+    }
 
 
 def test_every_type_is_opened_and_nothing_is_touched(tmp_path: Path) -> None:
@@ -53,16 +60,23 @@ def test_limits_take_no_ability_away(tmp_path: Path) -> None:
 
 
 def test_libraries_of_places_that_nobody_uses_are_not_loaded() -> None:
-    done = subprocess.run([sys.executable, "-c", _HEAVY], capture_output=True, text=True, check=True,
-                          cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", _HEAVY], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
     assert done.stdout.strip() == ""
 
 
 @pytest.mark.parametrize("way", ["upload", "download"])
 def test_a_bucket_is_written_and_read_no_faster_than_it_may_be(s3_server: S3Server, way: str) -> None:
     content = b"x" * 90_000
-    limited = open_destination("offsite", config(
-        s3_server, max_upload=60_000 if way == "upload" else None, max_download=60_000 if way == "download" else None))
+    limited = open_destination(
+        "offsite",
+        config(
+            s3_server,
+            max_upload=60_000 if way == "upload" else None,
+            max_download=60_000 if way == "download" else None,
+        ),
+    )
     limited.initialise(datetime.now(UTC))
     begun = time.monotonic()
     limited.put(OBJECT, io.BytesIO(content))
@@ -72,10 +86,17 @@ def test_a_bucket_is_written_and_read_no_faster_than_it_may_be(s3_server: S3Serv
 
 
 def test_a_place_that_cannot_be_reached_is_an_error_and_not_a_hang(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = S3Config.model_validate({
-        "type": "s3", "bucket": "acme-backups", "endpoint_url": "http://127.0.0.1:9", "region": "eu-central-1",
-        "credentials_file": _credentials(tmp_path)})
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = S3Config.model_validate(
+        {
+            "type": "s3",
+            "bucket": "acme-backups",
+            "endpoint_url": "http://127.0.0.1:9",
+            "region": "eu-central-1",
+            "credentials_file": _credentials(tmp_path),
+        }
+    )
     monkeypatch.setattr("storage.s3client.FIRST_PAUSE", 0.02)
     with pytest.raises(DestinationError, match="offsite"):
         put(open_destination("offsite", nowhere), OBJECT, b"x")

@@ -68,6 +68,7 @@ class TestContractOfMoto(DestinationContract):
 
 # Several pages, neighbours
 
+
 def test_a_list_of_several_pages_is_whole_and_in_order(s3_server: S3Server) -> None:
     where = config(s3_server)
     with opened(where) as destination:
@@ -123,6 +124,7 @@ def test_a_marker_that_vanished_is_noticed_by_a_fresh_look(s3_server: S3Server) 
 
 # Keys that are written once
 
+
 def test_an_object_that_is_there_already_is_not_sent_over_itself(s3_server: S3Server) -> None:
     where = config(s3_server)
     with opened(where) as destination, contextlib.closing(s3_server.client()) as client:
@@ -161,6 +163,7 @@ def test_a_rotten_object_is_replaced_by_its_true_bytes(s3_server: S3Server) -> N
 
 # Checksums, classes, encryption
 
+
 def test_only_amazon_itself_is_believed_that_a_checksum_tells_what_is_there_now() -> None:
     amazon = S3Config.model_validate({"type": "s3", "bucket": "acme-backups", "region": "eu-central-1"})
     other = amazon.model_copy(update={"endpoint_url": "https://s3.example.com"})
@@ -185,15 +188,18 @@ def test_what_somebody_else_put_there_has_no_digest(moto_server: MotoServer) -> 
 
 
 def test_only_sealed_parts_go_to_other_storage_classes(moto_server: MotoServer) -> None:
-    where = config(moto_server, storage_class="DEEP_ARCHIVE", binlog_storage_class="STANDARD_IA",
-                   server_side_encryption="AES256")
+    where = config(
+        moto_server, storage_class="DEEP_ARCHIVE", binlog_storage_class="STANDARD_IA", server_side_encryption="AES256"
+    )
     segment = PART_OF_LOG.rpartition("/")[0] + "/"
     warm = [MANIFEST, BODY, LEASE, segment + layout.SEGMENT, segment + layout.index_name(0), layout.RECOVER]
     with opened(where) as destination, contextlib.closing(moto_server.client()) as client:
         for key in [OBJECT, PART_OF_LOG, *warm]:
             put(destination, key, b"x")
-        heads = {key: client.head_object(Bucket=where.bucket, Key=f"{where.prefix}/{key}")
-                 for key in [OBJECT, PART_OF_LOG, layout.REPOSITORY, *warm]}
+        heads = {
+            key: client.head_object(Bucket=where.bucket, Key=f"{where.prefix}/{key}")
+            for key in [OBJECT, PART_OF_LOG, layout.REPOSITORY, *warm]
+        }
         assert {head.get("ServerSideEncryption") for head in heads.values()} == {"AES256"}
         classes = {key: head.get("StorageClass", "STANDARD") for key, head in heads.items()}
         assert (classes.pop(OBJECT), classes.pop(PART_OF_LOG)) == ("DEEP_ARCHIVE", "STANDARD_IA")
@@ -222,9 +228,11 @@ def test_a_place_of_warm_classes_only_is_no_archive(s3_server: S3Server) -> None
 
 # Locks and rights to delete
 
+
 def test_what_is_locked_cannot_be_deleted_until_its_time_and_leases_can(s3_server: S3Server) -> None:
-    where = S3Config.model_validate({**s3_server.bucket("locked", lock=True), "object_lock": "governance",
-                                     "lock_days": 14})
+    where = S3Config.model_validate(
+        {**s3_server.bucket("locked", lock=True), "object_lock": "governance", "lock_days": 14}
+    )
     now = datetime.now(UTC)
     with opened(where) as destination:
         put(destination, OBJECT, b"kept")
@@ -234,8 +242,9 @@ def test_what_is_locked_cannot_be_deleted_until_its_time_and_leases_can(s3_serve
         assert f"{(now + timedelta(days=14)):%Y-%m-%d}" in caught.value.detail
         destination.delete(LEASE)
         assert (keys(destination), keys(destination, layout.INTENTS)) == ([OBJECT], [])
-        begins, goes_on = (layout.segment_key("db1", SegmentKey("20261121T040000Z-0000000a", 7, start, 100))
-                           for start in (0, 50))
+        begins, goes_on = (
+            layout.segment_key("db1", SegmentKey("20261121T040000Z-0000000a", 7, start, 100)) for start in (0, 50)
+        )
         for key in (begins, goes_on):
             put(destination, key, b"{}")
         destination.delete(goes_on)  # a piece, which is replaced soon
@@ -278,6 +287,7 @@ def test_without_the_right_to_delete_nothing_is_deleted_and_that_is_said(s3_serv
 
 # The way there
 
+
 def test_a_server_is_trusted_by_the_certificate_that_is_named_and_else_not(s3_server: S3Server) -> None:
     del s3_server  # where there is one, there can be another
     with S3Server(encrypted=True) as server:
@@ -295,8 +305,12 @@ def test_a_server_is_trusted_by_the_certificate_that_is_named_and_else_not(s3_se
 def test_credentials_that_are_wrong_are_named_with_their_file(s3_server: S3Server, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("[backupd]\naws_access_key_id=nobody\naws_secret_access_key=nothing-secret\n")
-    for fields in ({"credentials_file": wrong, "profile": "backupd"}, {"credentials_file": wrong, "profile": "other"},
-                   {"credentials_file": wrong}, {"credentials_file": tmp_path / "missing"}):
+    for fields in (
+        {"credentials_file": wrong, "profile": "backupd"},
+        {"credentials_file": wrong, "profile": "other"},
+        {"credentials_file": wrong},
+        {"credentials_file": tmp_path / "missing"},
+    ):
         with opened(config(s3_server, **fields), initialise=False) as destination:
             with pytest.raises(DestinationError) as caught:
                 destination.is_initialised()
@@ -306,7 +320,8 @@ def test_credentials_that_are_wrong_are_named_with_their_file(s3_server: S3Serve
 
 
 def test_credentials_that_were_changed_are_read_again_by_who_runs_already(
-        s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "rotated"
     write_credentials(file, ACCESS_KEY, SECRET_KEY)
     made: list[object] = []
@@ -345,7 +360,8 @@ def test_credentials_that_were_changed_are_read_again_by_who_runs_already(
 
 
 def test_the_environment_is_used_only_where_no_file_is_named(
-        s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     with opened(config(s3_server, profile="backupd")) as destination:
@@ -358,8 +374,12 @@ def test_the_environment_is_used_only_where_no_file_is_named(
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3_server: S3Server) -> None:
     where = config(s3_server).model_copy(update={"bucket": "nowhere"})
     with opened(where, initialise=False) as destination:
-        for ask in (destination.is_initialised, lambda: destination.initialise(datetime.now(UTC)),
-                    lambda: put(destination, OBJECT, b"x"), lambda: destination.stat(OBJECT)):
+        for ask in (
+            destination.is_initialised,
+            lambda: destination.initialise(datetime.now(UTC)),
+            lambda: put(destination, OBJECT, b"x"),
+            lambda: destination.stat(OBJECT),
+        ):
             with pytest.raises(DestinationError) as caught:
                 ask()
             assert "the bucket nowhere does not exist" in caught.value.detail

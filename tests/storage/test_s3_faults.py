@@ -45,7 +45,8 @@ def destination(s3_server: S3Server, proxy: FaultProxy) -> Iterator[S3Destinatio
 
 
 def test_a_place_that_refuses_says_so_and_is_used_again_when_it_is_back(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     put(destination, MARK, b"before")
     proxy.down()
     try:
@@ -62,8 +63,10 @@ def test_a_place_that_refuses_says_so_and_is_used_again_when_it_is_back(
 def test_a_place_that_hangs_is_given_up_and_left_as_it_was(s3_server: S3Server, proxy: FaultProxy) -> None:
     proxy.clear()
     where = config(s3_server, endpoint_url=proxy.endpoint)
-    with opened(where) as destination, opened(where, initialise=False, read_seconds=0.7,
-                                              begin_seconds=1.0) as impatient:
+    with (
+        opened(where) as destination,
+        opened(where, initialise=False, read_seconds=0.7, begin_seconds=1.0) as impatient,
+    ):
         put(destination, MARK, b"before")
         proxy.clear()
         proxy.plan(Fault(Kind.HANG))
@@ -84,12 +87,19 @@ def test_one_hanging_answer_does_not_fail_a_request(s3_server: S3Server, proxy: 
         assert get(destination, OBJECT) == b"x"
 
 
-@pytest.mark.parametrize("fault", [
-    Fault(Kind.ANSWER, times=2), Fault(Kind.ANSWER, status=500, code="InternalError", times=2),
-    Fault(Kind.ANSWER, status=429, code="TooManyRequests", times=1), Fault(Kind.REFUSE, times=2)],
-    ids=lambda fault: f"{fault.kind}-{fault.status}")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Kind.ANSWER, times=2),
+        Fault(Kind.ANSWER, status=500, code="InternalError", times=2),
+        Fault(Kind.ANSWER, status=429, code="TooManyRequests", times=1),
+        Fault(Kind.REFUSE, times=2),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.status}",
+)
 def test_a_place_that_is_busy_for_a_moment_is_asked_again(
-        destination: S3Destination, proxy: FaultProxy, fault: Fault) -> None:
+    destination: S3Destination, proxy: FaultProxy, fault: Fault
+) -> None:
     proxy.plan(fault)
     put(destination, OBJECT, b"content")
     assert proxy.done[fault.kind] == fault.times
@@ -97,7 +107,8 @@ def test_a_place_that_is_busy_for_a_moment_is_asked_again(
 
 
 def test_a_place_that_stays_busy_fails_the_request_and_nothing_is_there(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     proxy.plan(Fault(Kind.ANSWER, method="PUT"))
     with pytest.raises(DestinationError, match="writing") as caught:
         put(destination, OBJECT, b"x")
@@ -146,14 +157,19 @@ def test_downloads_that_break_anywhere_go_on_where_they_broke(destination: S3Des
     for _ in range(rounds(12)):
         offset = dice.choice([0, dice.randrange(len(content))])
         length = dice.choice([None, dice.randrange(1, len(content))])
-        proxy.plan(*(Fault(kind, method="GET", path=OBJECT, after=dice.randrange(len(content)), chance=0.3, times=2)
-                     for kind in kinds))
+        proxy.plan(
+            *(
+                Fault(kind, method="GET", path=OBJECT, after=dice.randrange(len(content)), chance=0.3, times=2)
+                for kind in kinds
+            )
+        )
         end = None if length is None else offset + length
         assert get(destination, OBJECT, offset=offset, length=length) == content[offset:end]
 
 
 def test_an_object_that_is_replaced_while_its_reader_was_cut_off_is_an_error(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     put(destination, MARK, b"a" * MIB)
     proxy.plan(Fault(Kind.TRUNCATE, method="GET", after=100_000, times=1))
     with destination.get(MARK) as stream:
@@ -163,7 +179,8 @@ def test_an_object_that_is_replaced_while_its_reader_was_cut_off_is_an_error(
 
 
 def test_a_stream_that_never_comes_to_its_end_is_an_error_and_no_short_file(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     put(destination, MARK, b"a" * 1000)
     proxy.plan(Fault(Kind.TRUNCATE, method="GET", after=0))
     with destination.get(MARK) as stream, pytest.raises(DestinationError, match="reading"):
@@ -171,7 +188,8 @@ def test_a_stream_that_never_comes_to_its_end_is_an_error_and_no_short_file(
 
 
 def test_bytes_that_change_on_the_way_there_are_noticed_and_sent_again(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     proxy.plan(Fault(Kind.FLIP_REQUEST, method="PUT", after=500, times=1))
     put(destination, OBJECT, b"c" * 1000)
     assert proxy.done[Kind.FLIP_REQUEST] == 1
@@ -179,7 +197,8 @@ def test_bytes_that_change_on_the_way_there_are_noticed_and_sent_again(
 
 
 def test_bytes_that_change_on_the_way_here_are_noticed_by_whoever_verifies(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     item = objects.named("ab" * 32, b"sealed" * 100)
     objects.store(destination, item, b"sealed" * 100)
     proxy.plan(Fault(Kind.FLIP_RESPONSE, method="GET", path=item.name, after=77, times=1))
@@ -189,7 +208,8 @@ def test_bytes_that_change_on_the_way_here_are_noticed_by_whoever_verifies(
 
 
 def test_an_answer_that_is_lost_after_the_server_did_it_is_no_failure(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     for key in (OBJECT, MARK):
         proxy.plan(Fault(Kind.RESET_RESPONSE, method="PUT", times=1))
         put(destination, key, b"content")
@@ -205,7 +225,8 @@ def test_an_object_that_was_taken_and_is_gone_is_an_error(destination: S3Destina
 
 
 def test_a_server_that_does_not_know_conditions_is_asked_without_them(
-        destination: S3Destination, proxy: FaultProxy) -> None:
+    destination: S3Destination, proxy: FaultProxy
+) -> None:
     proxy.plan(Fault(Kind.ANSWER, method="PUT", status=501, code="NotImplemented", times=1))
     put(destination, OBJECT, b"x")
     proxy.clear()
@@ -251,16 +272,33 @@ def test_a_server_that_was_killed_and_came_back_has_what_it_took(s3_server: S3Se
         assert get(destination, OBJECT) == b"x"
 
 
-@pytest.mark.parametrize(("code", "status", "message", "hint"), [
-    ("IllegalLocationConstraintException", 400, "", "another region"),
-    ("AuthorizationHeaderMalformed", 400, "the region 'x' is wrong; expecting 'eu-north-1'", "region: eu-north-1"),
-    ("SignatureDoesNotMatch", 403, "", "credentials"), ("ExpiredToken", 400, "", "credentials"),
-    ("BadDigest", 400, "", "on the way"), ("Strange", 400, "unheard of", "server's log")])
+@pytest.mark.parametrize(
+    ("code", "status", "message", "hint"),
+    [
+        ("IllegalLocationConstraintException", 400, "", "another region"),
+        ("AuthorizationHeaderMalformed", 400, "the region 'x' is wrong; expecting 'eu-north-1'", "region: eu-north-1"),
+        ("SignatureDoesNotMatch", 403, "", "credentials"),
+        ("ExpiredToken", 400, "", "credentials"),
+        ("BadDigest", 400, "", "on the way"),
+        ("Strange", 400, "unheard of", "server's log"),
+    ],
+)
 def test_every_answer_comes_with_a_next_step(
-        s3_server: S3Server, code: str, status: int, message: str, hint: str) -> None:
-    error = ClientError({"Error": {"Code": code, "Message": message},
-                         "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {}, "RequestId": "",
-                                              "HostId": "", "RetryAttempts": 0}}, "PutObject")
+    s3_server: S3Server, code: str, status: int, message: str, hint: str
+) -> None:
+    error = ClientError(
+        {
+            "Error": {"Code": code, "Message": message},
+            "ResponseMetadata": {
+                "HTTPStatusCode": status,
+                "HTTPHeaders": {},
+                "RequestId": "",
+                "HostId": "",
+                "RetryAttempts": 0,
+            },
+        },
+        "PutObject",
+    )
     told = Explainer("offsite", config(s3_server)).explain(error, "writing a", "a")
     assert hint in told.hint
     assert code in told.detail

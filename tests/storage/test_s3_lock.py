@@ -1,5 +1,5 @@
-"""Object lock in a bucket of a real S3 server: it is lengthened, never shortened, and a put looks whether it was given.
-"""
+"""Object lock in a bucket of a real S3 server: it is lengthened, never shortened, and a put looks whether it was
+given."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def bucket(server: S3Server, mode: str = "governance") -> S3Config:
 def until(s3_server: S3Server) -> Iterator[Callable[[S3Config, str], datetime | None]]:
     """Until when a key is locked, by the server itself."""
     with contextlib.closing(s3_server.client()) as client:
+
         def told(where: S3Config, key: str) -> datetime | None:
             head = client.head_object(Bucket=where.bucket, Key=f"{where.prefix}/{key}")
             moment: datetime | None = head.get("ObjectLockRetainUntilDate")
@@ -92,8 +93,9 @@ def test_a_put_of_what_is_there_already_lengthens_its_lock(s3_server: S3Server, 
     assert locked >= clock() + 3 * DAY - _SECOND
 
 
-def test_a_server_that_takes_a_put_and_does_not_lock_it_is_told(s3_server: S3Server,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_takes_a_put_and_does_not_lock_it_is_told(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = S3Destination._head
 
     def without(self: S3Destination, key: str, doing: str) -> Any:  # a server that answers like one without locks
@@ -108,8 +110,9 @@ def test_a_server_that_takes_a_put_and_does_not_lock_it_is_told(s3_server: S3Ser
     assert "s3:GetObjectRetention" in caught.value.hint
 
 
-def test_everything_that_a_backup_counts_on_is_locked_as_long_as_what_it_stores(s3_server: S3Server,
-                                                                                until: Until) -> None:
+def test_everything_that_a_backup_counts_on_is_locked_as_long_as_what_it_stores(
+    s3_server: S3Server, until: Until
+) -> None:
     where, clock = bucket(s3_server), FakeClock(now())
     with opened(where, clock=clock) as place:
         stock = Stock(place)
@@ -126,8 +129,13 @@ def test_everything_that_a_backup_counts_on_is_locked_as_long_as_what_it_stores(
         asked = lengthen_all(throttled(place), header, [backup_id(1)], clock(), stored=new)
         shared = layout.object_key(named(b"other").name)
         folder = layout.backup_folder("shop", backup_id(1))
-        counted = {shared, layout.object_key(named(b"base").name), layout.REPOSITORY, copy,
-                   *(folder + name for name in (layout.MANIFEST, layout.BODY, layout.UNPACK, layout.RUNBOOK))}
+        counted = {
+            shared,
+            layout.object_key(named(b"base").name),
+            layout.REPOSITORY,
+            copy,
+            *(folder + name for name in (layout.MANIFEST, layout.BODY, layout.UNPACK, layout.RUNBOOK)),
+        }
         short = {key for key in everything(place) if (until(where, key) or clock()) < clock() + 3 * DAY - _SECOND}
         assert asked == len(counted)
         assert not short & (counted | new)

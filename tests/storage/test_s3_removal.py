@@ -37,8 +37,9 @@ def fill(place: Stock) -> None:
 
 
 @pytest.mark.parametrize("versioning", [False, True], ids=["plain", "versions"])
-def test_what_expired_goes_with_its_objects_and_can_be_undeleted_before(s3_server: S3Server, *,
-                                                                        versioning: bool) -> None:
+def test_what_expired_goes_with_its_objects_and_can_be_undeleted_before(
+    s3_server: S3Server, *, versioning: bool
+) -> None:
     name = f"removal{next(_buckets)}"
     s3_server.bucket(name, versioning=versioning)
     with opened(config(s3_server, name)) as place:

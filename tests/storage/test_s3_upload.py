@@ -104,7 +104,8 @@ def test_parts_are_enough_for_the_largest_object_whether_its_length_is_known_or_
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_large_object_is_put_together_from_its_parts(
-        destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes, *, known: bool) -> None:
+    destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes, *, known: bool
+) -> None:
     proxy.clear()
     info = destination.put(OBJECT, io.BytesIO(content) if known else stream(content))
     assert (proxy.requests["PUT"], proxy.requests["POST"]) == (4, 2)
@@ -116,7 +117,8 @@ def test_a_large_object_is_put_together_from_its_parts(
 
 
 def test_parts_grow_where_nobody_knows_how_long_it_becomes(
-        destination: S3Destination, proxy: FaultProxy, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination: S3Destination, proxy: FaultProxy, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(s3upload, "_STEP", 1)
     destination.put(OBJECT, stream(content))
     assert proxy.requests["PUT"] == 3  # 5, 10 and the rest of 20 MiB
@@ -124,7 +126,8 @@ def test_parts_grow_where_nobody_knows_how_long_it_becomes(
 
 
 def test_a_source_that_fails_after_some_parts_leaves_nothing_and_its_own_error(
-        destination: S3Destination, s3_server: S3Server) -> None:
+    destination: S3Destination, s3_server: S3Server
+) -> None:
     error = ValueError("the tool died")
     with pytest.raises(ValueError, match="the tool died") as caught:
         destination.put(OBJECT, cast(BinaryIO, BrokenStream(2 * SMALLEST + 7, error)))
@@ -134,7 +137,8 @@ def test_a_source_that_fails_after_some_parts_leaves_nothing_and_its_own_error(
 
 
 def test_a_part_that_cannot_be_sent_gives_the_upload_up(
-        destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes) -> None:
+    destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes
+) -> None:
     proxy.plan(Fault(Kind.ANSWER, method="PUT", path="partNumber=2"))
     with pytest.raises(DestinationError, match="part 2"):
         destination.put(OBJECT, stream(content))
@@ -146,11 +150,14 @@ def test_a_part_that_cannot_be_sent_gives_the_upload_up(
 
 
 def test_an_upload_whose_place_vanished_is_a_leftover_only(
-        s3_server: S3Server, proxy: FaultProxy, content: bytes) -> None:
+    s3_server: S3Server, proxy: FaultProxy, content: bytes
+) -> None:
     where = config(s3_server, endpoint_url=proxy.endpoint)
     proxy.clear()
-    with opened(where) as destination, opened(where, initialise=False, read_seconds=2.0,
-                                              begin_seconds=2.0) as impatient:
+    with (
+        opened(where) as destination,
+        opened(where, initialise=False, read_seconds=2.0, begin_seconds=2.0) as impatient,
+    ):
         proxy.plan(Fault(Kind.HANG, method="PUT", path="partNumber=3"), Fault(Kind.HANG, method="DELETE"))
         with pytest.raises(DestinationError):
             impatient.put(OBJECT, stream(content))
@@ -161,7 +168,8 @@ def test_an_upload_whose_place_vanished_is_a_leftover_only(
 
 
 def test_the_answer_to_the_last_request_may_be_lost(
-        destination: S3Destination, proxy: FaultProxy, content: bytes) -> None:
+    destination: S3Destination, proxy: FaultProxy, content: bytes
+) -> None:
     for key in (OBJECT, MARK):
         proxy.plan(Fault(Kind.RESET_RESPONSE, method="POST", path="uploadId", times=1))
         destination.put(key, stream(content))
@@ -172,7 +180,8 @@ def test_the_answer_to_the_last_request_may_be_lost(
 
 @pytest.mark.campaign
 def test_parts_that_break_anywhere_are_sent_again(
-        destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes) -> None:
+    destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes
+) -> None:
     dice = thrown("broken parts")
     for number in range(rounds(2)):
         key = f"{layout.OBJECTS}ab/{number:064d}-{'01' * 8}"
@@ -189,21 +198,20 @@ def test_parts_that_break_anywhere_are_sent_again(
         assert unfinished(s3_server, destination) == 0
 
 
-def test_an_answer_that_names_another_checksum_is_not_believed(
-        s3_server: S3Server, content: bytes) -> None:
+def test_an_answer_that_names_another_checksum_is_not_believed(s3_server: S3Server, content: bytes) -> None:
     other = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
     with opened(config(s3_server)) as destination:
         client = destination._bucket._made(patient=False)
-        client.meta.events.register("after-call.s3.UploadPart",
-                                    lambda parsed, **_others: parsed.update(ChecksumSHA256=other))
+        client.meta.events.register(
+            "after-call.s3.UploadPart", lambda parsed, **_others: parsed.update(ChecksumSHA256=other)
+        )
         with pytest.raises(DestinationError, match="failed") as caught:
             destination.put(OBJECT, stream(content))
         assert "SHA-256" in caught.value.detail
         assert keys(destination) == []
 
 
-def test_an_upload_that_runs_is_no_leftover_of_its_own_process(
-        s3_server: S3Server, destination: S3Destination) -> None:
+def test_an_upload_that_runs_is_no_leftover_of_its_own_process(s3_server: S3Server, destination: S3Destination) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Endless):
@@ -246,8 +254,13 @@ def test_a_large_stream_takes_no_more_memory_than_four_parts(s3_server: S3Server
     where = config(s3_server)
     with opened(where) as destination:
         size = 160 * MIB
-        done = subprocess.run([sys.executable, "-c", _MEASURE, where.model_dump_json(), OBJECT, str(size)],
-                              capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE, where.model_dump_json(), OBJECT, str(size)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+        )
         assert destination.stat(OBJECT).size == size
         # The first request's buffer becomes two of the parts; what the library keeps besides is small.
         assert int(done.stdout) < (4 * 16 + 32 + 16) * MIB, json.dumps(done.stdout)

@@ -22,21 +22,40 @@ PLACE = Place("bucket", "prefix/objects/aa/x", "objects/aa/x", "vault")
 OBJECT = layout.object_key("a" * 64 + "-" + "b" * 16)
 
 
-@pytest.mark.parametrize(("head", "state"), [
-    ({}, ColdState.WARM),
-    ({"StorageClass": "GLACIER_IR"}, ColdState.WARM),
-    ({"StorageClass": "GLACIER"}, ColdState.ARCHIVED),
-    ({"StorageClass": "DEEP_ARCHIVE"}, ColdState.ARCHIVED),
-    ({"StorageClass": "DEEP_ARCHIVE", "Restore": 'ongoing-request="true"'}, ColdState.THAWING),
-    ({"StorageClass": "GLACIER",
-      "Restore": 'ongoing-request="false", expiry-date="Sun, 22 Nov 2026 00:00:00 GMT"'}, ColdState.THAWED),
-    ({"StorageClass": "GLACIER",
-      "Restore": 'ongoing-request="false", expiry-date="Sat, 21 Nov 2026 00:00:00 GMT"'}, ColdState.ARCHIVED),
-    ({"StorageClass": "INTELLIGENT_TIERING"}, ColdState.WARM),
-    ({"StorageClass": "INTELLIGENT_TIERING", "ArchiveStatus": "DEEP_ARCHIVE_ACCESS"}, ColdState.ARCHIVED),
-    ({"StorageClass": "INTELLIGENT_TIERING", "ArchiveStatus": "ARCHIVE_ACCESS", "Restore": 'ongoing-request="true"'},
-     ColdState.THAWING),
-])
+@pytest.mark.parametrize(
+    ("head", "state"),
+    [
+        ({}, ColdState.WARM),
+        ({"StorageClass": "GLACIER_IR"}, ColdState.WARM),
+        ({"StorageClass": "GLACIER"}, ColdState.ARCHIVED),
+        ({"StorageClass": "DEEP_ARCHIVE"}, ColdState.ARCHIVED),
+        ({"StorageClass": "DEEP_ARCHIVE", "Restore": 'ongoing-request="true"'}, ColdState.THAWING),
+        (
+            {
+                "StorageClass": "GLACIER",
+                "Restore": 'ongoing-request="false", expiry-date="Sun, 22 Nov 2026 00:00:00 GMT"',
+            },
+            ColdState.THAWED,
+        ),
+        (
+            {
+                "StorageClass": "GLACIER",
+                "Restore": 'ongoing-request="false", expiry-date="Sat, 21 Nov 2026 00:00:00 GMT"',
+            },
+            ColdState.ARCHIVED,
+        ),
+        ({"StorageClass": "INTELLIGENT_TIERING"}, ColdState.WARM),
+        ({"StorageClass": "INTELLIGENT_TIERING", "ArchiveStatus": "DEEP_ARCHIVE_ACCESS"}, ColdState.ARCHIVED),
+        (
+            {
+                "StorageClass": "INTELLIGENT_TIERING",
+                "ArchiveStatus": "ARCHIVE_ACCESS",
+                "Restore": 'ongoing-request="true"',
+            },
+            ColdState.THAWING,
+        ),
+    ],
+)
 def test_what_an_answer_means(head: dict[str, Any], state: ColdState) -> None:
     found = coldness_of(PLACE, {"ContentLength": 7, **head}, NOW)
     assert (found.state, found.size, found.key) == (state, 7, "objects/aa/x")

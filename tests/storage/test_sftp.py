@@ -86,6 +86,7 @@ class TestSftp(DestinationContract):
 
 # What it leaves there
 
+
 def test_what_lies_there_can_be_read_as_a_folder(destination: SftpDestination, tmp_path: Path) -> None:
     put(destination, KEY, b"x" * 3 * PART)
     local = FilesystemDestination("local", tmp_path / HOSTILE)
@@ -123,14 +124,16 @@ def test_many_folders_are_listed_as_a_local_folder_lists_them(destination: SftpD
     assert len(keys(destination, "objects/")) == 30
 
 
-def test_bytes_and_names_are_durable_before_a_put_returns(destination: SftpDestination,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_and_names_are_durable_before_a_put_returns(
+    destination: SftpDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[str] = []
     for name in ("finish", "move", "sync_folder"):
         real = getattr(Wire, name)
 
-        def noted(self: Wire, path: object, *more: object, _name: str = name, _real: object = real,
-                  **options: object) -> object:
+        def noted(
+            self: Wire, path: object, *more: object, _name: str = name, _real: object = real, **options: object
+        ) -> object:
             steps.append(f"{_name} {path}" if _name == "sync_folder" else _name)
             assert callable(_real)
             return _real(self, path, *more, **options)
@@ -190,10 +193,16 @@ SftpDestination("vault", SftpConfig.model_validate_json(sys.argv[1])).put(sys.ar
 
 
 def test_a_kill_midway_leaves_no_object_and_what_is_left_is_cleared_a_day_later(
-        own: SshServer, vault: SftpDestination) -> None:
+    own: SshServer, vault: SftpDestination
+) -> None:
     config = own.config(own.base / "vault").model_dump_json()
-    with subprocess.Popen([sys.executable, "-c", WRITER, config, KEY], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True, cwd=Path(layout.__file__).parent.parent) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, config, KEY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(layout.__file__).parent.parent,
+    ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "midway\n"
         writer.kill()
@@ -211,10 +220,18 @@ def test_a_kill_midway_leaves_no_object_and_what_is_left_is_cleared_a_day_later(
 
 # Lost connections
 
+
 def test_connections_that_were_cut_are_replaced_unnoticed(own: SshServer, vault: SftpDestination) -> None:
-    for ask in (lambda: put(vault, KEY, b"x"), lambda: vault.stat(KEY), lambda: get(vault, KEY),
-                lambda: keys(vault), vault.space, vault.is_initialised, lambda: list(vault.leftovers()),
-                lambda: vault.delete(KEY)):
+    for ask in (
+        lambda: put(vault, KEY, b"x"),
+        lambda: vault.stat(KEY),
+        lambda: get(vault, KEY),
+        lambda: keys(vault),
+        vault.space,
+        vault.is_initialised,
+        lambda: list(vault.leftovers()),
+        lambda: vault.delete(KEY),
+    ):
         ask()
         own.cut()
     assert keys(vault) == []
@@ -308,8 +325,10 @@ def test_whatever_is_cut_and_when_nothing_false_is_said(own: SshServer, vault: S
 
 # Hosts that hang or are gone
 
-def test_a_host_that_hangs_is_an_error_and_no_wait_for_ever(own: SshServer, vault: SftpDestination,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_a_host_that_hangs_is_an_error_and_no_wait_for_ever(
+    own: SshServer, vault: SftpDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(vault, KEY, b"x" * 4 * PART)
     used, new = (SftpDestination("vault", own.config(own.base / "vault"), seconds=3) for _ in range(2))
     assert used.is_initialised()
@@ -333,8 +352,14 @@ def test_a_host_that_hangs_is_an_error_and_no_wait_for_ever(own: SshServer, vaul
 def test_a_host_that_is_gone_is_named_and_comes_back(own: SshServer, vault: SftpDestination) -> None:
     put(vault, KEY, b"x")
     own.stop()
-    for ask in (lambda: get(vault, KEY), vault.is_initialised, lambda: put(vault, KEY, b"y"), vault.space,
-                lambda: keys(vault), lambda: vault.delete(KEY)):
+    for ask in (
+        lambda: get(vault, KEY),
+        vault.is_initialised,
+        lambda: put(vault, KEY, b"y"),
+        vault.space,
+        lambda: keys(vault),
+        lambda: vault.delete(KEY),
+    ):
         with pytest.raises(DestinationError, match=rf"destination vault .*127\.0\.0\.1:{own.port}.* cannot be reached"):
             ask()
     own.start()
@@ -343,9 +368,11 @@ def test_a_host_that_is_gone_is_named_and_comes_back(own: SshServer, vault: Sftp
 
 # Who is let in, and who is trusted
 
+
 def fingerprint(public: Path) -> str:
-    return subprocess.run(["ssh-keygen", "-l", "-f", str(public)], check=True, capture_output=True,
-                          text=True).stdout.split()[1]
+    return subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(public)], check=True, capture_output=True, text=True
+    ).stdout.split()[1]
 
 
 def refusal(destination: Destination) -> DestinationError:
@@ -362,8 +389,9 @@ def test_a_host_that_is_not_known_is_not_talked_to_and_its_fingerprint_is_told(o
     assert f"shows ssh-ed25519 {shown}" in error.detail
     assert f"has none for [127.0.0.1]:{own.port}" in error.detail
     assert f"ssh-keyscan -p {own.port} 127.0.0.1" in error.hint
-    subprocess.run(f"ssh-keyscan -T 120 -p {own.port} 127.0.0.1 >> '{own.known_hosts}' 2> /dev/null", shell=True,
-                   check=True)
+    subprocess.run(
+        f"ssh-keyscan -T 120 -p {own.port} 127.0.0.1 >> '{own.known_hosts}' 2> /dev/null", shell=True, check=True
+    )
     assert not destination.is_initialised()
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(own.known_hosts)], check=True, capture_output=True)
     assert b"127.0.0.1" not in own.known_hosts.read_bytes()
@@ -393,8 +421,10 @@ def test_names_of_hosts_are_read_as_ssh_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
 
     def knows(names: str, host: str, port: int = 22) -> bool:
-        file.write_text(f"# x\n\n@cert-authority * ssh-ed25519 {key}\njunk\n{names} ssh-ed25519 {key} comment\n"
-                        f"{host} ssh-ed25519 not/base64!\n")
+        file.write_text(
+            f"# x\n\n@cert-authority * ssh-ed25519 {key}\njunk\n{names} ssh-ed25519 {key} comment\n"
+            f"{host} ssh-ed25519 not/base64!\n"
+        )
         found = known_host(file, host, port)
         assert not found.revoked
         return len(found.keys) == 1
@@ -423,11 +453,20 @@ def test_the_kind_of_host_key_that_is_known_is_the_one_that_is_asked_for() -> No
         destination.close()
 
 
-@pytest.mark.parametrize(("what", "words"), [
-    ("stranger", "may not log in with this key"), ("passphrase", "has a passphrase"), ("gone", "cannot be read"),
-    ("junk", "holds no private key"), ("public", "holds no private key"), ("known_hosts", "known hosts")])
-def test_a_key_that_does_not_open_is_said_in_words(ssh_server: SshServer, tmp_path: Path, what: str,
-                                                   words: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("stranger", "may not log in with this key"),
+        ("passphrase", "has a passphrase"),
+        ("gone", "cannot be read"),
+        ("junk", "holds no private key"),
+        ("public", "holds no private key"),
+        ("known_hosts", "known hosts"),
+    ],
+)
+def test_a_key_that_does_not_open_is_said_in_words(
+    ssh_server: SshServer, tmp_path: Path, what: str, words: str
+) -> None:
     key = tmp_path / "key"
     more: dict[str, object] = {"key_file": key}
     if what in ("stranger", "public"):
@@ -466,6 +505,7 @@ def test_a_server_that_cannot_replace_in_one_step_is_refused_and_other_extension
 
 
 # Full, forbidden, unmounted
+
 
 @pytest.fixture
 def mounted(ssh_server: SshServer, tmp_path: Path) -> Iterator[tuple[Path, SftpDestination]]:
@@ -506,8 +546,14 @@ def test_an_unmounted_disk_is_noticed_by_every_call(mounted: tuple[Path, SftpDes
     put(vault, KEY, b"x")
     subprocess.run(["umount", str(point)], check=True)
     assert not vault.is_initialised()
-    for ask in (lambda: put(vault, OTHER, b"x"), lambda: get(vault, KEY), lambda: vault.stat(KEY),
-                lambda: keys(vault), lambda: vault.delete(KEY), vault.clear_leftovers):
+    for ask in (
+        lambda: put(vault, OTHER, b"x"),
+        lambda: get(vault, KEY),
+        lambda: vault.stat(KEY),
+        lambda: keys(vault),
+        lambda: vault.delete(KEY),
+        vault.clear_leftovers,
+    ):
         with pytest.raises(DestinationError, match="failed") as caught:
             ask()
         assert not isinstance(caught.value, ObjectMissingError)
@@ -529,7 +575,8 @@ def test_a_name_that_is_a_folder_is_no_reason_to_hang(destination: SftpDestinati
 @pytest.mark.parametrize("link", ["pins", "pins/shop", "pins/shop/a.json"])
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_symbolic_link_below_the_root_is_refused_by_name_and_never_listed_as_nothing(
-        destination: SftpDestination, tmp_path: Path, link: str, *, dangling: bool) -> None:
+    destination: SftpDestination, tmp_path: Path, link: str, *, dangling: bool
+) -> None:
     put(destination, "pins/shop/a.json", b"x")
     path = tmp_path / HOSTILE / link
     path.rename(tmp_path / "elsewhere")

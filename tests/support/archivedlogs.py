@@ -16,24 +16,59 @@ from backupd.transfer.segmentseal import Sealed, Sealing
 from storage.destination import Destination
 
 
-def seal_log(folder: Path, sealer: Sealer, branch: Branch, number: int, data: bytes, *, start: int = 0,
-             end: int | None = None, ending: Ending = Ending.ROTATED) -> Sealed:
+def seal_log(
+    folder: Path,
+    sealer: Sealer,
+    branch: Branch,
+    number: int,
+    data: bytes,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    ending: Ending = Ending.ROTATED,
+) -> Sealed:
     """Seal bytes ``[start, end)`` of a binary log into ``folder``, which must not exist. Cuts must be safe ones."""
     context = scan(io.BytesIO(data), stop=start).context if start else None
     stop = len(data) if end is None else end
     sealing = Sealing(folder.with_name(f"{folder.name}.new"), sealer)
     found = scan(io.BytesIO(data[start:]), start=start, context=context, stop=stop, on_transaction=sealing.transaction)
     sha256 = sealing.plain(io.BytesIO(data[start:]), start, stop)
-    return sealing.finish(Segment(
-        server=branch.server, branch=branch.id, file=branch.file(number), number=number, start=start, end=stop,
-        ending=ending if stop == len(data) else Ending.OPEN, gtids_before=found.gtids_before,
-        gtids_after=found.gtids_after, transactions=found.transactions, first_at=found.first_at,
-        last_at=found.last_at, precise=found.precise, server_ids=found.server_ids, flavour=found.flavour,
-        server_version=found.server_version, sha256=sha256, remarks=found.remarks), folder)
+    return sealing.finish(
+        Segment(
+            server=branch.server,
+            branch=branch.id,
+            file=branch.file(number),
+            number=number,
+            start=start,
+            end=stop,
+            ending=ending if stop == len(data) else Ending.OPEN,
+            gtids_before=found.gtids_before,
+            gtids_after=found.gtids_after,
+            transactions=found.transactions,
+            first_at=found.first_at,
+            last_at=found.last_at,
+            precise=found.precise,
+            server_ids=found.server_ids,
+            flavour=found.flavour,
+            server_version=found.server_version,
+            sha256=sha256,
+            remarks=found.remarks,
+        ),
+        folder,
+    )
 
 
-def archive_log(destination: Destination, sealer: Sealer, branch: Branch, number: int, data: bytes, *, start: int = 0,
-                end: int | None = None, ending: Ending = Ending.ROTATED) -> SegmentHeader:
+def archive_log(
+    destination: Destination,
+    sealer: Sealer,
+    branch: Branch,
+    number: int,
+    data: bytes,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    ending: Ending = Ending.ROTATED,
+) -> SegmentHeader:
     """Store bytes ``[start, end)`` of a binary log at ``destination``, as the archive does."""
     with tempfile.TemporaryDirectory() as base:
         sealed = seal_log(Path(base) / "sealed", sealer, branch, number, data, start=start, end=end, ending=ending)

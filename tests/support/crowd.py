@@ -23,27 +23,35 @@ class Crowd:
         return found[min(len(found) - 1, int(len(found) * share))]
 
     def told(self) -> str:
-        return (f"{len(self.latencies)} answers, p50 {self.quantile(0.5) * 1000:.0f} ms, "
-                f"p99 {self.quantile(0.99) * 1000:.0f} ms, longest {max(self.latencies) * 1000:.0f} ms, "
-                f"{len(self.errors)} errors")
+        return (
+            f"{len(self.latencies)} answers, p50 {self.quantile(0.5) * 1000:.0f} ms, "
+            f"p99 {self.quantile(0.99) * 1000:.0f} ms, longest {max(self.latencies) * 1000:.0f} ms, "
+            f"{len(self.errors)} errors"
+        )
 
 
-def ask(port: int, token: str, paths: Sequence[str], *, clients: int = 200, seconds: float = 10.0,
-        every: float = 1.0) -> Crowd:
+def ask(
+    port: int, token: str, paths: Sequence[str], *, clients: int = 200, seconds: float = 10.0, every: float = 1.0
+) -> Crowd:
     """``clients`` ask for the ``paths`` in turn, each once in ``every`` seconds, for ``seconds``."""
     crowd = Crowd()
 
     async def all_of_them() -> None:
         end = time.monotonic() + seconds
-        await asyncio.gather(*(_client(crowd, number, port, token, paths, number / clients * every, every, end)
-                               for number in range(clients)))
+        await asyncio.gather(
+            *(
+                _client(crowd, number, port, token, paths, number / clients * every, every, end)
+                for number in range(clients)
+            )
+        )
 
     asyncio.run(all_of_them())
     return crowd
 
 
-async def _client(crowd: Crowd, number: int, port: int, token: str, paths: Sequence[str], late: float, every: float,
-                  end: float) -> None:
+async def _client(
+    crowd: Crowd, number: int, port: int, token: str, paths: Sequence[str], late: float, every: float, end: float
+) -> None:
     host = _HOSTS[number % len(_HOSTS)]
     await asyncio.sleep(late)
     try:

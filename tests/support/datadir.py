@@ -53,9 +53,7 @@ def initialise(datadir: Path, options: Options | None = None) -> None:
     if shaping:
         _install(datadir, shaping)
     else:
-        subprocess.run(
-            ["cp", "-a", "--reflink=auto", "--sparse=always", f"{_template()}/.", str(datadir)], check=True
-        )
+        subprocess.run(["cp", "-a", "--reflink=auto", "--sparse=always", f"{_template()}/.", str(datadir)], check=True)
 
 
 @functools.cache
@@ -73,9 +71,7 @@ def _install(datadir: Path, shaping: Options) -> None:
     base = make_short_directory("bt-init-")
     try:
         conf = base / "init.cnf"
-        write_mysqld_group(
-            conf, {"innodb_log_file_size": "64M", "character_set_server": "utf8mb4"} | dict(shaping)
-        )
+        write_mysqld_group(conf, {"innodb_log_file_size": "64M", "character_set_server": "utf8mb4"} | dict(shaping))
         # Only localhost: an account for root@<this host> is ignored under skip_name_resolve.
         extra = base / "extra.sql"
         extra.write_text(

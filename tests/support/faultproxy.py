@@ -73,16 +73,38 @@ class Fault:
         return bool(re.fullmatch(self.method or ".*", method)) and bool(re.search(self.path, path))
 
 
-def schedule(dice: random.Random, *, chance: float, size: int, method: str = "", path: str = "",
-             kinds: tuple[Kind, ...] = (Kind.REFUSE, Kind.RESET_REQUEST, Kind.RESET_RESPONSE, Kind.ANSWER,
-                                        Kind.FLIP_REQUEST, Kind.TRUNCATE)) -> list[Fault]:
+def schedule(
+    dice: random.Random,
+    *,
+    chance: float,
+    size: int,
+    method: str = "",
+    path: str = "",
+    kinds: tuple[Kind, ...] = (
+        Kind.REFUSE,
+        Kind.RESET_REQUEST,
+        Kind.RESET_RESPONSE,
+        Kind.ANSWER,
+        Kind.FLIP_REQUEST,
+        Kind.TRUNCATE,
+    ),
+) -> list[Fault]:
     """Faults that pass, of each kind, at random places up to byte ``size``; together each hits ``chance`` of all."""
     answers = [(500, "InternalError"), (503, "SlowDown"), (503, "ServiceUnavailable"), (429, "TooManyRequests")]
     found = []
     for kind in kinds:
         status, code = dice.choice(answers)
-        found.append(Fault(kind, method=method, path=path, after=dice.randrange(size), status=status, code=code,
-                           chance=chance / len(kinds)))
+        found.append(
+            Fault(
+                kind,
+                method=method,
+                path=path,
+                after=dice.randrange(size),
+                status=status,
+                code=code,
+                chance=chance / len(kinds),
+            )
+        )
     dice.shuffle(found)
     return found
 
@@ -112,8 +134,11 @@ class _Head:
         while (line := source.readline()) not in {b"\r\n", b"\n", b""}:
             lines.append(line.decode("latin-1").rstrip("\r\n"))
         pairs = (line.partition(":") for line in lines)
-        return cls(first.decode("latin-1").rstrip("\r\n"), lines,
-                   {name.lower(): value.strip() for name, _colon, value in pairs})
+        return cls(
+            first.decode("latin-1").rstrip("\r\n"),
+            lines,
+            {name.lower(): value.strip() for name, _colon, value in pairs},
+        )
 
     def encode(self, *, without: str = "") -> bytes:
         kept = [line for line in self.lines if not without or not line.lower().startswith(without + ":")]
@@ -244,8 +269,9 @@ class FaultProxy:
         with self._lock:
             self._open -= {client, server}
 
-    def _exchange(self, head: _Head, client: socket.socket, source: BinaryIO, server: socket.socket,
-                  answers: BinaryIO) -> bool:
+    def _exchange(
+        self, head: _Head, client: socket.socket, source: BinaryIO, server: socket.socket, answers: BinaryIO
+    ) -> bool:
         """One request and its answer; may another one follow?"""
         method, path = head.first.split(" ")[:2]
         fault = self._decide(method, path)
@@ -324,8 +350,9 @@ class FaultProxy:
                 break
         raise _Cut(reset=True)
 
-    def _answer(self, fault: Fault, method: str, head: _Head, client: socket.socket, source: BinaryIO, *,
-                expects: bool) -> NoReturn:
+    def _answer(
+        self, fault: Fault, method: str, head: _Head, client: socket.socket, source: BinaryIO, *, expects: bool
+    ) -> NoReturn:
         writes = fault.kind is Kind.LOSE and method not in {"GET", "HEAD"}
         if writes and expects:
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -337,8 +364,11 @@ class FaultProxy:
         extra = ""
         if writes:
             status, body, extra = 200, b"", 'ETag: "0123456789abcdef0123456789abcdef"\r\n'
-        client.sendall(f"HTTP/1.1 {status} Planned\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
-                       f"{extra}Connection: close\r\n\r\n".encode() + (b"" if method == "HEAD" else body))
+        client.sendall(
+            f"HTTP/1.1 {status} Planned\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+            f"{extra}Connection: close\r\n\r\n".encode()
+            + (b"" if method == "HEAD" else body)
+        )
         raise _Cut(reset=False)
 
 

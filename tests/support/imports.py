@@ -9,8 +9,9 @@ from tests.support.places import give_to_database
 from tests.support.server import Server, quote_name
 
 
-def import_tablespace(server: Server, schema: str, source: str, target: str, *,
-                      on_the_way: Callable[[], None] = lambda: None) -> None:
+def import_tablespace(
+    server: Server, schema: str, source: str, target: str, *, on_the_way: Callable[[], None] = lambda: None
+) -> None:
     """Replace what ``target`` holds by the file of ``source``, which has the same definition. ``on_the_way`` is called
     while it has no tablespace."""
     folder = server.datadir / schema

@@ -96,15 +96,11 @@ def _transaction(cursor: Any, dice: random.Random) -> None:
             "INSERT INTO shop.orders (customer_id, created_at, note) VALUES (%s, NOW(6), %s)",
             (dice.randint(1, 1000), f"order {dice.random()}"),
         )
-        cursor.execute(
-            "INSERT INTO shop.order_lines VALUES (LAST_INSERT_ID(), 1, %s, 2)", (dice.randint(1, 300),)
-        )
+        cursor.execute("INSERT INTO shop.order_lines VALUES (LAST_INSERT_ID(), 1, %s, 2)", (dice.randint(1, 300),))
     elif kind < 0.9:
         cursor.execute("DELETE FROM shop.orders WHERE id > 5000 ORDER BY id LIMIT 3")
     else:
-        cursor.execute(
-            "UPDATE shop.documents SET body = REVERSE(body) WHERE id = %s", (dice.randint(1, 500),)
-        )
+        cursor.execute("UPDATE shop.documents SET body = REVERSE(body) WHERE id = %s", (dice.randint(1, 500),))
 
 
 def bank_total(connection: Connection[Any]) -> int:

@@ -36,8 +36,14 @@ class MailBox:
     port: int = 0
     came: threading.Condition = field(default_factory=threading.Condition)
 
-    async def handle_RCPT(self, server: Any, session: Session, envelope: Envelope, address: str,  # noqa: N802  theirs
-                          options: list[str]) -> str:
+    async def handle_RCPT(  # noqa: N802  theirs
+        self,
+        server: Any,
+        session: Session,
+        envelope: Envelope,
+        address: str,
+        options: list[str],
+    ) -> str:
         if address in self.answers:
             return self.answers[address]
         envelope.rcpt_tos.append(address)
@@ -70,8 +76,9 @@ class MailBox:
 
 
 @contextmanager
-def mail_server(box: MailBox | None = None, *, tls: Path | None = None, login: tuple[str, str] | None = None,
-                port: int = 0) -> Iterator[MailBox]:
+def mail_server(
+    box: MailBox | None = None, *, tls: Path | None = None, login: tuple[str, str] | None = None, port: int = 0
+) -> Iterator[MailBox]:
     """``tls``: of ``certificate``; the server then wants STARTTLS. ``login``: user and password that it wants."""
     box = box or MailBox()
     options: dict[str, Any] = {}
@@ -87,8 +94,7 @@ def mail_server(box: MailBox | None = None, *, tls: Path | None = None, login: t
             return AuthResult(success=(data.login.decode(), data.password.decode()) == login, handled=False)
 
         options |= {"authenticator": check, "auth_required": True, "auth_require_tls": tls is not None}
-    controller = Controller(box, hostname="127.0.0.1", port=port or free_port(), ready_timeout=240,
-                            **options)
+    controller = Controller(box, hostname="127.0.0.1", port=port or free_port(), ready_timeout=240, **options)
     controller.start()
     box.port = controller.port
     try:
@@ -110,13 +116,21 @@ def certificate(folder: Path, name: str = "localhost") -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    made = (x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=30))
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256()))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
     file = folder / f"{name}.pem"
-    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    file.write_bytes(
+        made.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     return file

@@ -86,8 +86,14 @@ class MotoServer:
             with contextlib.closing(self.client()) as client:
                 make_bucket(client, name, versioning=versioning, lock=lock)
             self._made.add(name)
-        return {"type": "s3", "bucket": name, "endpoint_url": self.endpoint, "region": REGION, "addressing": "path",
-                "credentials_file": self.credentials_file}
+        return {
+            "type": "s3",
+            "bucket": name,
+            "endpoint_url": self.endpoint,
+            "region": REGION,
+            "addressing": "path",
+            "credentials_file": self.credentials_file,
+        }
 
     def reset(self) -> None:
         """Forget every bucket and every transition."""
@@ -96,13 +102,14 @@ class MotoServer:
 
     def set_restoring(self, looks: int) -> None:
         """A thaw stays under way for ``looks`` looks at its object; 0: it is over at once."""
-        transition: Mapping[str, Any] = {"progression": "manual", "times": looks} if looks else {
-            "progression": "immediate"}
-        self._post("/moto-api/state-manager/set-transition", {"model_name": "s3::keyrestore",
-                                                              "transition": transition})
+        transition: Mapping[str, Any] = (
+            {"progression": "manual", "times": looks} if looks else {"progression": "immediate"}
+        )
+        self._post("/moto-api/state-manager/set-transition", {"model_name": "s3::keyrestore", "transition": transition})
 
     def _post(self, path: str, document: Mapping[str, Any]) -> None:
-        request = urllib.request.Request(self.endpoint + path, json.dumps(document).encode(),
-                                         {"Content-Type": "application/json"}, method="POST")
+        request = urllib.request.Request(
+            self.endpoint + path, json.dumps(document).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
         with urllib.request.urlopen(request, timeout=30) as answer:
             answer.read()

@@ -20,8 +20,11 @@ Command = Callable[..., Any]
 """``command("timeline", "db1")``: the JSON document of a command, whatever its exit code."""
 RANK = {"good": 0, "warning": 1, "bad": 2}
 BADGES = {"good": "well", "warning": "look at it", "bad": "not recoverable as promised"}
-VERDICTS = {"good": "could be recovered as promised", "warning": "should be looked at",
-            "bad": "could not be recovered as promised"}
+VERDICTS = {
+    "good": "could be recovered as promised",
+    "warning": "should be looked at",
+    "bad": "could not be recovered as promised",
+}
 
 
 def plain(page: str) -> str:
@@ -70,9 +73,13 @@ class Mouths:
 
     def agree(self) -> State:
         """What they say, compared."""
-        state = State(self._get(f"/v1/servers/{self.name}"), self.command("timeline", self.name),
-                      self.command("alerts"), self.command("backups", self.name),
-                      self.command("binlog", "status", self.name)[0])
+        state = State(
+            self._get(f"/v1/servers/{self.name}"),
+            self.command("timeline", self.name),
+            self.command("alerts"),
+            self.command("backups", self.name),
+            self.command("binlog", "status", self.name)[0],
+        )
         self._moments(state)
         self._counts(state)
         self._incidents(state)
@@ -163,8 +170,9 @@ class Mouths:
 
     def _pages(self, state: State) -> None:
         accept = {"Accept": "text/html"}
-        first, own, alerts = (plain(self.http.get(address, headers=accept).text)
-                              for address in ("/", f"/servers/{self.name}", "/alerts"))
+        first, own, alerts = (
+            plain(self.http.get(address, headers=accept).text) for address in ("/", f"/servers/{self.name}", "/alerts")
+        )
         server = state.server
         assert BADGES[state.status] in own
         assert VERDICTS[state.status] in first
@@ -173,8 +181,9 @@ class Mouths:
         for page in (first, own):
             moment = re.search(r"(?:ago|now) (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z", page) if server["latest"] else None
             assert moment is not None or "✗ nothing" in page, page
-            assert moment is None or abs(parse_time(f"{moment[1].replace(' ', 'T')}Z") - parse_time(
-                server["latest"])) <= self.slack + timedelta(seconds=1)
+            assert moment is None or abs(
+                parse_time(f"{moment[1].replace(' ', 'T')}Z") - parse_time(server["latest"])
+            ) <= self.slack + timedelta(seconds=1)
             for reason in server["reasons"]:
                 assert words(reason["text"]) in page
                 assert words(reason["hint"]) in page

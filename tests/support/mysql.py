@@ -40,10 +40,23 @@ _BOOTSTRAP = ("mysql_system_tables.sql", "mysql_system_tables_data.sql")
 _ONLY_ROOT = "DELETE FROM mysql.user WHERE User <> 'root' OR Host <> 'localhost';\nDELETE FROM mysql.db;\n"
 _EXECUTED = "@@GLOBAL.gtid_executed"
 _OLD_WORDS = Words(executed=_EXECUTED)
-_NEW_WORDS = Words("SHOW BINARY LOG STATUS", "RESET BINARY LOGS AND GTIDS", "REPLICA", "CHANGE REPLICATION SOURCE TO",
-                   "SOURCE", _EXECUTED)
-_INIT_OPTIONS = frozenset({"innodb_page_size", "innodb_data_file_path", "lower_case_table_names",
-                           "innodb_undo_directory", "innodb_undo_tablespaces"})
+_NEW_WORDS = Words(
+    "SHOW BINARY LOG STATUS",
+    "RESET BINARY LOGS AND GTIDS",
+    "REPLICA",
+    "CHANGE REPLICATION SOURCE TO",
+    "SOURCE",
+    _EXECUTED,
+)
+_INIT_OPTIONS = frozenset(
+    {
+        "innodb_page_size",
+        "innodb_data_file_path",
+        "lower_case_table_names",
+        "innodb_undo_directory",
+        "innodb_undo_tablespaces",
+    }
+)
 
 
 def root_programs() -> Path:
@@ -117,8 +130,9 @@ class MySQLServer(Server):
             _install(self._program, self.datadir, shaping)
         else:
             source = _template(self._program)
-            subprocess.run(["cp", "-a", "--reflink=auto", "--sparse=always", f"{source}/.", str(self.datadir)],
-                           check=True)
+            subprocess.run(
+                ["cp", "-a", "--reflink=auto", "--sparse=always", f"{source}/.", str(self.datadir)], check=True
+            )
 
     def flavour_settings(self, *, binlog: bool) -> dict[str, str | int | None]:
         version = self.version
@@ -132,8 +146,13 @@ class MySQLServer(Server):
         if version < Version(8, 0):
             settings["performance_schema"] = "OFF"
         if binlog:
-            settings |= {"log_bin": "binlog", "sync_binlog": 1, "relay_log": "relay", "gtid_mode": "ON",
-                         "enforce_gtid_consistency": "ON"}
+            settings |= {
+                "log_bin": "binlog",
+                "sync_binlog": 1,
+                "relay_log": "relay",
+                "gtid_mode": "ON",
+                "enforce_gtid_consistency": "ON",
+            }
             if version < Version(8, 0):
                 settings |= {"binlog_format": "ROW", "log_slave_updates": 1}
         else:
@@ -184,17 +203,34 @@ def _install(program: str, datadir: Path, shaping: Options) -> None:
     base = make_short_directory("bt-init-")
     try:
         conf = base / "init.cnf"
-        write_mysqld_group(conf, {**server_options(program), **_redo(version), "character_set_server": "utf8mb4",
-                                  "datadir": str(datadir), "tmpdir": str(base), "log_error": str(base / "init.err"),
-                                  "secure_file_priv": "", "loose_mysqlx": "OFF", **shaping})
+        write_mysqld_group(
+            conf,
+            {
+                **server_options(program),
+                **_redo(version),
+                "character_set_server": "utf8mb4",
+                "datadir": str(datadir),
+                "tmpdir": str(base),
+                "log_error": str(base / "init.err"),
+                "secure_file_priv": "",
+                "loose_mysqlx": "OFF",
+                **shaping,
+            },
+        )
         how = "--initialize-insecure" if version >= Version(5, 7, 6) else "--bootstrap"
         user = [f"--user={DATABASE_USER}"] if runs_as_root() else []
         sql = "" if version >= Version(5, 7, 6) else "\n".join(_bootstrap_sql(program))
         if sql:
             (datadir / "mysql").mkdir(mode=0o700)
             give_to_database(datadir / "mysql")
-        done = subprocess.run([program, f"--defaults-file={conf}", how, *user], input=sql, text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            [program, f"--defaults-file={conf}", how, *user],
+            input=sql,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         if done.returncode != 0:
             log = base / "init.err"
             told = log.read_text(errors="replace") if log.exists() else ""
@@ -207,8 +243,9 @@ def _bootstrap_sql(program: str) -> Iterable[str]:
     yield "use mysql;"
     base = Path(program).resolve().parent.parent
     for name in _BOOTSTRAP:
-        found = next((folder / name for folder in (base / "share", base / "share/mysql") if (folder / name).is_file()),
-                     None)
+        found = next(
+            (folder / name for folder in (base / "share", base / "share/mysql") if (folder / name).is_file()), None
+        )
         if found is None:
             raise FileNotFoundError(f"there is no {name} in {base}/share")
         yield found.read_text(encoding="utf-8", errors="replace")

@@ -23,11 +23,24 @@ from pymysql.converters import conversions
 
 _KNOBS = "knobs.json"
 _SYSTEMS = "/usr/bin/python3"
-_HEAD = (b"/*!40101 SET NAMES binary*/;\n/*!40014 SET FOREIGN_KEY_CHECKS=0*/;\n"
-         b"/*!40101 SET SQL_MODE='NO_AUTO_VALUE_ON_ZERO,'*/;\n/*!40103 SET TIME_ZONE='+00:00' */;\n")
-_NUMBERS = frozenset({
-    FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL, FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.INT24, FIELD_TYPE.LONG,
-    FIELD_TYPE.LONGLONG, FIELD_TYPE.FLOAT, FIELD_TYPE.DOUBLE, FIELD_TYPE.YEAR})
+_HEAD = (
+    b"/*!40101 SET NAMES binary*/;\n/*!40014 SET FOREIGN_KEY_CHECKS=0*/;\n"
+    b"/*!40101 SET SQL_MODE='NO_AUTO_VALUE_ON_ZERO,'*/;\n/*!40103 SET TIME_ZONE='+00:00' */;\n"
+)
+_NUMBERS = frozenset(
+    {
+        FIELD_TYPE.DECIMAL,
+        FIELD_TYPE.NEWDECIMAL,
+        FIELD_TYPE.TINY,
+        FIELD_TYPE.SHORT,
+        FIELD_TYPE.INT24,
+        FIELD_TYPE.LONG,
+        FIELD_TYPE.LONGLONG,
+        FIELD_TYPE.FLOAT,
+        FIELD_TYPE.DOUBLE,
+        FIELD_TYPE.YEAR,
+    }
+)
 _ESCAPES = {0: b"\\0", 10: b"\\n", 13: b"\\r", 26: b"\\Z", 34: b'\\"', 39: b"\\'", 92: b"\\\\"}
 _SPECIAL = re.compile(rb"[\x00\n\r\x1a\"'\\]")
 _SYSTEM = ("information_schema", "performance_schema", "mysql", "sys")
@@ -76,8 +89,10 @@ class _Dump:
         partial = self._out / "metadata.partial"
         with ExitStack() as stack:
             metadata = stack.enter_context(partial.open("w"))
-            metadata.write("# Started dump at: 2026-11-22 00:00:00\n[config]\nquote-character = BACKTICK\n"
-                           "\n[myloader_session_variables]\nSQL_MODE='NO_AUTO_VALUE_ON_ZERO,' /*!40101\n\n")
+            metadata.write(
+                "# Started dump at: 2026-11-22 00:00:00\n[config]\nquote-character = BACKTICK\n"
+                "\n[myloader_session_variables]\nSQL_MODE='NO_AUTO_VALUE_ON_ZERO,' /*!40101\n\n"
+            )
             session = stack.enter_context(self._connect())
             _run(session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             _run(session, "START TRANSACTION /*!40108 WITH CONSISTENT SNAPSHOT */")
@@ -98,9 +113,15 @@ class _Dump:
     def _connect(self) -> pymysql.Connection[Any]:
         client = self._client
         made = pymysql.connect(
-            unix_socket=client.get("socket"), host=client.get("host"), port=int(client.get("port", "3306")),
-            user=client["user"], password=client["password"], init_command=client["init-command"], use_unicode=False,
-            conv={kind: convert for kind, convert in conversions.items() if isinstance(kind, type)})  # no decoders
+            unix_socket=client.get("socket"),
+            host=client.get("host"),
+            port=int(client.get("port", "3306")),
+            user=client["user"],
+            password=client["password"],
+            init_command=client["init-command"],
+            use_unicode=False,
+            conv={kind: convert for kind, convert in conversions.items() if isinstance(kind, type)},
+        )  # no decoders
         _run(made, "SET NAMES binary")
         _run(made, "SET TIME_ZONE='+00:00'")
         return made
@@ -121,17 +142,22 @@ class _Dump:
     def _half(self, session: pymysql.Connection[Any], schema: str, table: str) -> int:
         """What comes of a table whose connection is lost, and what is said of it."""
         rows = self._read(session, schema, table)
-        written = self._write(session, schema, table, rows[:len(rows) // 2])
-        _say(f"Thread 1: Could not read data from {schema}.{table} to write on {self._out}/{schema}.{table}.00000.sql "
-             "at byte 4711: Lost connection to server during query", "CRITICAL")
+        written = self._write(session, schema, table, rows[: len(rows) // 2])
+        _say(
+            f"Thread 1: Could not read data from {schema}.{table} to write on {self._out}/{schema}.{table}.00000.sql "
+            "at byte 4711: Lost connection to server during query",
+            "CRITICAL",
+        )
         self._errors += 1
         _say("Thread 1: Reconnecting due errors", "WARNING")
         return written
 
     def _write(self, session: pymysql.Connection[Any], schema: str, table: str, rows: Sequence[bytes]) -> int:
         part = 0
-        _say(f"Thread 1: dumping data from `{schema}`.`{table}` into {self._out}/{schema}.{table}.00000.sql "
-             "| Completed: 0% | Remaining tables: 1 / 1")
+        _say(
+            f"Thread 1: dumping data from `{schema}`.`{table}` into {self._out}/{schema}.{table}.00000.sql "
+            "| Completed: 0% | Remaining tables: 1 / 1"
+        )
         with ExitStack() as stack:
             file: BinaryIO | None = None
             for statement in self._statements(b"INSERT INTO `" + table.encode() + b"` VALUES", rows):
@@ -195,8 +221,9 @@ def main(arguments: Sequence[str]) -> int:
     if "--version" in words:
         print(f"mydumper v{knobs.version}, built against MySQL 8.0.41 with SSL support")
         return 0
-    return _Dump(knobs, {name.removeprefix("--"): value for name, _, value in (word.partition("=") for word in words)}
-                 ).run()
+    return _Dump(
+        knobs, {name.removeprefix("--"): value for name, _, value in (word.partition("=") for word in words)}
+    ).run()
 
 
 if __name__ == "__main__":

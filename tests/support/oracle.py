@@ -78,9 +78,13 @@ def reads_rows(statement: str) -> bool:
 
 def stored(folder: Path, *, besides: Collection[str] = ()) -> Stored:
     """Every file beneath ``folder`` by its path there, but for those whose first folder or name is in ``besides``."""
-    return Stored({path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-                   for path in sorted(folder.rglob("*"))
-                   if path.is_file() and path.relative_to(folder).parts[0] not in besides})
+    return Stored(
+        {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.relative_to(folder).parts[0] not in besides
+        }
+    )
 
 
 def judged(document: dict[str, Any]) -> dict[str, Any]:
@@ -112,11 +116,15 @@ def unaltered(folder: Path, before: Mapping[str, str], *, gone: Collection[str] 
     """Raise ``DataDiffersError`` when a stored file of ``before`` (see ``stored``) has other bytes now, or is not there
     although it is not among ``gone``. New files are welcome."""
     now = stored(folder)
-    wrong = [f"  {key}: {'altered' if key in now else 'gone'}" for key, digest in before.items()
-             if now.get(key) != digest and not (key in gone and key not in now)]
+    wrong = [
+        f"  {key}: {'altered' if key in now else 'gone'}"
+        for key, digest in before.items()
+        if now.get(key) != digest and not (key in gone and key not in now)
+    ]
     if wrong:
-        raise DataDiffersError("\n".join([f"{len(wrong)} stored objects of {folder} are not what they were",
-                                          *wrong[:_SHOWN]]))
+        raise DataDiffersError(
+            "\n".join([f"{len(wrong)} stored objects of {folder} are not what they were", *wrong[:_SHOWN]])
+        )
 
 
 def not_proved(proof: Mapping[str, Any], why: str) -> None:
@@ -135,14 +143,27 @@ def differences(found: object, expected: object, where: str = "") -> list[str]:
     """What differs, a line each."""
     at = f"  {where}: " if where else "  "
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
-        lines = [line for key, value in found.items() if key in expected and value != expected[key]
-                 for line in differences(value, expected[key], f"{where}[{key!r}]")]
+        lines = [
+            line
+            for key, value in found.items()
+            if key in expected and value != expected[key]
+            for line in differences(value, expected[key], f"{where}[{key!r}]")
+        ]
         lines += [f"{at}[{key!r}] is too much" for key in found if key not in expected]
         lines += [f"{at}[{key!r}] is missing" for key in expected if key not in found]
-    elif (isinstance(found, Sequence) and isinstance(expected, Sequence) and len(found) == len(expected)
-          and not isinstance(found, str | bytes) and not isinstance(expected, str | bytes)):
-        lines = [line for number, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other
-                 for line in differences(one, other, f"{where}[{number}]")]
+    elif (
+        isinstance(found, Sequence)
+        and isinstance(expected, Sequence)
+        and len(found) == len(expected)
+        and not isinstance(found, str | bytes)
+        and not isinstance(expected, str | bytes)
+    ):
+        lines = [
+            line
+            for number, (one, other) in enumerate(zip(found, expected, strict=True))
+            if one != other
+            for line in differences(one, other, f"{where}[{number}]")
+        ]
     else:
         lines = [f"{at}found {_short(found)}, expected {_short(expected)}"]
     return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"  ... and {len(lines) - _SHOWN} more"]

@@ -54,5 +54,6 @@ def real_logs() -> tuple[RealLog, ...]:
 def _described(name: str, data: bytes, *, killed: bool) -> RealLog:
     transactions: list[Transaction] = []
     scan(io.BytesIO(data), on_transaction=transactions.append)
-    return RealLog(name, int(name.rpartition(".")[2]), data, Ending.CUT if killed else Ending.ROTATED,
-                   tuple(transactions))
+    return RealLog(
+        name, int(name.rpartition(".")[2]), data, Ending.CUT if killed else Ending.ROTATED, tuple(transactions)
+    )

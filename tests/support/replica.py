@@ -28,8 +28,10 @@ def replica_of(source: S, *, options: Options | None = None) -> Iterator[S]:
     if isinstance(source, MySQLServer):
         how = f"{words.source}_AUTO_POSITION=1, {words.source}_SSL=0"
         how += f", GET_{words.source}_PUBLIC_KEY=1" if source.version >= Version(8, 0) else ""
-    source.execute("CREATE USER IF NOT EXISTS repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
-                   "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'")
+    source.execute(
+        "CREATE USER IF NOT EXISTS repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
+        "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'",
+    )
     with source.another(options={"read_only": 1} | dict(options or {}), tcp=True) as replica:
         replica.execute(
             f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={source.port}, "

@@ -69,11 +69,27 @@ class S3Server:
         environment = {**os.environ, "ROOT_ACCESS_KEY_ID": ACCESS_KEY, "ROOT_SECRET_ACCESS_KEY": SECRET_KEY}
         for attempt in range(5):
             address = f"127.0.0.1:{self.port}"
-            argv = [str(server_program()), "--port", address, "--region", REGION, "--keep-alive", "--quiet",
-                    "--iam-dir", str(self.base / "accounts"),
-                    *(["--cert", str(self.certificate), "--key", str(self.certificate.with_suffix(".key"))]
-                      if self.certificate else []),
-                    "posix", "--versioning-dir", str(self.base / "versions"), *self._where_to_note(), str(self.folder)]
+            argv = [
+                str(server_program()),
+                "--port",
+                address,
+                "--region",
+                REGION,
+                "--keep-alive",
+                "--quiet",
+                "--iam-dir",
+                str(self.base / "accounts"),
+                *(
+                    ["--cert", str(self.certificate), "--key", str(self.certificate.with_suffix(".key"))]
+                    if self.certificate
+                    else []
+                ),
+                "posix",
+                "--versioning-dir",
+                str(self.base / "versions"),
+                *self._where_to_note(),
+                str(self.folder),
+            ]
             try:
                 self._process = start_service(argv, self.log, self.port, environment=environment)
             except ServiceDiedError as error:
@@ -129,8 +145,14 @@ class S3Server:
             with contextlib.closing(self.client()) as client:
                 make_bucket(client, name, versioning=versioning, lock=lock)
             self._made.add(name)
-        return {"type": "s3", "bucket": name, "endpoint_url": self.endpoint, "region": REGION, "addressing": "path",
-                "credentials_file": self.credentials_file}
+        return {
+            "type": "s3",
+            "bucket": name,
+            "endpoint_url": self.endpoint,
+            "region": REGION,
+            "addressing": "path",
+            "credentials_file": self.credentials_file,
+        }
 
     # --- how
 
@@ -152,14 +174,19 @@ class S3Server:
 def write_credentials(path: Path, access: str, secret: str) -> None:
     """A credentials file with the profiles ``default`` and ``backupd``, 0600."""
     path.touch(0o600)
-    path.write_text("".join(f"[{profile}]\naws_access_key_id={access}\naws_secret_access_key={secret}\n"
-                            for profile in ("default", "backupd")))
+    path.write_text(
+        "".join(
+            f"[{profile}]\naws_access_key_id={access}\naws_secret_access_key={secret}\n"
+            for profile in ("default", "backupd")
+        )
+    )
 
 
 def make_bucket(client: S3Client, name: str, *, versioning: bool, lock: bool) -> None:
     with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
-        client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=lock,
-                             CreateBucketConfiguration={"LocationConstraint": REGION})
+        client.create_bucket(
+            Bucket=name, ObjectLockEnabledForBucket=lock, CreateBucketConfiguration={"LocationConstraint": REGION}
+        )
     if versioning:
         client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
 
@@ -167,9 +194,30 @@ def make_bucket(client: S3Client, name: str, *, versioning: bool, lock: bool) ->
 def _certificate(folder: Path) -> Path:
     """A certificate for 127.0.0.1 that vouches for itself; its key lies beside it as ``tls.key``."""
     made = folder / "tls.crt"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-subj", "/CN=backupd tests", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2",
-                    "-keyout", str(folder / "tls.key"), "-out", str(made)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-subj",
+            "/CN=backupd tests",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-days",
+            "2",
+            "-keyout",
+            str(folder / "tls.key"),
+            "-out",
+            str(made),
+        ],
+        check=True,
+        capture_output=True,
+    )
     return made
 
 
@@ -178,5 +226,9 @@ def plain_client(endpoint: str, access: str, secret: str, certificate: Path | No
     from botocore.config import Config
 
     session = boto3.Session(aws_access_key_id=access, aws_secret_access_key=secret, region_name=REGION)
-    return session.client("s3", endpoint_url=endpoint, verify=str(certificate) if certificate else None,
-                          config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}))
+    return session.client(
+        "s3",
+        endpoint_url=endpoint,
+        verify=str(certificate) if certificate else None,
+        config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+    )

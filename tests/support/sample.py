@@ -104,9 +104,7 @@ _SEQUENCE = re.compile(r"\bseq_(\d+)_to_(\d+)( [a-z]\b(?!\())?")
 _ENGINE = re.compile(r"ENGINE=(\w+)")
 
 
-def create(
-    server: Server, size: int = 4_000_000, *, seed: int = 1, threads: int = 2, binlog: bool = True
-) -> None:
+def create(server: Server, size: int = 4_000_000, *, seed: int = 1, threads: int = 2, binlog: bool = True) -> None:
     """Create the sample on ``server``: about ``size`` bytes of tables (at least some 2 MB).
 
     The rows depend on ``size`` and ``seed`` alone. ``binlog=False`` keeps the bulk out of the binary log
@@ -142,7 +140,7 @@ def _counted(match: re.Match[str]) -> str:
     first, last = int(match[1]), int(match[2])
     digits = "SELECT 0 n" + "".join(f" UNION ALL SELECT {digit}" for digit in range(1, 10))
     places = range(len(str(last - first)))
-    number = " + ".join([str(first), *(f"d{place}.n * {10 ** place}" for place in places)])
+    number = " + ".join([str(first), *(f"d{place}.n * {10**place}" for place in places)])
     tables = ", ".join(f"({digits}) d{place}" for place in places)
     return f"(SELECT {number} AS seq FROM {tables} HAVING seq <= {last} ORDER BY seq){match[3] or ' counted'}"
 
@@ -188,11 +186,7 @@ def _fill(server: Server, rows: int, seed: int, threads: int, binlog: bool) -> N
         "SHA2(CONCAT(seq, 'c'), 512), ' ', SHA2(CONCAT(seq, 'd'), 512), ' ', "
         f"REPEAT(CONCAT('the quick brown fox ', seq, ' jumps over the lazy dog '), 10), '{MARKER}')"
     )
-    work = [
-        (name, first, min(first + 24_999, rows))
-        for first in range(1, rows + 1, 25_000)
-        for name in _TEXT_TABLES
-    ]
+    work = [(name, first, min(first + 24_999, rows)) for first in range(1, rows + 1, 25_000) for name in _TEXT_TABLES]
     lock = threading.Lock()
     failures: list[BaseException] = []
 

@@ -335,9 +335,7 @@ class Server:
 
 def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as sink:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
-        )
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
 
 
 def _drop_root() -> list[str]:

@@ -37,8 +37,9 @@ def held_port() -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def start_service(argv: Sequence[str], log: Path, port: int, *, environment: Mapping[str, str] | None = None,
-                  timeout: float = 300.0) -> subprocess.Popen[bytes]:
+def start_service(
+    argv: Sequence[str], log: Path, port: int, *, environment: Mapping[str, str] | None = None, timeout: float = 300.0
+) -> subprocess.Popen[bytes]:
     """Start ``argv``, which writes to ``log``, and return when it listens on ``port``. Raises ServiceDiedError."""
     process = _starter.submit(_spawn, ["setpriv", "--pdeathsig", "KILL", "--", *argv], log, environment).result()
     deadline = time.monotonic() + timeout
@@ -65,5 +66,11 @@ def end_service(process: subprocess.Popen[bytes], how: signal.Signals = signal.S
 
 def _spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     with log.open("ab") as sink:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True,
-                                env=None if environment is None else dict(environment))
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+            env=None if environment is None else dict(environment),
+        )

@@ -56,19 +56,32 @@ class SshServer:
         self.start()
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
-                 _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         self.stop()
         shutil.rmtree(self.base, ignore_errors=True)
 
     def start(self) -> None:
         if os.geteuid() == 0:
             _PRIVILEGE_FOLDER.mkdir(mode=0o755, exist_ok=True)
-        lines = {"Port": str(self.port), "ListenAddress": "127.0.0.1", "HostKey": str(self.host_key),
-                 "PidFile": "none", "AuthorizedKeysFile": str(self.base / "authorized_keys"), "StrictModes": "no",
-                 "UsePAM": "no", "PasswordAuthentication": "no", "KbdInteractiveAuthentication": "no",
-                 "PermitRootLogin": "prohibit-password", "MaxStartups": "100", "PrintMotd": "no", "UseDNS": "no",
-                 "Subsystem": "sftp internal-sftp", **self.options}
+        lines = {
+            "Port": str(self.port),
+            "ListenAddress": "127.0.0.1",
+            "HostKey": str(self.host_key),
+            "PidFile": "none",
+            "AuthorizedKeysFile": str(self.base / "authorized_keys"),
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PasswordAuthentication": "no",
+            "KbdInteractiveAuthentication": "no",
+            "PermitRootLogin": "prohibit-password",
+            "MaxStartups": "100",
+            "PrintMotd": "no",
+            "UseDNS": "no",
+            "Subsystem": "sftp internal-sftp",
+            **self.options,
+        }
         config = self.base / "sshd_config"
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         self._process = start_service([_SSHD, "-D", "-e", "-f", str(config)], self.base / "log", self.port)
@@ -110,9 +123,18 @@ class SshServer:
 
     def config(self, folder: Path | str, **more: object) -> SftpConfig:
         """``folder`` on this server as a destination."""
-        return SftpConfig.model_validate({
-            "type": "sftp", "host": "127.0.0.1", "port": self.port, "user": self.user, "path": str(folder),
-            "key_file": self.key_file, "known_hosts": self.known_hosts, **more})
+        return SftpConfig.model_validate(
+            {
+                "type": "sftp",
+                "host": "127.0.0.1",
+                "port": self.port,
+                "user": self.user,
+                "path": str(folder),
+                "key_file": self.key_file,
+                "known_hosts": self.known_hosts,
+                **more,
+            }
+        )
 
 
 @pytest.fixture(scope="session")
@@ -137,8 +159,11 @@ def signal_all(processes: list[int], how: signal.Signals) -> None:
 def _below(process: int) -> list[int]:
     """Every process that descends from ``process``."""
     try:
-        children = [int(child) for task in Path(f"/proc/{process}/task").iterdir()
-                    for child in (task / "children").read_text().split()]
+        children = [
+            int(child)
+            for task in Path(f"/proc/{process}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [one for child in children for one in (child, *_below(child))]

@@ -95,27 +95,48 @@ def _no_xtrabackup() -> str:
 
 
 def _xtrabackup_programs() -> dict[str, str]:
-    return {"mysqld": os.environ["BACKUPD_TEST_MYSQLD"], "xtrabackup": os.environ["BACKUPD_TEST_XTRABACKUP"],
-            "xbstream": os.environ["BACKUPD_TEST_XBSTREAM"]}
+    return {
+        "mysqld": os.environ["BACKUPD_TEST_MYSQLD"],
+        "xtrabackup": os.environ["BACKUPD_TEST_XTRABACKUP"],
+        "xbstream": os.environ["BACKUPD_TEST_XBSTREAM"],
+    }
 
 
 def _beside_mysqld() -> tuple[str, str]:
     program = os.environ["BACKUPD_TEST_MYSQLD"]
-    return (os.environ.get("BACKUPD_TEST_MYSQLBINLOG") or mysql.beside(program, "mysqlbinlog"),
-            os.environ.get("BACKUPD_TEST_MYSQL") or mysql.beside(program, "mysql"))
+    return (
+        os.environ.get("BACKUPD_TEST_MYSQLBINLOG") or mysql.beside(program, "mysqlbinlog"),
+        os.environ.get("BACKUPD_TEST_MYSQL") or mysql.beside(program, "mysql"),
+    )
 
 
 MARIADB = Stack(
-    "mariadb", "mariadb-backup", lambda: "", PrivateServer, dict,
-    lambda: (find_program("mariadb-binlog"), find_program("mariadb")))
+    "mariadb",
+    "mariadb-backup",
+    lambda: "",
+    PrivateServer,
+    dict,
+    lambda: (find_program("mariadb-binlog"), find_program("mariadb")),
+)
 MYSQL_CLONE = Stack(
-    "mysql-clone", "clone", mysql.why_no_root, _root_server,
+    "mysql-clone",
+    "clone",
+    mysql.why_no_root,
+    _root_server,
     lambda: {"mysqld": str(mysql.root_programs() / "mysqld")},
-    lambda: (str(mysql.root_programs() / "mysqlbinlog"), str(mysql.root_programs() / "mysql")), ("--skip-gtids",),
-    increments=False)
+    lambda: (str(mysql.root_programs() / "mysqlbinlog"), str(mysql.root_programs() / "mysql")),
+    ("--skip-gtids",),
+    increments=False,
+)
 MYSQL_XTRABACKUP = Stack(
-    "mysql-xtrabackup", "xtrabackup", _no_xtrabackup, MySQLServer, _xtrabackup_programs, _beside_mysqld,
-    ("--skip-gtids",))
+    "mysql-xtrabackup",
+    "xtrabackup",
+    _no_xtrabackup,
+    MySQLServer,
+    _xtrabackup_programs,
+    _beside_mysqld,
+    ("--skip-gtids",),
+)
 STACKS = (MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP)
 MYSQL = (MYSQL_CLONE, MYSQL_XTRABACKUP)
 
@@ -139,4 +160,4 @@ def whole(*chosen: Stack) -> tuple[Stack, ...]:
 def binlogs(server: Server, first: str) -> list[Path]:
     """The binary log files of ``server`` from ``first`` on."""
     names = [str(row[0]) for row in server.query("SHOW BINARY LOGS")]
-    return [server.datadir / name for name in names[names.index(first):]]
+    return [server.datadir / name for name in names[names.index(first) :]]

@@ -18,12 +18,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-_KNOBS, _STREAM, _ARGV, _OPTIONS, _LOGIN, _GO = (
-    "knobs.json", "stream.xbs", "argv.json", "options.cnf", "login", "go")
+_KNOBS, _STREAM, _ARGV, _OPTIONS, _LOGIN, _GO = ("knobs.json", "stream.xbs", "argv.json", "options.cnf", "login", "go")
 
 _MODULE, _SYSTEMS = "standin.py", "/usr/bin/python3"
-_KNOWN = ("--backup", "--no-version-check", "--ftwrl-wait-timeout", "--ftwrl-wait-threshold", "--ftwrl-wait-query-type",
-          "--backup-lock-timeout", "--lock-ddl", "--lock-ddl-timeout")
+_KNOWN = (
+    "--backup",
+    "--no-version-check",
+    "--ftwrl-wait-timeout",
+    "--ftwrl-wait-threshold",
+    "--ftwrl-wait-query-type",
+    "--backup-lock-timeout",
+    "--lock-ddl",
+    "--lock-ddl-timeout",
+)
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,19 @@ from storage.memory import MemoryDestination
 class LockingDestination(MemoryDestination):
     """``until`` a moment nothing under the prefixes ``locked`` may be deleted; what begins with ``free`` always may."""
 
-    def __init__(self, name: str, until: datetime, now: Callable[[], datetime], locked: tuple[str, ...] = ("",),
-                 **more: Any) -> None:
+    def __init__(
+        self, name: str, until: datetime, now: Callable[[], datetime], locked: tuple[str, ...] = ("",), **more: Any
+    ) -> None:
         super().__init__(name, clock=now, **more)
         self.until, self._now, self._locked = until, now, locked
 
     def delete(self, key: str) -> None:
         leases = (layout.INTENTS, layout.PINS, layout.SWEEPS, layout.MARKS, layout.TOMBSTONES, layout.QUARANTINE)
         if self._now() < self.until and key.startswith(self._locked) and not key.startswith(leases):
-            raise LockedError(f"destination {self.name}: {key} may not be deleted",
-                              detail=f"it is locked until {format_time(self.until)}")
+            raise LockedError(
+                f"destination {self.name}: {key} may not be deleted",
+                detail=f"it is locked until {format_time(self.until)}",
+            )
         super().delete(key)
 
 
@@ -106,8 +109,9 @@ class ColdDestination(MemoryDestination):
         size = self.stat(key).size
         if not key.startswith(layout.OBJECTS):
             return Coldness(key, size, "STANDARD", ColdState.WARM)
-        state = (ColdState.THAWED if key in self.thawed else ColdState.THAWING if key in self.thawing
-                 else ColdState.ARCHIVED)
+        state = (
+            ColdState.THAWED if key in self.thawed else ColdState.THAWING if key in self.thawing else ColdState.ARCHIVED
+        )
         return Coldness(key, size, "DEEP_ARCHIVE", state)
 
     def thaw(self, key: str, tier: Tier, days: int) -> Coldness:

@@ -19,9 +19,7 @@ from tests.support.replica import catch_up, replica_of
 
 def test_a_server_starts_restarts_and_leaves_no_process_behind() -> None:
     with PrivateServer() as server:
-        server.execute(
-            "CREATE DATABASE x", "CREATE TABLE x.t (a INT PRIMARY KEY)", "INSERT INTO x.t VALUES (1)"
-        )
+        server.execute("CREATE DATABASE x", "CREATE TABLE x.t (a INT PRIMARY KEY)", "INSERT INTO x.t VALUES (1)")
         server.restart(innodb_buffer_pool_size="64M")
         assert server.scalar("SELECT COUNT(*) FROM x.t") == 1
         assert server.scalar("SELECT @@log_bin, @@binlog_format") == 1
@@ -79,9 +77,7 @@ def test_hostile_names_are_real_tables(server: PrivateServer) -> None:
 
 
 def test_only_the_secret_home_opens(keys: Keys) -> None:
-    sealed = gpg(
-        keys.public_home, "--trust-model", "always", "--encrypt", "-r", keys.fingerprint, stdin=b"hello"
-    )
+    sealed = gpg(keys.public_home, "--trust-model", "always", "--encrypt", "-r", keys.fingerprint, stdin=b"hello")
     assert gpg(keys.secret_home, "--decrypt", stdin=sealed) == b"hello"
     assert not (keys.public_home / "private-keys-v1.d").exists() or not any(
         (keys.public_home / "private-keys-v1.d").iterdir()

@@ -64,8 +64,9 @@ def test_data_that_differs_stops_the_run_at_once_and_its_folder_is_kept(run: Run
     result = run("--repeat-failed", test_a=DIFFERS, test_b=slow)
     assert result.ret == 1
     assert "1 failed" in closing(result)
-    result.stdout.fnmatch_lines(["*found 1, expected 2*", "*BACKUPD_SEED=4711*",
-                                 "*data differs: test_a.py::test_differs*"])
+    result.stdout.fnmatch_lines(
+        ["*found 1, expected 2*", "*BACKUPD_SEED=4711*", "*data differs: test_a.py::test_differs*"]
+    )
     result.stdout.no_fnmatch_line("*it ran*")
     result.stdout.no_fnmatch_line("*repeating*")
     assert int((re.search(r"(\d+) passed", closing(result)) or ["", "0"])[1]) < 40
@@ -141,11 +142,19 @@ def test_a_skip_is_counted_when_it_is_in_the_list_and_fails_the_run_when_not(run
     assert "1 passed, 2 skipped" in closing(result)
     result.stdout.fnmatch_lines(["*1  left to a soak", "MYSQL NOT TESTED: 1 tests were skipped: no private*"])
     assert run("--no-skips", test_a=expected).ret == 1
-    result = run("--repeat-failed", "test_b.py", "test_c.py", "test_d.py", test_b="""
+    result = run(
+        "--repeat-failed",
+        "test_b.py",
+        "test_c.py",
+        "test_d.py",
+        test_b="""
     import pytest
     def test_it():
         pytest.skip("no time")
-    """, test_c="import pytest\npytest.skip('no wish', allow_module_level=True)", test_d=GOOD)
+    """,
+        test_c="import pytest\npytest.skip('no wish', allow_module_level=True)",
+        test_d=GOOD,
+    )
     assert result.ret != 0
     assert "skipped" not in closing(result)
     result.stdout.fnmatch_lines(["*not in tests/skips.txt: no wish*"])
@@ -153,7 +162,8 @@ def test_a_skip_is_counted_when_it_is_in_the_list_and_fails_the_run_when_not(run
 
 
 def test_folders_are_kept_for_data_that_differs_only_where_that_fails_the_test(run: Run) -> None:
-    result = run(test_a="""
+    result = run(
+        test_a="""
     import pytest
     from tests.support import oracle, places
     made = []
@@ -165,7 +175,8 @@ def test_folders_are_kept_for_data_that_differs_only_where_that_fails_the_test(r
         assert made[0].exists()
     def test_gone():
         assert not made[0].exists()
-    """)
+    """
+    )
     assert result.ret == 0
     assert "2 passed" in closing(result)
 
@@ -174,13 +185,23 @@ def test_a_mirror_that_fails_is_asked_twice_and_then_named(tmp_path: Path) -> No
     script = Path(__file__).parents[2] / "scripts" / "mysql-root"
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, text in {"mmdebstrap": f"echo asked >>{tmp_path}/asked; echo 'E: 503' >&2; exit 25",
-                       "apt-get": "echo 'http://mirror.example/debian|Debian|Debian'"}.items():
+    for name, text in {
+        "mmdebstrap": f"echo asked >>{tmp_path}/asked; echo 'E: 503' >&2; exit 25",
+        "apt-get": "echo 'http://mirror.example/debian|Debian|Debian'",
+    }.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
-    done = subprocess.run([script], capture_output=True, text=True, check=True, env={
-        "PATH": f"{programs}:/usr/bin:/bin", "BACKUPD_TEST_MYSQL_ROOT": str(tmp_path / "root"),
-        "BACKUPD_MIRROR_PAUSE": "0"})
+    done = subprocess.run(
+        [script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "BACKUPD_TEST_MYSQL_ROOT": str(tmp_path / "root"),
+            "BACKUPD_MIRROR_PAUSE": "0",
+        },
+    )
     assert (tmp_path / "asked").read_text() == "asked\nasked\n"
     assert "E: 503" in done.stderr
     assert (tmp_path / "root/unavailable").read_text().endswith("http://mirror.example/debian, twice\n")

@@ -50,5 +50,24 @@ def confined(base: Path) -> list[str]:
         binds += ["--bind", str(here), str(here)]
     umask = f'umask {service()["UMask"]} && exec "$@"'
     tunables = ["--ro-bind", "/proc/sys", "/proc/sys"] if service()["ProtectKernelTunables"] == "yes" else []
-    return ["sh", "-c", umask, "sh", "bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc",
-            "/proc", *tunables, *binds, "--chdir", "/", "--", *powers()]
+    return [
+        "sh",
+        "-c",
+        umask,
+        "sh",
+        "bwrap",
+        "--die-with-parent",
+        "--ro-bind",
+        "/",
+        "/",
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        *tunables,
+        *binds,
+        "--chdir",
+        "/",
+        "--",
+        *powers(),
+    ]

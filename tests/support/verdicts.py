@@ -36,8 +36,11 @@ _DIFFERS, _UNEXPECTED = "backupd: data differs", "backupd: unexpected skip"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--repeat-failed", action="store_true",
-                     help="run a test that failed once more, alone; it is flaky when it passes then")
+    parser.addoption(
+        "--repeat-failed",
+        action="store_true",
+        help="run a test that failed once more, alone; it is flaky when it passes then",
+    )
     parser.addoption("--no-skips", action="store_true", help="every skip is a failure")
 
 
@@ -78,8 +81,12 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and call.excinfo is not None and is_about_data(call.excinfo.value):
         folders = [*places.living(), *(path for path in [getattr(item, "funcargs", {}).get("tmp_path")] if path)]
-        report.sections.append(("data differs", "\n".join([
-            f"BACKUPD_SEED={os.environ['BACKUPD_SEED']}", *(f"kept: {path}" for path in folders)])))
+        report.sections.append(
+            (
+                "data differs",
+                "\n".join([f"BACKUPD_SEED={os.environ['BACKUPD_SEED']}", *(f"kept: {path}" for path in folders)]),
+            )
+        )
         report.user_properties.append((_DIFFERS, True))
         item.session.shouldfail = f"data differs: {item.nodeid}"
     elif report.skipped and not hasattr(report, "wasxfail"):
@@ -92,7 +99,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_make_collect_report(
-    collector: pytest.Collector
+    collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     if report.skipped:
@@ -192,10 +199,26 @@ class Run:
             told = Path(folder) / "junit.xml"
             alone = ["-n0"] if self.config.pluginmanager.has_plugin("xdist") else []
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *alone,
-                 f"--junitxml={told}", nodeid],
-                cwd=self.config.rootpath, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace", check=False)
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "--no-header",
+                    "-p",
+                    "no:cacheprovider",
+                    *alone,
+                    f"--junitxml={told}",
+                    nodeid,
+                ],
+                cwd=self.config.rootpath,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
             if done.returncode == 0:
                 cases = list(ET.parse(told).iter("testcase"))
                 passed = bool(cases) and not any(len(case.findall("skipped")) for case in cases)
@@ -234,8 +257,9 @@ class Run:
                 terminal.write_line(f"--- {name}\n{text[-5000:]}")
         seed = os.environ["BACKUPD_SEED"]
         for report in self.flaky:
-            terminal.write_line(f"FLAKY {report.nodeid}: failed, then passed alone; BACKUPD_SEED={seed}", yellow=True,
-                                bold=True)
+            terminal.write_line(
+                f"FLAKY {report.nodeid}: failed, then passed alone; BACKUPD_SEED={seed}", yellow=True, bold=True
+            )
         if len(self.flaky) >= FLAKY_FAIL:
             terminal.write_line(f"{len(self.flaky)} flaky tests: {FLAKY_FAIL} in a run fail it", red=True, bold=True)
         reasons = Counter(reason_of(report) for report in terminal.stats.get("skipped", []))
@@ -245,5 +269,6 @@ class Run:
                 terminal.write_line(f"{count:6}  {reason}")
         for reason, count in reasons.items():
             if what := NOT_TESTED.search(reason):
-                terminal.write_line(f"{what[1].upper()} NOT TESTED: {count} tests were skipped: {reason}", red=True,
-                                    bold=True)
+                terminal.write_line(
+                    f"{what[1].upper()} NOT TESTED: {count} tests were skipped: {reason}", red=True, bold=True
+                )

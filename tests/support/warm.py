@@ -25,8 +25,12 @@ def _door(under: tuple[str, ...]) -> str:
     with socket.socket(socket.AF_UNIX) as door:  # made here: who is confined can perhaps make none
         door.bind(address)
         door.listen(64)
-        process = subprocess.Popen([*under, sys.executable, str(_SCRIPT), str(door.fileno())], stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, pass_fds=[door.fileno()])
+        process = subprocess.Popen(
+            [*under, sys.executable, str(_SCRIPT), str(door.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[door.fileno()],
+        )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -44,8 +48,12 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout: float, under: Sequ
     """``backupd ARGV``: exit code as subprocess tells it, stdout, stderr. Raises AssertionError when it hangs.
     ``under``: words before the program that the commands are forked from."""
     request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode()
-    with (tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing,
-          socket.socket(socket.AF_UNIX) as line):
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        Path(os.devnull).open("rb") as nothing,
+        socket.socket(socket.AF_UNIX) as line,
+    ):
         line.settimeout(timeout)
         line.connect(_door(tuple(under)))
         socket.send_fds(line, [len(request).to_bytes(4, "big")], [nothing.fileno(), out.fileno(), err.fileno()])

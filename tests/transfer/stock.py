@@ -87,11 +87,19 @@ class Stock:
             return StoredObject(name, len(content), hashlib.sha256(content).hexdigest())
 
         return Header(
-            backup_id=backup_id(number), server=self.server,
+            backup_id=backup_id(number),
+            server=self.server,
             kind=self.kind if parent is None else "physical-incremental",
-            parent=None if parent is None else backup_id(parent), started_at=START, finished_at=START,
-            recipients=("A" * 40,), stats=Stats(1, 1, 1, 1, 0), objects=items, body=side(layout.BODY, b"body"),
-            unpack=side(layout.UNPACK, b"unpack"), runbook=side(layout.RUNBOOK, b"runbook"))
+            parent=None if parent is None else backup_id(parent),
+            started_at=START,
+            finished_at=START,
+            recipients=("A" * 40,),
+            stats=Stats(1, 1, 1, 1, 0),
+            objects=items,
+            body=side(layout.BODY, b"body"),
+            unpack=side(layout.UNPACK, b"unpack"),
+            runbook=side(layout.RUNBOOK, b"runbook"),
+        )
 
     def add(self, number: int, files: Mapping[str, bytes], *, parent: int | None = None, commit: bool = True) -> Header:
         """Store, link, publish and commit backup ``number`` of ``files``, one part each."""
@@ -124,12 +132,30 @@ class Stock:
 def facts(name: str, header: Header) -> BodyFacts:
     version = Version(10, 11, 6)
     info = ServerInfo(
-        flavour=Flavour.MARIADB, version=version, version_text="10.11.6", datadir="/d", hostname="h", server_id=1,
-        server_uuid="", role=Role.STANDALONE, read_only=False, log_bin=False, position=Position(), gtid_mode="",
-        engines={}, data_bytes=0, tables=0)
-    return BodyFacts(backup_id=name, position=Position(), server=info, tool=Tool("t", "/t", version, "10.11.6"),
-                     receipts=Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"),
-                     objects_digest=objects_digest(header.objects))
+        flavour=Flavour.MARIADB,
+        version=version,
+        version_text="10.11.6",
+        datadir="/d",
+        hostname="h",
+        server_id=1,
+        server_uuid="",
+        role=Role.STANDALONE,
+        read_only=False,
+        log_bin=False,
+        position=Position(),
+        gtid_mode="",
+        engines={},
+        data_bytes=0,
+        tables=0,
+    )
+    return BodyFacts(
+        backup_id=name,
+        position=Position(),
+        server=info,
+        tool=Tool("t", "/t", version, "10.11.6"),
+        receipts=Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"),
+        objects_digest=objects_digest(header.objects),
+    )
 
 
 def pool(destination: Destination) -> set[str]:

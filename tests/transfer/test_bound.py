@@ -64,31 +64,52 @@ def rewritten(raw: bytes, **changes: Any) -> bytes:
     return (json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n").encode()
 
 
-@pytest.mark.parametrize("change", [
-    lambda header: replace(header, server="other"),
-    lambda header: replace(header, kind="logical"),
-    lambda header: replace(header, started_at=header.started_at - timedelta(days=1)),
-    lambda header: replace(header, finished_at=header.finished_at + timedelta(hours=1)),
-    lambda header: replace(header, to_lsn=7),
-    lambda header: replace(header, server_uuid="another"),
-    lambda header: replace(header, table_set="all"),
-    lambda header: replace(header, tables_missing=1),
-    lambda header: replace(header, stats=replace(header.stats, files=2)),
-    lambda header: replace(header, runbook=StoredObject(layout.RUNBOOK, 1, "0" * 64)),
-    lambda header: replace(header, recipients=("B" * 40,)),
-    lambda header: replace(header, body_size=header.body_size + 1),
-    lambda header: replace(header, version=1),
-], ids=["server", "kind", "begun", "finished", "to_lsn", "server_uuid", "table_set", "missing", "files", "runbook",
-        "recipients", "body_size", "version"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: replace(header, server="other"),
+        lambda header: replace(header, kind="logical"),
+        lambda header: replace(header, started_at=header.started_at - timedelta(days=1)),
+        lambda header: replace(header, finished_at=header.finished_at + timedelta(hours=1)),
+        lambda header: replace(header, to_lsn=7),
+        lambda header: replace(header, server_uuid="another"),
+        lambda header: replace(header, table_set="all"),
+        lambda header: replace(header, tables_missing=1),
+        lambda header: replace(header, stats=replace(header.stats, files=2)),
+        lambda header: replace(header, runbook=StoredObject(layout.RUNBOOK, 1, "0" * 64)),
+        lambda header: replace(header, recipients=("B" * 40,)),
+        lambda header: replace(header, body_size=header.body_size + 1),
+        lambda header: replace(header, version=1),
+    ],
+    ids=[
+        "server",
+        "kind",
+        "begun",
+        "finished",
+        "to_lsn",
+        "server_uuid",
+        "table_set",
+        "missing",
+        "files",
+        "runbook",
+        "recipients",
+        "body_size",
+        "version",
+    ],
+)
 def test_no_word_of_a_manifest_can_be_another_one_than_was_sealed(
-        place: MemoryDestination, keys: Keys, change: Callable[[Header], Header]) -> None:
+    place: MemoryDestination, keys: Keys, change: Callable[[Header], Header]
+) -> None:
     header, body = stored(place, keys)
     unsealer = Unsealer(keys.secret_home)
     assert load_body(place, header, unsealer).entries == body.entries
     forged = change(header)
     if forged.server != header.server:
-        put_bytes(place, layout.body_key("other", header.backup_id), place.get(layout.body_key(
-            header.server, header.backup_id)).read())
+        put_bytes(
+            place,
+            layout.body_key("other", header.backup_id),
+            place.get(layout.body_key(header.server, header.backup_id)).read(),
+        )
     commit_header(place, forged)
     with pytest.raises(TamperedError, match="does not belong"):
         load_body(place, load_header(place, forged.server, forged.backup_id), unsealer)
@@ -130,7 +151,8 @@ def test_a_later_version_is_refused_by_name_and_nothing_of_it_is_deleted(place: 
 
 
 def test_a_body_of_nothing_but_line_ends_is_refused_before_anything_is_made_of_it(
-        place: MemoryDestination, keys: Keys) -> None:
+    place: MemoryDestination, keys: Keys
+) -> None:
     header, body = stored(place, keys)
     _header, plain = bound(header, body)
     for bomb in (plain + b"\n" * (256 * 1024**2), plain + b"\n" * (32 * 1024**2)):
@@ -148,8 +170,14 @@ def test_no_word_of_a_binary_logs_description_can_be_another_one(place: MemoryDe
     header = archive_log(place, Sealer([keys.fingerprint], keys.public_home), BRANCH, log.number, log.data)
     assert tuple(segments.read_index(place, header, unsealer)) == log.transactions
     raw = encode_segment(header)
-    for change in ({"server_version": "5.5.5"}, {"transactions": 10**6}, {"first_at": "2001-01-01T00:00:00Z"},
-                   {"gtids_after": "0-1-9"}, {"flavour": "none"}, {"format": "backupd-segment/1"}):
+    for change in (
+        {"server_version": "5.5.5"},
+        {"transactions": 10**6},
+        {"first_at": "2001-01-01T00:00:00Z"},
+        {"gtids_after": "0-1-9"},
+        {"flavour": "none"},
+        {"format": "backupd-segment/1"},
+    ):
         forged = decode_segment(rewritten(raw, **change), where="it")
         assert forged != header
         with pytest.raises(TamperedError, match="does not belong to what is sealed"):
@@ -169,7 +197,8 @@ def test_a_later_version_of_a_binary_log_is_not_overwritten(place: MemoryDestina
 
 
 def test_a_repair_leaves_what_is_of_a_later_version_and_what_nobody_else_has(
-        place: MemoryDestination, keys: Keys) -> None:
+    place: MemoryDestination, keys: Keys
+) -> None:
     log, sealer = real_logs()[0], Sealer([keys.fingerprint], keys.public_home)
     header = archive_log(place, sealer, BRANCH, log.number, log.data)
     other, empty = MemoryDestination("other"), MemoryDestination("empty")
@@ -177,8 +206,9 @@ def test_a_repair_leaves_what_is_of_a_later_version_and_what_nobody_else_has(
     true = encode_segment(header)
 
     def repair(source: MemoryDestination) -> str:
-        return put_segment_right(place, BRANCH.server, header.segment.key, [header.key], [source], clock=FakeClock(),
-                                 check=lambda: None)
+        return put_segment_right(
+            place, BRANCH.server, header.segment.key, [header.key], [source], clock=FakeClock(), check=lambda: None
+        )
 
     put_bytes(place, header.key, rewritten(true, format="backupd-segment/3", more=True))
     before = everything(place)
@@ -191,8 +221,14 @@ def test_a_repair_leaves_what_is_of_a_later_version_and_what_nobody_else_has(
     assert everything(place) == before
     assert place.get(header.key).read() == b"damaged" + true
     assert repair(other) == "other"
-    assert tuple(segments.read_index(place, segments.load_header(place, BRANCH.server, header.segment.key),
-                                     Unsealer(keys.secret_home))) == log.transactions
+    assert (
+        tuple(
+            segments.read_index(
+                place, segments.load_header(place, BRANCH.server, header.segment.key), Unsealer(keys.secret_home)
+            )
+        )
+        == log.transactions
+    )
 
 
 def test_neither_a_manifest_nor_a_branch_of_a_later_version_is_replaced(place: MemoryDestination) -> None:

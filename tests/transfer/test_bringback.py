@@ -124,8 +124,9 @@ def bring(place: S3Destination, since: datetime) -> Found:
     return found
 
 
-@pytest.mark.parametrize("fields", [{"object_lock": "governance", "lock_days": 1}, {"delete": False}],
-                         ids=["lock", "may not delete"])
+@pytest.mark.parametrize(
+    "fields", [{"object_lock": "governance", "lock_days": 1}, {"delete": False}], ids=["lock", "may not delete"]
+)
 def test_what_plain_deletions_hid_is_all_there_again(s3_server: S3Server, fields: dict[str, object]) -> None:
     with bucket(s3_server, **fields) as place:
         stock = Stock(place)
@@ -149,7 +150,8 @@ def test_what_plain_deletions_hid_is_all_there_again(s3_server: S3Server, fields
             assert {key for key in everything(bare) if not key.startswith(layout.SWEEPS)} == before
             assert all(is_whole(bare, "shop", backup_id(number)) for number in (1, 2))
             assert {one.subject for one in examine(bare, None, clock=now)} == {
-                layout.name_in(key) for key in everything(bare) - before}, "a lease that may not be removed"
+                layout.name_in(key) for key in everything(bare) - before
+            }, "a lease that may not be removed"
             assert find(bare, since).returns == (), "nothing is left to be done"
 
 
@@ -180,8 +182,9 @@ def test_what_retention_removed_rightly_stays_away(s3_server: S3Server) -> None:
         stock.add(2, {"t": b"living", "same": b"same"})
         living = layout.backup_folder("shop", backup_id(2))
         for key in everything(place) - {layout.REPOSITORY}:
-            if not key.startswith(living) and key not in {layout.object_key(named(content).name)
-                                                          for content in (b"living", b"same")}:
+            if not key.startswith(living) and key not in {
+                layout.object_key(named(content).name) for content in (b"living", b"same")
+            }:
                 place.delete(key)
         assert backup_ids(place) == [("shop", backup_id(2))]
         since = next_second()
@@ -192,11 +195,14 @@ def test_what_retention_removed_rightly_stays_away(s3_server: S3Server) -> None:
         assert found.before > 0
         assert backup_ids(place) == [("shop", backup_id(2))]
         assert {layout.name_in(one.key) for one in found.returns if one.kind == OBJECT} == {
-            named(b"living").name, named(b"same").name}
+            named(b"living").name,
+            named(b"same").name,
+        }
 
 
-def test_what_had_been_marked_deleted_by_then_stays_away_and_what_was_marked_later_does_not(s3_server: S3Server
-                                                                                            ) -> None:
+def test_what_had_been_marked_deleted_by_then_stays_away_and_what_was_marked_later_does_not(
+    s3_server: S3Server,
+) -> None:
     with bucket(s3_server) as place, contextlib.closing(s3_server.client()) as client:
         where = place._config
         stock = Stock(place)
@@ -225,8 +231,11 @@ def test_a_mark_that_was_put_in_the_doubted_time_is_withdrawn(locked: bool) -> N
     clock.move(hours=1)
     since = clock()
     for number in (1, 2, 4, 5):
-        put(place, layout.mark_key("shop", backup_id(number)),
-            b"junk" if number == 1 else b'{"at": "2020-01-01T00:00:00Z"}')
+        put(
+            place,
+            layout.mark_key("shop", backup_id(number)),
+            b"junk" if number == 1 else b'{"at": "2020-01-01T00:00:00Z"}',
+        )
     put(place, layout.mark_key("shop", backup_id(9)), b"of a backup that never was")
     place.hide(layout.manifest_key("shop", backup_id(1)))
     found = find(place, since)
@@ -363,15 +372,40 @@ def test_what_no_version_has_is_named(s3_server: S3Server) -> None:
         assert len(found.backups()) == 1
 
 
-def log(place: Destination, number: int, start: int, end: int, last: datetime, ending: Ending = Ending.ROTATED, *,
-        part: bytes = b"", sha256: str = "0" * 64) -> str:
+def log(
+    place: Destination,
+    number: int,
+    start: int,
+    end: int,
+    last: datetime,
+    ending: Ending = Ending.ROTATED,
+    *,
+    part: bytes = b"",
+    sha256: str = "0" * 64,
+) -> str:
     """A segment, unsealed as everything here; its folder."""
     part = part or b"%d %d" % (number, start)
     item = StoredObject(layout.part_name(0, piece=end < 900), len(part), hashlib.sha256(part).hexdigest())
     segment = Segment(
-        server="shop", branch=BRANCH.id, file=f"binlog.{number:06d}", number=number, start=start, end=end,
-        ending=ending, gtids_before="", gtids_after="", transactions=1, first_at=last, last_at=last,
-        precise=True, server_ids=(1,), flavour="mariadb", server_version="10.11.6", sha256=sha256, remarks=())
+        server="shop",
+        branch=BRANCH.id,
+        file=f"binlog.{number:06d}",
+        number=number,
+        start=start,
+        end=end,
+        ending=ending,
+        gtids_before="",
+        gtids_after="",
+        transactions=1,
+        first_at=last,
+        last_at=last,
+        precise=True,
+        server_ids=(1,),
+        flavour="mariadb",
+        server_version="10.11.6",
+        sha256=sha256,
+        remarks=(),
+    )
     header = SegmentHeader(segment, ("A" * 40,), (SealedPart(item, end - start, "0" * 64),), ())
     put(place, header.folder + item.name, part)
     put(place, header.key, encode_segment(header))
@@ -385,8 +419,12 @@ def test_logs_that_somebody_needs_come_back_and_what_nobody_has_a_digest_of(s3_s
         expired = log(place, 1, 0, 900, START - timedelta(days=1))
         piece, whole = log(place, 2, 0, 500, START), log(place, 2, 0, 900, START)
         behind = log(place, 3, 500, 800, START)
-        noted = {layout.configuration_key(START, "a" * 12), layout.proof_key("shop", backup_id(1)),
-                 layout.hold_key("shop"), layout.signature_key(layout.manifest_key("shop", backup_id(1)))}
+        noted = {
+            layout.configuration_key(START, "a" * 12),
+            layout.proof_key("shop", backup_id(1)),
+            layout.hold_key("shop"),
+            layout.signature_key(layout.manifest_key("shop", backup_id(1))),
+        }
         superseded = layout.configuration_key(START - timedelta(days=1), "a" * 12)
         passing = {layout.mark_key("shop", backup_id(9)), layout.tombstone_key(named(b"one").name)}
         for key in noted | passing | {superseded}:
@@ -446,8 +484,10 @@ def test_a_missing_right_is_named(s3_server: S3Server, monkeypatch: pytest.Monke
 
     def refusing(operation: str) -> None:
         if operation in denied:
-            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"},
-                               "ResponseMetadata": {"HTTPStatusCode": 403}}, operation)  # type: ignore[typeddict-item]  # no more is read
+            raise ClientError(
+                {"Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}},  # type: ignore[typeddict-item]  # no more is read
+                operation,
+            )
 
     with bucket(s3_server) as place:
         Stock(place).add(1, {"t": b"one"})
@@ -461,8 +501,11 @@ def test_a_missing_right_is_named(s3_server: S3Server, monkeypatch: pytest.Monke
             return found
 
         monkeypatch.setattr(place._bucket, "_made", client)
-        for operation, right in (("ListObjectVersions", "s3:ListBucketVersions"), ("GetObject", "s3:GetObjectVersion"),
-                                 ("HeadObject", "s3:GetObjectVersion")):
+        for operation, right in (
+            ("ListObjectVersions", "s3:ListBucketVersions"),
+            ("GetObject", "s3:GetObjectVersion"),
+            ("HeadObject", "s3:GetObjectVersion"),
+        ):
             denied |= {operation, "HeadObject"} if operation == "GetObject" else {operation}
             with pytest.raises(ForbiddenError) as caught:
                 find(place, since)

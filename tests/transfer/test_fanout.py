@@ -64,8 +64,13 @@ class Plain:
 def test_what_may_not_be_deleted_is_taken_out_of_a_backup_all_the_same_and_left_to_a_sweep() -> None:
     free = MemoryDestination("free", tree=False)
     locked = UndeletableDestination("locked", tree=False)
-    fan = Fanout([locked, free], sealer=Plain(), identity_key=b"k" * 32, known={},  # type: ignore[arg-type]  # no gpg
-                 tree=layout.tree_name("shop", backup_id(1)))
+    fan = Fanout(
+        [locked, free],
+        sealer=Plain(),  # type: ignore[arg-type]  # no gpg
+        identity_key=b"k" * 32,
+        known={},
+        tree=layout.tree_name("shop", backup_id(1)),
+    )
 
     def place(data: bytes) -> Placed:
         return fan.place(data, hashlib.sha256(data).digest(), lambda name: name, read=lambda: None)
@@ -102,8 +107,13 @@ class Meeting(ForwardingDestination):
 def test_several_destinations_are_given_an_object_at_the_same_time(fails: bool) -> None:
     both = threading.Barrier(2)
     inner = [MemoryDestination("near", tree=False), MemoryDestination("far", tree=False)]
-    fanout = Fanout([Meeting(inner[0], both, fails=fails), Meeting(inner[1], both)], identity_key=b"k" * 32, known={},
-                    sealer=Plain(), tree=layout.tree_name("shop", backup_id(1)))  # type: ignore[arg-type]  # no gpg
+    fanout = Fanout(
+        [Meeting(inner[0], both, fails=fails), Meeting(inner[1], both)],
+        identity_key=b"k" * 32,
+        known={},
+        sealer=Plain(),  # type: ignore[arg-type]  # no gpg
+        tree=layout.tree_name("shop", backup_id(1)),
+    )
     with pytest.raises(DestinationError, match="near takes nothing") if fails else nullcontext():
         fanout.place(b"x", hashlib.sha256(b"x").digest(), lambda name: name, read=lambda: None)
     key = layout.object_key(fanout.new_objects[0].name)

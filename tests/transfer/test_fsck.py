@@ -84,6 +84,7 @@ def test_an_empty_destination_breaks_nothing() -> None:
 
 # Each invariant, broken on purpose
 
+
 def test_manifest_intact(house: House) -> None:
     key = layout.manifest_key("shop", FIRST)
     with house.place.get(key) as stream:
@@ -114,7 +115,8 @@ def test_objects_present(house: House) -> None:
     put(house.place, layout.object_key(shared), b"cut")
     found = [item for item in house.examine() if item.invariant is Invariant.OBJECTS_PRESENT]
     assert sorted((item.subject, item.message.split()[3]) for item in found) == sorted(
-        [(own, FIRST), (shared, FIRST), (shared, SECOND)])
+        [(own, FIRST), (shared, FIRST), (shared, SECOND)]
+    )
     assert not any(item.repairable for item in found)
     assert "missing" in next(item.message for item in found if item.subject == own)
     assert "3 bytes" in next(item.message for item in found if item.subject == shared)
@@ -128,8 +130,15 @@ def test_no_orphan_object(house: House) -> None:
     assert item.name not in str(everything(house.place))
 
 
-@pytest.mark.parametrize("key", ["objects/ab/stray.txt", f"objects/00/{named(b'a').name}.json",
-                                 "tombstones/stray.txt", f"tombstones/{named(b'a').name}"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "objects/ab/stray.txt",
+        f"objects/00/{named(b'a').name}.json",
+        "tombstones/stray.txt",
+        f"tombstones/{named(b'a').name}",
+    ],
+)
 def test_a_file_of_strangers_is_named_by_its_path_and_left_alone(house: House, key: str) -> None:
     if isinstance(house.place, FilesystemDestination):
         (house.place.root / key).parent.mkdir(parents=True, exist_ok=True)
@@ -146,8 +155,7 @@ def test_a_file_of_strangers_is_named_by_its_path_and_left_alone(house: House, k
 def test_no_orphan_object_knows_tombstones_and_marks_of_nothing(house: House) -> None:
     put(house.place, layout.tombstone_key(named(b"gone").name), b"{}")
     put(house.place, layout.mark_key("shop", backup_id(7)), b"{}")
-    assert house.broken() == [("no-orphan-object", named(b"gone").name, True),
-                              ("no-orphan-object", backup_id(7), True)]
+    assert house.broken() == [("no-orphan-object", named(b"gone").name, True), ("no-orphan-object", backup_id(7), True)]
     assert house.repair() == []
 
 
@@ -179,8 +187,10 @@ def test_no_temporary_file(house: House) -> None:
 def test_no_partial_tree(house: House) -> None:
     house.stock.add(3, {"t": b"a"}, commit=False)
     name = layout.tree_name("shop", backup_id(3))
-    assert set(house.broken()) == {("no-partial-tree", name, True), *(
-        ("no-partial-tree", f"{name}/{side}", True) for side in (layout.BODY, layout.UNPACK, layout.RUNBOOK))}
+    assert set(house.broken()) == {
+        ("no-partial-tree", name, True),
+        *(("no-partial-tree", f"{name}/{side}", True) for side in (layout.BODY, layout.UNPACK, layout.RUNBOOK)),
+    }
     assert house.repair() == []
     assert not any(tree == name for tree, _published in house.tree.trees())
 
@@ -207,6 +217,7 @@ def test_backup_has_manifest(house: House) -> None:
 
 
 # Trees
+
 
 def damage_tree(house: House, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
     """Show the first backup's tree anew, as ``change`` wants it."""
@@ -238,7 +249,8 @@ def test_tree_matches_manifest(house: House, change: Callable[[dict[str, bytes]]
     assert house.repair(key=True) == []
     assert dict(house.tree.tree_files(layout.tree_name("shop", FIRST))) == {
         treenames.tree_path(path): house.tree.identity(layout.object_key(named(content).name))
-        for path, content in FILES.items()}
+        for path, content in FILES.items()
+    }
 
 
 def test_swapped_paths_need_the_key_to_be_seen(house: House) -> None:
@@ -279,11 +291,14 @@ def test_a_body_that_cannot_be_opened_is_named(house: House) -> None:
 
 # Living runs
 
+
 def test_a_living_backup_and_restore_are_left_alone(house: House) -> None:
     if isinstance(house.place, FilesystemDestination):
         house.clock.now = datetime.now(UTC)  # the file system has a clock of its own
-    with (Intent([house.place], "shop", backup_id(3), clock=house.clock),
-          Pin(house.place, backup_id(9), [("shop", FIRST)], clock=house.clock)):
+    with (
+        Intent([house.place], "shop", backup_id(3), clock=house.clock),
+        Pin(house.place, backup_id(9), [("shop", FIRST)], clock=house.clock),
+    ):
         if isinstance(house.place, MemoryDestination):
             house.clock.move(minutes=30)
         house.stock.add(3, {"t": b"in work"}, commit=False)
@@ -303,9 +318,14 @@ def test_everything_at_once_is_named_and_mended_as_far_as_it_goes(house: House) 
     house.place.delete(layout.runbook_key("shop", FIRST))
     done = repair(house.place, CATALOG, clock=house.clock, read_body=house.stock.body)
     assert {str(item.invariant) for item in done.mended} == {
-        "no-orphan-object", "no-partial-tree", "no-stale-intent", "tree-matches-manifest"}
+        "no-orphan-object",
+        "no-partial-tree",
+        "no-stale-intent",
+        "tree-matches-manifest",
+    }
     assert [(str(item.invariant), item.subject) for item in done.left] == [
-        ("body-present", layout.runbook_key("shop", FIRST))]
+        ("body-present", layout.runbook_key("shop", FIRST))
+    ]
 
 
 def test_an_increment_without_its_parent_is_named_and_one_whose_parent_is_marked_too(house: House) -> None:
@@ -322,7 +342,8 @@ def test_an_increment_without_its_parent_is_named_and_one_whose_parent_is_marked
     mark(house.place, "shop", backup_id(4), START)
     assert found() == []
     house.place.delete(layout.manifest_key("shop", SECOND))
-    [told] = [item for item in examine(house.place, catalog, clock=house.clock)
-              if item.invariant is Invariant.PARENT_PRESENT]
+    [told] = [
+        item for item in examine(house.place, catalog, clock=house.clock) if item.invariant is Invariant.PARENT_PRESENT
+    ]
     assert (told.subject, told.repairable) == (third, False)
     assert f"an increment on {SECOND}, which is not here" in told.message

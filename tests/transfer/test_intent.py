@@ -57,8 +57,10 @@ def test_an_intent_on_a_parent_holds_only_while_that_is_whole_and_unmarked_every
     clock = FakeClock()
     places = [MemoryDestination("a"), MemoryDestination("b")]
     parent, child = backup_id(7), backup_id(8)
-    with pytest.raises(RefusedError, match="was deleted meanwhile") as refused, Intent(places, "shop", child,
-                                                                                      parents=[parent]):
+    with (
+        pytest.raises(RefusedError, match="was deleted meanwhile") as refused,
+        Intent(places, "shop", child, parents=[parent]),
+    ):
         pytest.fail("it began without its parent")
     assert refused.value.detail.count("has no manifest") == 2
     for place in places:
@@ -135,8 +137,11 @@ def test_a_holder_that_slept_gives_up_before_others_count_it_dead() -> None:
 
 def test_on_another_machine_only_the_heartbeat_counts() -> None:
     with Intent([MemoryDestination("a")], "shop", ID, clock=FakeClock()) as intent:
-        for lease in (elsewhere(intent.lease, host="other"), elsewhere(intent.lease, boot="other"),
-                      elsewhere(intent.lease, namespace="pid:[1]")):
+        for lease in (
+            elsewhere(intent.lease, host="other"),
+            elsewhere(intent.lease, boot="other"),
+            elsewhere(intent.lease, namespace="pid:[1]"),
+        ):
             assert is_alive(lease, START + timedelta(minutes=14, seconds=59))
             assert not is_alive(lease, START + timedelta(minutes=15))
 
@@ -178,13 +183,20 @@ def test_an_intent_that_cannot_be_read_counts_as_somebodys_for_a_while(raw: byte
 def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
     place = FilesystemDestination("local", tmp_path / "b")
     place.initialise(START)
-    script = ("import sys; from pathlib import Path\n"
-              "from backupd.transfer.intent import Intent\n"
-              "from storage.filesystem import FilesystemDestination\n"
-              "with Intent([FilesystemDestination('local', Path(sys.argv[1]))], 'shop', sys.argv[2]):\n"
-              "    print('held', flush=True); sys.stdin.read()\n")
-    with subprocess.Popen([sys.executable, "-c", script, str(place.root), ID], stdin=subprocess.PIPE, text=True,
-                          stdout=subprocess.PIPE, cwd=Path(layout.__file__).parent.parent) as process:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from backupd.transfer.intent import Intent\n"
+        "from storage.filesystem import FilesystemDestination\n"
+        "with Intent([FilesystemDestination('local', Path(sys.argv[1]))], 'shop', sys.argv[2]):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(place.root), ID],
+        stdin=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.PIPE,
+        cwd=Path(layout.__file__).parent.parent,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         [found] = intents(place)
@@ -196,6 +208,7 @@ def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
 
 
 # Pins
+
 
 def test_a_pin_names_what_is_read() -> None:
     place = MemoryDestination("a")

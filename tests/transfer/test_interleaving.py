@@ -173,8 +173,13 @@ State = tuple[Snapshot, tuple[Log, Log], tuple[str, str]]
 
 def key_of(state: State) -> object:
     (blobs, hours, looked), logs, outcomes = state
-    return (tuple(sorted((key, blob.data, blob.modified_at) for key, blob in blobs.items())), hours, looked,
-            tuple(tuple(answer.digest for answer in log) for log in logs), outcomes)
+    return (
+        tuple(sorted((key, blob.data, blob.modified_at) for key, blob in blobs.items())),
+        hours,
+        looked,
+        tuple(tuple(answer.digest for answer in log) for log in logs),
+        outcomes,
+    )
 
 
 def explore(world: World, programs: tuple[Program, Program], check: Callable[[World, tuple[str, str]], None]) -> int:
@@ -196,8 +201,11 @@ def explore(world: World, programs: tuple[Program, Program], check: Callable[[Wo
             with contextlib.suppress(PausedError):
                 outcome = programs[turn](stepped)
             log = tuple(stepped.log)
-            after: State = (world.snapshot(), (log, logs[1]) if turn == 0 else (logs[0], log),
-                            (outcome, outcomes[1]) if turn == 0 else (outcomes[0], outcome))
+            after: State = (
+                world.snapshot(),
+                (log, logs[1]) if turn == 0 else (logs[0], log),
+                (outcome, outcomes[1]) if turn == 0 else (outcomes[0], outcome),
+            )
             known = hash(key_of(after))
             if known not in seen:
                 seen.add(known)
@@ -206,6 +214,7 @@ def explore(world: World, programs: tuple[Program, Program], check: Callable[[Wo
 
 
 # The backup
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -219,8 +228,9 @@ class Rules:
 def backup(rules: Rules) -> Program:
     def begin(place: Stepped) -> None:
         now = place.clock()
-        place.put(INTENT, io.BytesIO(Lease(INTENT, (("shop", backup_id(2)),), Owner("h", "b", "n", 1, 1), now,
-                                           now).encode()))
+        place.put(
+            INTENT, io.BytesIO(Lease(INTENT, (("shop", backup_id(2)),), Owner("h", "b", "n", 1, 1), now, now).encode())
+        )
 
     def held(place: Stepped) -> bool:
         try:
@@ -259,6 +269,7 @@ def manifest(item: StoredObject) -> bytes:
 
 # The other side
 
+
 def always(_lease: Lease, _now: datetime) -> bool:
     return True
 
@@ -267,9 +278,11 @@ def never(_lease: Lease, _now: datetime) -> bool:
     return False
 
 
-def deletion(collector: type[_Collection] = _Collection, alive: Callable[[Lease, datetime], bool] = always, *,
-             rounds: int = 1) -> Program:
+def deletion(
+    collector: type[_Collection] = _Collection, alive: Callable[[Lease, datetime], bool] = always, *, rounds: int = 1
+) -> Program:
     """The older backup vanishes at any moment, whatever runs, and what it named is collected."""
+
     def run(place: Stepped) -> str:
         remove._remove(place, "shop", backup_id(1), Locks())
         for _round in range(rounds):
@@ -282,8 +295,17 @@ def deletion(collector: type[_Collection] = _Collection, alive: Callable[[Lease,
 def sweeping(place: Stepped) -> str:
     mark(place, "shop", backup_id(1), place.clock())
     # Its lease is between those who remove: of them there is one here.
-    sweep_held(place, clock=place.clock, grace=timedelta(0), sightings=believed, at_once=frozenset(),
-               kept=Kept(), alive=always, brake=BRAKE, fence=lambda: None)
+    sweep_held(
+        place,
+        clock=place.clock,
+        grace=timedelta(0),
+        sightings=believed,
+        at_once=frozenset(),
+        kept=Kept(),
+        alive=always,
+        brake=BRAKE,
+        fence=lambda: None,
+    )
     return "swept"
 
 
@@ -308,8 +330,9 @@ def whole(world: World, outcomes: tuple[str, str]) -> None:
                     objects.fetch(world.place, item)
                 except BackupdError as error:
                     raise LostError(str(error)) from error
-        collect_held(world.place, clock=lambda: world.now() + timedelta(days=9), alive=never, brake=BRAKE,
-                     fence=lambda: None)
+        collect_held(
+            world.place, clock=lambda: world.now() + timedelta(days=9), alive=never, brake=BRAKE, fence=lambda: None
+        )
     if outcomes[0] == "gave up" and backup_id(1) not in names:
         assert list(world.place.list(layout.OBJECTS)) == [], "garbage that no collection finds"
 
@@ -320,9 +343,17 @@ class LostError(Exception):
 
 # What must hold
 
-@pytest.mark.parametrize(("rules", "rounds"), [
-    (Rules(), 2), (Rules(fenced=True), 1), (Rules(confirms=False), 1), (Rules(intent_first=False), 1),
-], ids=["as it is, two collections", "as it is, with the fence", "without the last look", "without the order"])
+
+@pytest.mark.parametrize(
+    ("rules", "rounds"),
+    [
+        (Rules(), 2),
+        (Rules(fenced=True), 1),
+        (Rules(confirms=False), 1),
+        (Rules(intent_first=False), 1),
+    ],
+    ids=["as it is, two collections", "as it is, with the fence", "without the last look", "without the order"],
+)
 def test_no_collection_takes_what_a_running_backup_counts_on(rules: Rules, rounds: int) -> None:
     """The last two: intent before reading and the last look are each enough where every run is known to live."""
     states = explore(world_with_an_older_backup(), (backup(rules), deletion(rounds=rounds)), whole)
@@ -356,6 +387,7 @@ def test_the_object_is_reused_in_some_interleavings_and_collected_in_others() ->
 
 # Mutants: each must be found out
 
+
 class ManifestsBeforeIntents(_Collection):
     """Looks in the naive order: a backup that ends in between is seen neither as manifest nor as intent."""
 
@@ -388,19 +420,32 @@ class ForgetsTheFence(_Collection):
 
     def _look(self) -> list[Lease]:
         self._references.load(self._destination)
-        return [lease for lease in [*intents(self._destination), *pins(self._destination)]
-                if self._alive(lease, self._clock())]
+        return [
+            lease
+            for lease in [*intents(self._destination), *pins(self._destination)]
+            if self._alive(lease, self._clock())
+        ]
 
 
-@pytest.mark.parametrize(("rules", "program"), [
-    (Rules(intent_first=False, confirms=False), deletion()),
-    (Rules(), deletion(ManifestsBeforeIntents)),
-    (Rules(intent_first=False), deletion(LooksOnce)),
-    (Rules(), deletion(IgnoresIntents)),
-    (Rules(fenced=False), deletion(alive=never)),
-    (Rules(fenced=True), deletion(ForgetsTheFence, alive=never)),
-], ids=["known is read before the intent", "manifests before intents", "no second look", "tombstones without waiting",
-        "no fence", "the dead keep their intents"])
+@pytest.mark.parametrize(
+    ("rules", "program"),
+    [
+        (Rules(intent_first=False, confirms=False), deletion()),
+        (Rules(), deletion(ManifestsBeforeIntents)),
+        (Rules(intent_first=False), deletion(LooksOnce)),
+        (Rules(), deletion(IgnoresIntents)),
+        (Rules(fenced=False), deletion(alive=never)),
+        (Rules(fenced=True), deletion(ForgetsTheFence, alive=never)),
+    ],
+    ids=[
+        "known is read before the intent",
+        "manifests before intents",
+        "no second look",
+        "tombstones without waiting",
+        "no fence",
+        "the dead keep their intents",
+    ],
+)
 def test_a_broken_protocol_is_found_out(rules: Rules, program: Program) -> None:
     with pytest.raises(LostError):
         explore(world_with_an_older_backup(), (backup(rules), program), whole)

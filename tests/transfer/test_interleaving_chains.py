@@ -53,6 +53,7 @@ def _decoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # The increment
 
+
 @dataclass(frozen=True)
 class Rules:
     """What an increment keeps to. Each False is a mutant."""
@@ -119,8 +120,17 @@ def real(destination: Destination, place: Stepped, alive: Callable[[Lease, datet
 
 
 def _sweep(destination: Destination, clock: Clock, alive: Callable[[Lease, datetime], bool]) -> Collected:
-    return sweep_held(destination, clock=clock, grace=timedelta(0), sightings=believed, at_once=frozenset(),
-                      kept=Kept(), alive=alive, brake=BRAKE, fence=lambda: None)
+    return sweep_held(
+        destination,
+        clock=clock,
+        grace=timedelta(0),
+        sightings=believed,
+        at_once=frozenset(),
+        kept=Kept(),
+        alive=alive,
+        brake=BRAKE,
+        fence=lambda: None,
+    )
 
 
 def world_with_two_full_backups() -> World:
@@ -166,6 +176,7 @@ def test_sometimes_the_increment_gives_up_and_sometimes_the_full_backup_stays() 
 
 # Mutants: each must be found out
 
+
 def marks_after_intents(place: Stepped) -> str:
     """A sweep that reads the marks last, and somebody else's mark that comes meanwhile: who began to build on the
     backup in between is seen neither as an intent, nor did it see the mark."""
@@ -176,8 +187,9 @@ def marks_after_intents(place: Stepped) -> str:
     return "swept"
 
 
-def manifests_before_intents(destination: Destination, place: Stepped,
-                             alive: Callable[[Lease, datetime], bool]) -> object:
+def manifests_before_intents(
+    destination: Destination, place: Stepped, alive: Callable[[Lease, datetime], bool]
+) -> object:
     """An increment that ends in between is seen neither as a manifest nor as an intent."""
     due = set(marks(destination))
     found = list(map(remove._outline, committed(destination)))
@@ -194,22 +206,37 @@ def asks_no_manifest(destination: Destination, place: Stepped, alive: Callable[[
     return collect_held(destination, clock=place.clock, alive=alive, brake=BRAKE, fence=lambda: None)
 
 
-def _finish(destination: Destination, due: set[Backup], found: list[remove._Outline], place: Stepped,
-            alive: Callable[[Lease, datetime], bool]) -> Collected:
+def _finish(
+    destination: Destination,
+    due: set[Backup],
+    found: list[remove._Outline],
+    place: Stepped,
+    alive: Callable[[Lease, datetime], bool],
+) -> Collected:
     for server, name in due - remove._needed(found, due, []):
         remove._remove(destination, server, name, Locks())
     return collect_held(destination, clock=place.clock, alive=alive, brake=BRAKE, fence=lambda: None)
 
 
-@pytest.mark.parametrize(("rules", "program"), [
-    (Rules(intent_first=False, fenced=False), deletion(real)),
-    (Rules(fenced=False), deletion(manifests_before_intents)),
-    (Rules(fenced=False), marks_after_intents),
-    (Rules(fenced=False), deletion(asks_no_manifest)),
-    (Rules(), deletion(asks_no_manifest)),
-    (Rules(fenced=False), deletion(real, never)),
-], ids=["looks at its parent before the intent", "manifests before intents", "marks after intents",
-        "manifests are not asked", "manifests are not asked, though the increment looks twice", "no fence"])
+@pytest.mark.parametrize(
+    ("rules", "program"),
+    [
+        (Rules(intent_first=False, fenced=False), deletion(real)),
+        (Rules(fenced=False), deletion(manifests_before_intents)),
+        (Rules(fenced=False), marks_after_intents),
+        (Rules(fenced=False), deletion(asks_no_manifest)),
+        (Rules(), deletion(asks_no_manifest)),
+        (Rules(fenced=False), deletion(real, never)),
+    ],
+    ids=[
+        "looks at its parent before the intent",
+        "manifests before intents",
+        "marks after intents",
+        "manifests are not asked",
+        "manifests are not asked, though the increment looks twice",
+        "no fence",
+    ],
+)
 def test_a_broken_protocol_is_found_out(rules: Rules, program: Program) -> None:
     with pytest.raises(LostError):
         explore(world_with_two_full_backups(), (increment(rules), program), unbroken)

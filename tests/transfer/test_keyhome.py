@@ -55,9 +55,30 @@ def test_a_read_only_home_opens_and_signs_and_nothing_is_left_running(short_tmp:
     run.mkdir()
     before = sorted(path.name for path in home.iterdir())
     done = subprocess.run(
-        ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--bind", str(run), str(run), "--",
-         sys.executable, "-c", _USE, str(home), key],
-        env={**os.environ, "BACKUPD_RUNTIME": str(run)}, capture_output=True, text=True, check=False)
+        [
+            "bwrap",
+            "--ro-bind",
+            "/",
+            "/",
+            "--dev",
+            "/dev",
+            "--proc",
+            "/proc",
+            "--bind",
+            str(run),
+            str(run),
+            "--",
+            sys.executable,
+            "-c",
+            _USE,
+            str(home),
+            key,
+        ],
+        env={**os.environ, "BACKUPD_RUNTIME": str(run)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     private = done.stdout.strip()
     assert private.startswith(f"{run}/")
@@ -116,13 +137,16 @@ def test_no_home_and_a_closed_one_are_told(short_tmp: Path, locked: None, monkey
 
 
 def test_an_agent_that_cannot_be_started_is_not_called_a_missing_key(
-        short_tmp: Path, homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_tmp: Path, homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sealed = Sealer([homes.one], homes.both).seal(b"content")
     (key,) = outline(sealed).key_ids
     fake = short_tmp / "gpg"
-    fake.write_text(f"#!/bin/bash\nwhile [ $1 != --status-fd ]; do shift; done\ncat >/dev/null\n"
-                    f'printf "[GNUPG:] ENC_TO {key} 18 0\\n[GNUPG:] NO_SECKEY {key}\\n[GNUPG:] DECRYPTION_FAILED\\n" '
-                    f'>&$2\necho "gpg: can\'t connect to the agent: Read-only file system" >&2\nexit 2\n')
+    fake.write_text(
+        f"#!/bin/bash\nwhile [ $1 != --status-fd ]; do shift; done\ncat >/dev/null\n"
+        f'printf "[GNUPG:] ENC_TO {key} 18 0\\n[GNUPG:] NO_SECKEY {key}\\n[GNUPG:] DECRYPTION_FAILED\\n" '
+        f'>&$2\necho "gpg: can\'t connect to the agent: Read-only file system" >&2\nexit 2\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{short_tmp}:{os.environ['PATH']}")
     with pytest.raises(ToolError, match="could not use the secret key") as caught:

@@ -44,10 +44,18 @@ def ring() -> Iterator[Ring]:
 
 
 def test_a_good_key_is_found_by_every_kind_of_name(ring: Ring) -> None:
-    spaced = " ".join(ring.good[n:n + 4] for n in range(0, 40, 4))
-    for name in (ring.good, ring.good.lower(), f"0x{ring.good}", spaced, ring.good[-16:], "good@example.com",
-                 "GOOD@example.com", "<good@example.com>"):
-        found, = resolve_recipients(ring.home, [name], now=ring.now)
+    spaced = " ".join(ring.good[n : n + 4] for n in range(0, 40, 4))
+    for name in (
+        ring.good,
+        ring.good.lower(),
+        f"0x{ring.good}",
+        spaced,
+        ring.good[-16:],
+        "good@example.com",
+        "GOOD@example.com",
+        "<good@example.com>",
+    ):
+        (found,) = resolve_recipients(ring.home, [name], now=ring.now)
         assert (found.fingerprint, found.problem, found.warning) == (ring.good, None, None), name
         assert found.can_encrypt
         assert found.expires_at is None
@@ -62,10 +70,26 @@ def test_a_subkey_names_its_key(ring: Ring) -> None:
 
 
 def test_every_problem_is_told_at_once(ring: Ring) -> None:
-    names = ["nobody@example.com", ring.revoked, ring.disabled, ring.signing, "twin@example.com", ring.good[-8:],
-             "example.com", "A" * 40]
-    words = ["no public key", "revoked", "disabled", "no encryption key", "fits 2 keys", "short key id", "fits 7 keys",
-             "no public key"]
+    names = [
+        "nobody@example.com",
+        ring.revoked,
+        ring.disabled,
+        ring.signing,
+        "twin@example.com",
+        ring.good[-8:],
+        "example.com",
+        "A" * 40,
+    ]
+    words = [
+        "no public key",
+        "revoked",
+        "disabled",
+        "no encryption key",
+        "fits 2 keys",
+        "short key id",
+        "fits 7 keys",
+        "no public key",
+    ]
     found = resolve_recipients(ring.home, names, now=ring.now)
     for info, name, word in zip(found, names, words, strict=True):
         assert info.problem is not None
@@ -75,15 +99,15 @@ def test_every_problem_is_told_at_once(ring: Ring) -> None:
 
 
 def test_expiry_is_judged_by_the_moment_given(ring: Ring) -> None:
-    soon, = resolve_recipients(ring.home, [ring.expiring], now=ring.now)
+    (soon,) = resolve_recipients(ring.home, [ring.expiring], now=ring.now)
     assert soon.problem is None
     assert soon.expires_at is not None
     assert abs(soon.expires_at - ring.now - timedelta(days=20)) < timedelta(hours=1)
     assert soon.warning is not None
     assert "expires on" in soon.warning
-    calm, = resolve_recipients(ring.home, [ring.expiring], now=ring.now, warn_days=10)
+    (calm,) = resolve_recipients(ring.home, [ring.expiring], now=ring.now, warn_days=10)
     assert calm.warning is None
-    later, = resolve_recipients(ring.home, [ring.expiring], now=ring.now + timedelta(days=21))
+    (later,) = resolve_recipients(ring.home, [ring.expiring], now=ring.now + timedelta(days=21))
     assert later.problem is not None
     assert "has expired on" in later.problem
     assert later.warning is None
@@ -106,5 +130,5 @@ def test_a_missing_home_is_an_error_and_an_empty_one_has_no_keys(tmp_path: Path,
     with pytest.raises(KeyUnusableError, match="does not exist"):
         resolve_recipients(tmp_path / "nowhere", ["x"], now=datetime.now(UTC))
     empty = new_home("empty")
-    found, = resolve_recipients(empty, ["x@example.com"], now=datetime.now(UTC))
+    (found,) = resolve_recipients(empty, ["x@example.com"], now=datetime.now(UTC))
     assert found.problem == "no public key for x@example.com: import it with gpg --import"

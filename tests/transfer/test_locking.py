@@ -28,4 +28,5 @@ def test_a_copy_lengthens_the_locks_of_what_the_target_holds_already() -> None:
     other = layout.backup_folder("shop", backup_id(3))
     assert target.sooner_than(done) == {
         layout.object_key(named(b"of another one").name),
-        *(other + name for name in (layout.MANIFEST, layout.BODY, layout.UNPACK, layout.RUNBOOK))}
+        *(other + name for name in (layout.MANIFEST, layout.BODY, layout.UNPACK, layout.RUNBOOK)),
+    }

@@ -17,8 +17,16 @@ from tests.support.archivedlogs import archive_log
 from tests.support.reallogs import real_logs
 from tests.transfer.stock import FakeClock, Stock
 
-BRANCH = Branch(server="shop", id="20261121T040000Z-0000000a", noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
-                reason=BranchReason.FIRST, server_uuid="u", flavour="mariadb", basename="binlog", first_number=1)
+BRANCH = Branch(
+    server="shop",
+    id="20261121T040000Z-0000000a",
+    noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
+    reason=BranchReason.FIRST,
+    server_uuid="u",
+    flavour="mariadb",
+    basename="binlog",
+    first_number=1,
+)
 LOG = real_logs()[0]
 CUTS = LOG.cuts[1:4]
 
@@ -60,7 +68,7 @@ def test_no_sweep_removes_pieces_since_it_cannot_know_whether_their_file_is_what
     """Neither one of other bytes, nor one of a whole that is rotten, nor one that nobody has come to remove."""
     place = MemoryDestination("away", tree=False)
     whole, pieces = filled(place)
-    other = next(log for log in real_logs() if log.data[:CUTS[0]] != LOG.data[:CUTS[0]])
+    other = next(log for log in real_logs() if log.data[: CUTS[0]] != LOG.data[: CUTS[0]])
     end = next(cut for cut in other.cuts if 0 < cut < len(LOG.data) and cut not in CUTS)
     stranger = archive_log(place, QuickSealer(), BRANCH, 1, other.data, start=0, end=end).segment.key
     rotten = layout.segment_folder("shop", whole) + layout.part_name(0)

@@ -41,7 +41,8 @@ def hide(place: MemoryDestination, prefix: str = layout.SERVERS) -> None:
 
 
 def test_while_an_expected_manifest_is_missing_no_object_is_collected_however_often_and_late(
-        place: MemoryDestination, clock: FakeClock) -> None:
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     hide(place, layout.backup_folder(*FIRST))
     for _day in range(3):
         clock.move(days=1, minutes=1)
@@ -53,8 +54,9 @@ def test_while_an_expected_manifest_is_missing_no_object_is_collected_however_of
     assert (done.missing, done.objects) == ([], 1), "settled: the catalog has forgotten it"
 
 
-def test_side_files_of_an_expected_backup_stay_and_those_of_a_removed_one_go(place: MemoryDestination,
-                                                                          clock: FakeClock) -> None:
+def test_side_files_of_an_expected_backup_stay_and_those_of_a_removed_one_go(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     place.delete(layout.manifest_key(*FIRST))
     assert collect(place, clock=clock, expected=[FIRST, SECOND]).side_files == []
     put(place, layout.mark_key(*FIRST), b"{}")
@@ -68,8 +70,9 @@ def test_what_a_missing_backup_may_build_on_is_not_removed(place: MemoryDestinat
     hide(place, layout.backup_folder("shop", backup_id(3)))
     mark(place, *FIRST, clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed,
-                 expected=[SECOND, ("shop", backup_id(3))])
+    done = sweep(
+        place, clock=clock, grace=timedelta(days=1), sightings=believed, expected=[SECOND, ("shop", backup_id(3))]
+    )
     assert (done.backups, done.missing) == ([], [("shop", backup_id(3))])
     done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed, expected=[SECOND])
     assert done.backups == [FIRST[1]]
@@ -77,7 +80,8 @@ def test_what_a_missing_backup_may_build_on_is_not_removed(place: MemoryDestinat
 
 @pytest.mark.parametrize("trace", [layout.branch_key("shop", backup_id(1)), layout.runbook_key(*FIRST)])
 def test_without_a_catalog_objects_stay_where_there_is_no_manifest_and_yet_a_trace_of_backups(
-        place: MemoryDestination, clock: FakeClock, trace: str) -> None:
+    place: MemoryDestination, clock: FakeClock, trace: str
+) -> None:
     hide(place)
     put(place, trace, b"{}")
     for _day in range(3):
@@ -89,8 +93,9 @@ def test_without_a_catalog_objects_stay_where_there_is_no_manifest_and_yet_a_tra
     assert len(pool(place)) == 2
 
 
-def test_a_repair_collects_nothing_while_the_catalog_misses_something(place: MemoryDestination,
-                                                                     clock: FakeClock) -> None:
+def test_a_repair_collects_nothing_while_the_catalog_misses_something(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     hide(place)
     views = [CatalogView(*FIRST), CatalogView(*SECOND)]
     assert not any(one.repairable for one in examine(place, views, clock=clock))
@@ -100,6 +105,7 @@ def test_a_repair_collects_nothing_while_the_catalog_misses_something(place: Mem
 
 
 # Where nothing may be deleted
+
 
 def test_leases_that_may_not_be_removed_fail_no_job_and_hold_nothing_up(clock: FakeClock) -> None:
     place = UndeletableDestination("a", clock=clock)

@@ -27,17 +27,28 @@ KEY = b"k" * 32
 Files = Mapping[str, bytes]
 
 
-def packed(keys: Keys, destination: MemoryDestination, files: Files, *,
-           known: Mapping[str, StoredObject] | None = None, step: int = 1_000_003) -> tuple[Packed, Fanout]:
+def packed(
+    keys: Keys,
+    destination: MemoryDestination,
+    files: Files,
+    *,
+    known: Mapping[str, StoredObject] | None = None,
+    step: int = 1_000_003,
+) -> tuple[Packed, Fanout]:
     """Feed ``files`` in steps, taking turns between them, as two copying threads of a tool would."""
-    fanout = Fanout([destination], sealer=Sealer([keys.fingerprint], keys.public_home), identity_key=KEY,
-                    known=known or {}, tree=layout.tree_name("shop", "20261121T000000Z-00000001"))
+    fanout = Fanout(
+        [destination],
+        sealer=Sealer([keys.fingerprint], keys.public_home),
+        identity_key=KEY,
+        known=known or {},
+        tree=layout.tree_name("shop", "20261121T000000Z-00000001"),
+    )
     with Packer(fanout, workers=2) as packer:
         waiting = dict.fromkeys(files, 0)
         while waiting:
             for path in list(waiting):
                 offset = waiting[path]
-                piece = files[path][offset: offset + step]
+                piece = files[path][offset : offset + step]
                 if piece:
                     packer.data(path, offset, memoryview(piece))
                     waiting[path] += len(piece)
@@ -70,8 +81,17 @@ def known_of(fanout: Fanout) -> dict[str, StoredObject]:
 
 def test_every_size_around_the_limits_comes_back_byte_for_byte(keys: Keys) -> None:
     dice = random.Random(7)
-    sizes = [0, 1, BUNDLE_LIMIT - 1, BUNDLE_LIMIT, BUNDLE_LIMIT + 1, PART_SIZE - 1, PART_SIZE, PART_SIZE + 1,
-             2 * PART_SIZE]
+    sizes = [
+        0,
+        1,
+        BUNDLE_LIMIT - 1,
+        BUNDLE_LIMIT,
+        BUNDLE_LIMIT + 1,
+        PART_SIZE - 1,
+        PART_SIZE,
+        PART_SIZE + 1,
+        2 * PART_SIZE,
+    ]
     files = {f"shop/t{size}.ibd": dice.randbytes(size) for size in sizes}
     destination = MemoryDestination("memory")
     result, _ = packed(keys, destination, files)
@@ -85,7 +105,8 @@ def test_every_size_around_the_limits_comes_back_byte_for_byte(keys: Keys) -> No
             assert entry.bundle
         else:
             assert [part.size for part in entry.parts] == [
-                min(PART_SIZE, len(content) - start) for start in range(0, len(content), PART_SIZE)]
+                min(PART_SIZE, len(content) - start) for start in range(0, len(content), PART_SIZE)
+            ]
     assert result.size == sum(sizes)
 
 
@@ -120,8 +141,13 @@ def test_equal_parts_of_one_backup_are_stored_once(keys: Keys) -> None:
 
 def test_holes_are_zeros_and_the_entry_remembers_them(keys: Keys) -> None:
     destination = MemoryDestination("memory")
-    fanout = Fanout([destination], sealer=Sealer([keys.fingerprint], keys.public_home), identity_key=KEY, known={},
-                    tree="servers/shop/20261121T000000Z-00000001")
+    fanout = Fanout(
+        [destination],
+        sealer=Sealer([keys.fingerprint], keys.public_home),
+        identity_key=KEY,
+        known={},
+        tree="servers/shop/20261121T000000Z-00000001",
+    )
     with Packer(fanout, workers=1) as packer:
         packer.data("t.ibd", 0, memoryview(b"a" * 100))
         packer.data("t.ibd", 40_000, memoryview(b"b" * 100))
@@ -134,8 +160,13 @@ def test_holes_are_zeros_and_the_entry_remembers_them(keys: Keys) -> None:
 
 def test_files_renamed_and_removed_after_their_end_are_in_the_backup_under_their_last_name(keys: Keys) -> None:
     destination = MemoryDestination("memory")
-    fanout = Fanout([destination], sealer=Sealer([keys.fingerprint], keys.public_home), identity_key=KEY, known={},
-                    tree="servers/shop/20261121T000000Z-00000001")
+    fanout = Fanout(
+        [destination],
+        sealer=Sealer([keys.fingerprint], keys.public_home),
+        identity_key=KEY,
+        known={},
+        tree="servers/shop/20261121T000000Z-00000001",
+    )
     files = {"a/big.ibd": bytes(50_000), "a/small.frm": b"frm", "a/gone.ibd": bytes(60_000), "a/again.frm": b"old"}
     with Packer(fanout, workers=1) as packer:
         for path, content in files.items():
@@ -158,8 +189,13 @@ def test_files_renamed_and_removed_after_their_end_are_in_the_backup_under_their
 
 @pytest.mark.parametrize("mistake", ["back", "twice", "never ended"])
 def test_a_stream_that_breaks_its_promises_is_refused(keys: Keys, mistake: str) -> None:
-    fanout = Fanout([MemoryDestination("memory")], sealer=Sealer([keys.fingerprint], keys.public_home),
-                    identity_key=KEY, known={}, tree="servers/shop/20261121T000000Z-00000001")
+    fanout = Fanout(
+        [MemoryDestination("memory")],
+        sealer=Sealer([keys.fingerprint], keys.public_home),
+        identity_key=KEY,
+        known={},
+        tree="servers/shop/20261121T000000Z-00000001",
+    )
     with Packer(fanout, workers=1) as packer:
         packer.data("t.ibd", 0, memoryview(b"abc"))
         if mistake == "back":
@@ -190,8 +226,13 @@ class Overflowing(MemoryDestination):
 def test_a_full_destination_stops_the_capture_and_everything_can_be_taken_back(keys: Keys) -> None:
     destination = Overflowing("memory")
     dice = random.Random(3)
-    fanout = Fanout([destination], sealer=Sealer([keys.fingerprint], keys.public_home), identity_key=KEY, known={},
-                    tree="servers/shop/20261121T000000Z-00000001")
+    fanout = Fanout(
+        [destination],
+        sealer=Sealer([keys.fingerprint], keys.public_home),
+        identity_key=KEY,
+        known={},
+        tree="servers/shop/20261121T000000Z-00000001",
+    )
     with pytest.raises(DestinationFullError), Packer(fanout, workers=2) as packer:
         for number in range(100):
             packer.data(f"t{number}.ibd", 0, memoryview(dice.randbytes(2 * BUNDLE_LIMIT)))

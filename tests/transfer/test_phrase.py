@@ -13,8 +13,9 @@ def test_a_phrase_is_shown_by_plain_gpg_and_only_to_its_key(homes: Homes) -> Non
     phrase = new_phrase()
     armored = seal_phrase(phrase, homes.one, homes.both)
     assert phrase not in armored
-    shown = subprocess.run(["gpg", "--homedir", str(homes.both), "--quiet", "-d"], input=armored.encode(),
-                           capture_output=True, check=True).stdout
+    shown = subprocess.run(
+        ["gpg", "--homedir", str(homes.both), "--quiet", "-d"], input=armored.encode(), capture_output=True, check=True
+    ).stdout
     assert shown.decode().strip() == phrase
     assert open_phrase(armored, homes.both, None) == phrase
     with pytest.raises(KeyUnusableError, match="no secret key"):

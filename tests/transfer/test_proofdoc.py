@@ -44,8 +44,13 @@ def test_what_is_damaged_or_lies_under_anothers_name_is_refused(homes: Homes) ->
     there = MemoryDestination("offsite")
     sealer = Sealer([homes.one], homes.both)
     opener = Unsealer(homes.both)
-    for content in (b"nonsense", sealer.seal(b"[]"), sealer.seal(b'{"format": "backupd-proof/9"}'),
-                    sealer.seal(b"\xff"), sealer.seal(proofdoc._encoded(replace(PROOF, server="other")))):
+    for content in (
+        b"nonsense",
+        sealer.seal(b"[]"),
+        sealer.seal(b'{"format": "backupd-proof/9"}'),
+        sealer.seal(b"\xff"),
+        sealer.seal(proofdoc._encoded(replace(PROOF, server="other"))),
+    ):
         there.put(layout.proof_key(SERVER, PROOF.id), io.BytesIO(content))
         with pytest.raises(DamagedError):
             proofdoc.load(there, SERVER, PROOF.id, opener)

@@ -37,6 +37,7 @@ def place(clock: FakeClock) -> MemoryDestination:
 
 # Marks
 
+
 def test_a_mark_is_kept_and_taken_back(place: MemoryDestination, clock: FakeClock) -> None:
     Stock(place).add(1, {"t": b"1"})
     assert mark(place, "shop", backup_id(1), START) == START
@@ -66,8 +67,10 @@ def test_after_the_grace_there_is_no_undelete(place: MemoryDestination) -> None:
 
 # Sweeps
 
-def test_a_marked_backup_goes_after_its_grace_with_all_that_was_its_own(place: MemoryDestination,
-                                                                        clock: FakeClock) -> None:
+
+def test_a_marked_backup_goes_after_its_grace_with_all_that_was_its_own(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     stock = Stock(place)
     stock.add(1, {"t": b"old", "same": b"same"})
     stock.add(2, {"t": b"new", "same": b"same"})
@@ -130,7 +133,8 @@ def test_a_full_stays_while_a_backup_that_stays_builds_on_it(place: MemoryDestin
 
 
 def test_the_last_whole_backup_of_a_server_stays_whatever_its_mark_says(
-        place: MemoryDestination, clock: FakeClock) -> None:
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     stock = Stock(place)
     for number in (1, 2, 3):
         stock.add(number, {"t": b"%d" % number})
@@ -146,7 +150,8 @@ def test_the_last_whole_backup_of_a_server_stays_whatever_its_mark_says(
 
 
 def test_no_dump_stands_in_for_the_last_physical_backup_and_a_physical_one_does_for_a_dump(
-        place: MemoryDestination, clock: FakeClock) -> None:
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     physical, dumps = Stock(place), Stock(place, kind="logical")
     physical.add(1, {"t": b"1"})
     dumps.add(2, {"t": b"2"})
@@ -179,7 +184,8 @@ def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDest
 
 @pytest.mark.parametrize("server", ["shop", "*"])
 def test_a_hold_that_is_written_at_the_destination_binds_every_sweep_there(
-        place: MemoryDestination, clock: FakeClock, server: str) -> None:
+    place: MemoryDestination, clock: FakeClock, server: str
+) -> None:
     for number in (1, 2):
         Stock(place).add(number, {"t": b"%d" % number})
     mark(place, "shop", backup_id(1), clock())
@@ -199,7 +205,8 @@ def test_a_hold_that_is_written_at_the_destination_binds_every_sweep_there(
 
 
 def test_a_backup_that_is_kept_at_the_destination_stays_and_its_note_goes_with_it(
-        place: MemoryDestination, clock: FakeClock) -> None:
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     for number in (1, 2, 3):
         Stock(place).add(number, {"t": b"%d" % number}, parent=1 if number == 2 else None)
     put_keep(place, "shop", backup_id(2), clock())
@@ -216,7 +223,8 @@ def test_a_backup_that_is_kept_at_the_destination_stays_and_its_note_goes_with_i
 
 @pytest.mark.parametrize("harm", ["quarantine", "body"])
 def test_what_is_known_to_be_damaged_does_not_count_as_the_backup_that_is_left(
-        place: MemoryDestination, clock: FakeClock, harm: str) -> None:
+    place: MemoryDestination, clock: FakeClock, harm: str
+) -> None:
     stock = Stock(place)
     stock.add(1, {"t": b"1"})
     stock.add(2, {"t": b"2"})
@@ -233,8 +241,9 @@ def test_what_is_known_to_be_damaged_does_not_count_as_the_backup_that_is_left(
     assert not restorable_at(place, "shop", backup_id(3)), "what it builds on is not whole"
 
 
-def test_the_last_restorable_chain_stays_whole_though_all_of_it_is_marked(place: MemoryDestination,
-                                                                          clock: FakeClock) -> None:
+def test_the_last_restorable_chain_stays_whole_though_all_of_it_is_marked(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     stock = Stock(place)
     stock.add(1, {"t": b"1"})
     stock.add(2, {"t": b"2"}, parent=1)
@@ -249,15 +258,21 @@ def test_the_last_restorable_chain_stays_whole_though_all_of_it_is_marked(place:
     assert any("last whole backup" in sentence for sentence in done.held)
 
 
-def test_an_unmarked_increment_keeps_its_parents_whatever_the_catalog_says(place: MemoryDestination,
-                                                                           clock: FakeClock) -> None:
+def test_an_unmarked_increment_keeps_its_parents_whatever_the_catalog_says(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     stock = Stock(place)
     for number, parent in ((1, None), (2, 1), (3, 2), (9, None)):
         stock.add(number, {"t": b"%d" % number}, parent=parent)
     for number in (1, 2):
         mark(place, "shop", backup_id(number), clock())
-    done = sweep(place, clock=clock, grace=GRACE, sightings=believed,
-                 at_once=frozenset({("shop", backup_id(1)), ("shop", backup_id(2))}))
+    done = sweep(
+        place,
+        clock=clock,
+        grace=GRACE,
+        sightings=believed,
+        at_once=frozenset({("shop", backup_id(1)), ("shop", backup_id(2))}),
+    )
     assert done.backups == []
     assert restorable_at(place, "shop", backup_id(9))
     assert not restorable_at(place, "shop", backup_id(3)), "what it builds on is marked"
@@ -326,6 +341,7 @@ def test_a_damaged_backup_itself_can_be_deleted(place: MemoryDestination, clock:
 
 # Garbage
 
+
 def test_what_a_dead_run_left_is_collected(place: MemoryDestination, clock: FakeClock) -> None:
     stock = Stock(place)
     stock.add(1, {"t": b"1"})
@@ -368,8 +384,9 @@ def test_a_living_run_keeps_everything_it_made(place: MemoryDestination, clock: 
         assert list(place.trees()) == [(layout.tree_name("shop", backup_id(1)), False)]
 
 
-def test_an_unnamed_object_waits_for_runs_that_began_before_its_tombstone(place: MemoryDestination,
-                                                                          clock: FakeClock) -> None:
+def test_an_unnamed_object_waits_for_runs_that_began_before_its_tombstone(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     item = named(b"x")
     objects.store(place, item, sealed(b"x"))
     clock.move(hours=1)
@@ -386,8 +403,9 @@ def test_an_unnamed_object_waits_for_runs_that_began_before_its_tombstone(place:
     assert everything(place) == set()
 
 
-def test_a_tombstone_is_lifted_when_a_backup_was_committed_meanwhile(place: MemoryDestination,
-                                                                     clock: FakeClock) -> None:
+def test_a_tombstone_is_lifted_when_a_backup_was_committed_meanwhile(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     Stock(place).add(1, {"t": b"1"})
     put(place, layout.tombstone_key(named(b"1").name), b'{"at": "2026-01-01T00:00:00Z"}')
     done = collect(place, clock=clock)
@@ -461,6 +479,7 @@ def test_any_prefix_of_a_sweep_leaves_whole_backups_and_garbage_that_the_next_on
 
 # Real inodes
 
+
 def disk_usage(root: Path) -> int:
     seen: dict[int, int] = {}
     for path in root.rglob("*"):
@@ -473,8 +492,11 @@ def disk_usage(root: Path) -> int:
 def restored(place: FilesystemDestination, number: int) -> dict[str, bytes]:
     """What somebody with cp alone gets out of a backup's tree."""
     top = place.root / layout.tree_name("shop", backup_id(number)) / "files"
-    return {str(path.relative_to(top)).removesuffix(layout.SEALED): path.read_bytes()
-            for path in top.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(top)).removesuffix(layout.SEALED): path.read_bytes()
+        for path in top.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_unchanged_tables_share_inodes_and_deleting_the_older_backup_leaves_the_newer(tmp_path: Path) -> None:
@@ -529,7 +551,10 @@ def test_a_backup_in_work_has_its_links_before_it_ends(tmp_path: Path) -> None:
     partial = place.root / (layout.tree_name("shop", backup_id(2)) + ".partial") / "t.zst.gpg"
     assert partial.stat().st_ino == place.identity(layout.object_key(named(b"1").name))[1]
     assert {path.name for path in (place.root / "servers" / "shop").iterdir()} == {
-        backup_id(1), backup_id(2), backup_id(2) + ".partial"}
+        backup_id(1),
+        backup_id(2),
+        backup_id(2) + ".partial",
+    }
 
 
 def test_conformance_of_types() -> None:

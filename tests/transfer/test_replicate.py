@@ -84,10 +84,18 @@ def order(number: int, *, workers: int = 1, pauses: tuple[float, ...] = ()) -> O
     return Order("shop", backup_id(number), RUN, above, workers=workers, pauses=pauses)
 
 
-def copy(sources: list[Destination], target: Destination, clock: FakeClock, number: int = 1, *, workers: int = 1,
-         pauses: tuple[float, ...] = ()) -> Copied | None:
-    return replicate(sources, target, order(number, workers=workers, pauses=pauses), clock=clock, report=silent,
-                     check=lambda: None)
+def copy(
+    sources: list[Destination],
+    target: Destination,
+    clock: FakeClock,
+    number: int = 1,
+    *,
+    workers: int = 1,
+    pauses: tuple[float, ...] = (),
+) -> Copied | None:
+    return replicate(
+        sources, target, order(number, workers=workers, pauses=pauses), clock=clock, report=silent, check=lambda: None
+    )
 
 
 def content(destination: Frail) -> dict[str, bytes]:
@@ -229,8 +237,13 @@ def test_two_installations_copy_remove_and_collect_at_one_place_and_nothing_is_e
         source, target = stocked(clock), Frail("b", clock)
         errors: list[BaseException] = []
 
-        def work(kind: str, source: Frail = source, target: Frail = target, clock: FakeClock = clock,
-                 errors: list[BaseException] = errors) -> None:
+        def work(
+            kind: str,
+            source: Frail = source,
+            target: Frail = target,
+            clock: FakeClock = clock,
+            errors: list[BaseException] = errors,
+        ) -> None:
             for _ in range(6):
                 try:
                     if kind == "copy":

@@ -25,7 +25,7 @@ PART = 16 * 1024 * 1024
 
 def sample(size: int) -> bytes:
     """Half noise, half text."""
-    return os.urandom(size // 2) + (b"a row of a table, and another; " * (size // 60 + 1))[:size - size // 2]
+    return os.urandom(size // 2) + (b"a row of a table, and another; " * (size // 60 + 1))[: size - size // 2]
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 128 * 1024, 128 * 1024 + 1, 1024 * 1024, 3_000_001, PART])
@@ -48,8 +48,11 @@ def test_it_opens_with_gpg_and_zstd_alone(homes: Homes, tmp_path: Path) -> None:
     plain = sample(1_000_000)
     file = tmp_path / "object"
     file.write_bytes(Sealer([homes.one], homes.both).seal(plain))
-    opened = subprocess.run(["sh", "-c", 'gpg -q --homedir "$0" -d "$1" | zstd -dc', str(homes.both), str(file)],
-                            check=True, capture_output=True).stdout
+    opened = subprocess.run(
+        ["sh", "-c", 'gpg -q --homedir "$0" -d "$1" | zstd -dc', str(homes.both), str(file)],
+        check=True,
+        capture_output=True,
+    ).stdout
     assert opened == plain
 
 
@@ -157,7 +160,10 @@ _BROKEN = {
 
 @pytest.mark.parametrize("how", _BROKEN)
 def test_a_gpg_that_fails_never_yields_an_object(
-    homes: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str,
+    homes: Homes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     fake = tmp_path / "gpg"
     fake.write_text(f"#!/bin/sh\n{_BROKEN[how]}\n")
@@ -209,8 +215,9 @@ print((between - before) // 1024, (after - between) // 1024)
 
 def test_sealing_holds_plain_and_sealed_in_memory_but_nothing_in_between(homes: Homes) -> None:
     size = 64 * 1024 * 1024  # incompressible, so all forms are of that size
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(homes.both), homes.one, str(size)], check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(homes.both), homes.one, str(size)], check=True, capture_output=True, text=True
+    )
     sealing, opening = (int(word) for word in done.stdout.split())
     assert sealing < 64 * 1.25 + 16
     assert opening < 64 * 1.25 + 16

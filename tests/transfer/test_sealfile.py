@@ -17,7 +17,8 @@ from tests.transfer.homes import Homes
 
 @pytest.mark.parametrize("size", [0, 1, 300_000, 5_000_001])
 def test_a_file_that_was_sealed_opens_again_here_and_with_gpg_and_zstd_alone(
-        homes: Homes, tmp_path: Path, size: int) -> None:
+    homes: Homes, tmp_path: Path, size: int
+) -> None:
     plain, sealed, opened = (tmp_path / name for name in ("plain", "sealed", "opened"))
     plain.write_bytes(os.urandom(size // 2) + b"x" * (size - size // 2))
     Sealer([homes.one, homes.two], homes.both).seal_file(plain, sealed)
@@ -27,8 +28,9 @@ def test_a_file_that_was_sealed_opens_again_here_and_with_gpg_and_zstd_alone(
     assert opened.read_bytes() == plain.read_bytes()
     assert opened.stat().st_mode & 0o777 == 0o600
     assert Unsealer(homes.both).unseal(sealed.read_bytes(), limit=size) == plain.read_bytes()
-    done = subprocess.run(f"gpg --homedir {homes.both} --batch -q -d {sealed} | zstd -q -d", shell=True, check=True,
-                          capture_output=True)
+    done = subprocess.run(
+        f"gpg --homedir {homes.both} --batch -q -d {sealed} | zstd -q -d", shell=True, check=True, capture_output=True
+    )
     assert done.stdout == plain.read_bytes()
 
 

@@ -41,10 +41,20 @@ from tests.support.reallogs import real_logs
 
 NOW = datetime.now(UTC)
 BRANCH = Branch(
-    server="shop.eu-1", id="20261121T040000Z-0000000a", noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
-    reason=BranchReason.LOST_TAIL, server_uuid="u", flavour="mariadb", basename="binlog", first_number=1,
-    since=datetime(2026, 11, 20, tzinfo=UTC), parent="20261120T040000Z-0000000b",
-    fork=Position("binlog.000001", 4, "0-1-7"), names_go_on=True, note="it crashed — ‘tail’ lost")
+    server="shop.eu-1",
+    id="20261121T040000Z-0000000a",
+    noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
+    reason=BranchReason.LOST_TAIL,
+    server_uuid="u",
+    flavour="mariadb",
+    basename="binlog",
+    first_number=1,
+    since=datetime(2026, 11, 20, tzinfo=UTC),
+    parent="20261120T040000Z-0000000b",
+    fork=Position("binlog.000001", 4, "0-1-7"),
+    names_go_on=True,
+    note="it crashed — ‘tail’ lost",
+)
 
 
 @pytest.fixture
@@ -100,8 +110,13 @@ def test_pieces_put_together_are_the_file(either: Destination, sealer: Sealer, k
 @pytest.mark.parametrize("spoiled", [flip, lambda data: data.pop(), lambda data: data.append(0), None])
 @pytest.mark.parametrize("name", ["part-00000.zst.gpg", "index-00000.zst.gpg"])
 def test_every_damage_is_found_by_verify_and_by_fetch(
-        place: MemoryDestination, sealer: Sealer, keys: Keys, tmp_path: Path, name: str,
-        spoiled: Callable[[bytearray], object] | None) -> None:
+    place: MemoryDestination,
+    sealer: Sealer,
+    keys: Keys,
+    tmp_path: Path,
+    name: str,
+    spoiled: Callable[[bytearray], object] | None,
+) -> None:
     log = real_logs()[0]
     header = archive_log(place, sealer, BRANCH, 1, log.data)
     key = header.folder + name
@@ -111,7 +126,7 @@ def test_every_damage_is_found_by_verify_and_by_fetch(
     else:
         spoil(place, key, spoiled)
     assert list(segments.problems(place, header)) == [key]
-    damage, = scrub_segments(place, [header], report=lambda _progress: None).damages
+    (damage,) = scrub_segments(place, [header], report=lambda _progress: None).damages
     assert (damage.key, damage.segment, damage.as_json()["binlog"]["file"]) == (key, header.segment, "binlog.000001")
     target = tmp_path / "f"
     with pytest.raises(DamagedError, match="damaged") as caught:
@@ -124,7 +139,8 @@ def test_every_damage_is_found_by_verify_and_by_fetch(
 
 
 def test_a_failed_append_leaves_the_file_as_it_was(
-        place: MemoryDestination, sealer: Sealer, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: MemoryDestination, sealer: Sealer, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(segmentseal, "PART_SIZE", 1000)
     log = real_logs()[0]
     cut = log.cuts[1]
@@ -139,16 +155,21 @@ def test_a_failed_append_leaves_the_file_as_it_was(
     assert target.stat().st_size == cut
 
 
-def test_parts_of_another_segment_do_not_pass(place: MemoryDestination, keys: Keys, tmp_path: Path,
-                                              sealer: Sealer) -> None:
+def test_parts_of_another_segment_do_not_pass(
+    place: MemoryDestination, keys: Keys, tmp_path: Path, sealer: Sealer
+) -> None:
     one, other = (archive_log(place, sealer, BRANCH, log.number, log.data) for log in real_logs()[1:3])
     swapped = replace(one, parts=other.parts)
     put_bytes(place, one.key, encode_segment(swapped))
     with place.get(other.folder + "part-00000.zst.gpg") as stream:
         put_bytes(place, one.folder + "part-00000.zst.gpg", stream.read())
     with pytest.raises(DamagedError, match="damaged"):
-        segments.fetch(place, segments.load_header(place, BRANCH.server, one.segment.key),
-                       Unsealer(keys.secret_home), tmp_path / "f")
+        segments.fetch(
+            place,
+            segments.load_header(place, BRANCH.server, one.segment.key),
+            Unsealer(keys.secret_home),
+            tmp_path / "f",
+        )
     assert not (tmp_path / "f").exists()
 
 
@@ -168,12 +189,26 @@ def test_no_byte_of_the_clear_documents_can_change_unnoticed(place: MemoryDestin
             decode(b"[]", where="it")
 
 
-@pytest.mark.parametrize("change", [
-    {"file": "../../etc/passwd.000001"}, {"file": "binlog.000002"}, {"file": ""}, {"file": ".000001"},
-    {"file": "b\0.000001"}, {"file": "x" * 255 + ".000001"}, {"server": "../x"}, {"server": ""},
-    {"branch": "x"}, {"branch": "../20261121T040000Z-0000000a"}, {"number": -1}, {"number": 10**10},
-    {"start": 5, "end": 5}, {"end": 10**12}, {"start": -1},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../../etc/passwd.000001"},
+        {"file": "binlog.000002"},
+        {"file": ""},
+        {"file": ".000001"},
+        {"file": "b\0.000001"},
+        {"file": "x" * 255 + ".000001"},
+        {"server": "../x"},
+        {"server": ""},
+        {"branch": "x"},
+        {"branch": "../20261121T040000Z-0000000a"},
+        {"number": -1},
+        {"number": 10**10},
+        {"start": 5, "end": 5},
+        {"end": 10**12},
+        {"start": -1},
+    ],
+)
 def test_absurd_names_never_become_keys_or_files(place: MemoryDestination, change: dict[str, object]) -> None:
     header = archive_log(place, QuickSealer(), BRANCH, 1, real_logs()[0].data)
     segment = replace(header.segment, **change)  # type: ignore[arg-type]  # wrong values are the point
@@ -226,8 +261,7 @@ def test_a_removed_segment_leaves_nothing_and_half_a_removal_is_swept(either: De
     later = NOW + timedelta(days=2)
     either.delete(header.key)
     assert examine(either, None, clock=lambda: NOW) == []
-    assert {item.invariant for item in examine(either, None, clock=lambda: later)} == {
-        Invariant.NO_ORPHAN_SEGMENT_PART}
+    assert {item.invariant for item in examine(either, None, clock=lambda: later)} == {Invariant.NO_ORPHAN_SEGMENT_PART}
     assert collect(either, clock=lambda: NOW).log_parts == []
     assert len(collect(either, clock=lambda: later).log_parts) == 2
     assert examine(either, None, clock=lambda: later) == []
@@ -293,7 +327,8 @@ def test_a_large_log_is_never_in_memory(place: MemoryDestination, tmp_path: Path
 
 
 def test_a_long_index_is_sealed_in_parts_that_stand_alone(
-        place: MemoryDestination, sealer: Sealer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: MemoryDestination, sealer: Sealer, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(segmentseal, "INDEX_PART", 400)
     log = real_logs()[0]
     header = archive_log(place, sealer, BRANCH, 1, log.data)
@@ -321,10 +356,17 @@ def test_keys_of_logs_are_read_back() -> None:
     layout.check_key(text)
     assert layout.segment_of(text) == ("s.1", key, "segment.json")
     assert layout.segment_of(layout.segment_folder("s.1", key) + layout.part_name(100_000)) == (
-        "s.1", key, "part-100000.zst.gpg")
+        "s.1",
+        key,
+        "part-100000.zst.gpg",
+    )
     assert layout.branch_of(layout.branch_key("s.1", BRANCH.id)) == ("s.1", BRANCH.id)
-    for strange in ("binlogs/s/x/branch.json", f"binlogs/s/{BRANCH.id}/x/segment.json", "servers/s/x/branch.json",
-                    f"binlogs/s/{BRANCH.id}/0000000001-000000000009-000000000009/segment.json"):
+    for strange in (
+        "binlogs/s/x/branch.json",
+        f"binlogs/s/{BRANCH.id}/x/segment.json",
+        "servers/s/x/branch.json",
+        f"binlogs/s/{BRANCH.id}/0000000001-000000000009-000000000009/segment.json",
+    ):
         assert layout.segment_of(strange) is None
         assert layout.branch_of(strange) is None
     for bad in (SegmentKey("x", 1, 0, 4), SegmentKey(BRANCH.id, -1, 0, 4), SegmentKey(BRANCH.id, 1, 4, 4)):

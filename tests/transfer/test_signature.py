@@ -51,8 +51,13 @@ def signers() -> Iterator[Signers]:
     with short_directory("bt-sign-") as base:
         home, public, ignorant = (make_home(base / name) for name in ("home", "public", "ignorant"))
         try:
-            found = Signers(home, public, ignorant, make_key(home, "signer@example.com", encryption=False),
-                            make_key(home, "other@example.com", encryption=False))
+            found = Signers(
+                home,
+                public,
+                ignorant,
+                make_key(home, "signer@example.com", encryption=False),
+                make_key(home, "other@example.com", encryption=False),
+            )
             for user in ("signer@example.com", "other@example.com"):
                 copy_public(home, public, user)
             yield found
@@ -95,7 +100,8 @@ def why(destination: Destination, number: int = 1) -> str:
 
 
 def test_a_manifest_is_put_behind_its_signature_and_believed_by_whoever_trusts_the_signer(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers
+) -> None:
     Stock(signed).add(1, {"a": b"a"})
     assert why(signed) == ""
     only_reads = SignedDestination(bucket, Signing(signers.public, None, (signers.signer,)), {SERVER}.__contains__)
@@ -110,7 +116,8 @@ def get(destination: Destination, key: str) -> bytes:
 
 
 def test_gpg_alone_can_say_that_a_manifest_is_what_was_signed(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers, tmp_path: Path) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers, tmp_path: Path
+) -> None:
     Stock(signed).add(1, {"a": b"a"})
     for name, key in (("manifest.json", key_of(1)), ("manifest.json.sig", key_of(1) + ".sig")):
         (tmp_path / name).write_bytes(get(bucket, key))
@@ -118,7 +125,8 @@ def test_gpg_alone_can_say_that_a_manifest_is_what_was_signed(
 
 
 def test_what_is_unsigned_altered_or_signed_by_others_is_refused_in_words(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers
+) -> None:
     header = Stock(signed).add(1, {"a": b"a"})
     good = get(bucket, key_of(1) + ".sig")
 
@@ -149,13 +157,16 @@ def test_what_is_unsigned_altered_or_signed_by_others_is_refused_in_words(
     assert "with a key that is not in" in why(stranger)
 
 
-GARBLED = (b"-----BEGIN PGP SIGNATURE-----\n\n/////////////////////////////////////////////////////w==\n"
-           b"-----END PGP SIGNATURE-----\n")
+GARBLED = (
+    b"-----BEGIN PGP SIGNATURE-----\n\n/////////////////////////////////////////////////////w==\n"
+    b"-----END PGP SIGNATURE-----\n"
+)
 
 
 @pytest.mark.parametrize("garbage", [GARBLED, GARBLED.replace(b"//", b"\x00\xff"), GARBLED.replace(b"/", b"A")])
 def test_a_garbled_signature_is_one_manifest_that_is_not_believed_and_keeps_nobody_from_the_others(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers, garbage: bytes) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers, garbage: bytes
+) -> None:
     for number in (1, 2):
         Stock(signed).add(number, {"a": b"a"})
     put(bucket, key_of(1) + ".sig", garbage)
@@ -168,8 +179,12 @@ def test_a_garbled_signature_is_one_manifest_that_is_not_believed_and_keeps_nobo
 
 
 def test_without_gpg_nothing_is_called_damaged(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers, monkeypatch: pytest.MonkeyPatch,
-        tmp_path: Path) -> None:
+    bucket: MemoryDestination,
+    signed: SignedDestination,
+    signers: Signers,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     Stock(signed).add(1, {"a": b"a"})
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissingError):
@@ -177,7 +192,8 @@ def test_without_gpg_nothing_is_called_damaged(
 
 
 def test_a_signature_is_of_the_bytes_that_were_looked_at_whatever_lies_there_by_now(
-        bucket: MemoryDestination, signed: SignedDestination) -> None:
+    bucket: MemoryDestination, signed: SignedDestination
+) -> None:
     header = Stock(bucket).add(1, {"a": b"a"})
     seen = signed.as_it_lies(key_of(1))
     commit_header(bucket, replace(header, reason="swapped meanwhile"))
@@ -185,8 +201,7 @@ def test_a_signature_is_of_the_bytes_that_were_looked_at_whatever_lies_there_by_
     assert "altered" in why(signed)
 
 
-def test_proofs_and_copies_of_the_catalog_need_a_signature_too(
-        bucket: MemoryDestination, signers: Signers) -> None:
+def test_proofs_and_copies_of_the_catalog_need_a_signature_too(bucket: MemoryDestination, signers: Signers) -> None:
     at, server_proof = START, layout.proof_key(SERVER, backup_id(1))
     keys = (server_proof, layout.catalog_key(at, "0123456789ab"), layout.configuration_key(at, "0123456789ab"))
     place = SignedDestination(bucket, signers.signing(), {SERVER, "*"}.__contains__)
@@ -235,9 +250,12 @@ def until_expired(home: Path, key: str) -> None:
 
 
 def test_without_the_secret_key_nothing_is_put_and_the_message_says_what_to_do(
-        bucket: MemoryDestination, signers: Signers) -> None:
-    for signing, words in ((Signing(signers.public, signers.signer, ()), "cannot sign"),
-                           (Signing(signers.home, None, ()), "no key is named for it")):
+    bucket: MemoryDestination, signers: Signers
+) -> None:
+    for signing, words in (
+        (Signing(signers.public, signers.signer, ()), "cannot sign"),
+        (Signing(signers.home, None, ()), "no key is named for it"),
+    ):
         blocked = SignedDestination(bucket, signing, {SERVER}.__contains__)
         with pytest.raises(KeyUnusableError, match=words):
             commit_header(blocked, Stock(bucket).header(1, ()))
@@ -263,7 +281,8 @@ class Dying(ForwardingDestination):
 
 @pytest.mark.parametrize("survives", range(4))
 def test_a_document_that_replaces_another_one_is_believed_at_every_moment(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers, survives: int) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers, survives: int
+) -> None:
     header = Stock(signed).add(1, {"a": b"a"})
     new = replace(header, reason="more is known now")
     dying = SignedDestination(Dying(bucket, survives), signers.signing(), {SERVER}.__contains__)
@@ -279,7 +298,8 @@ def test_a_document_that_replaces_another_one_is_believed_at_every_moment(
 
 
 def test_a_copy_keeps_the_signature_that_came_with_it(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers
+) -> None:
     header = Stock(signed).add(1, {"a": b"a"})
     second = MemoryDestination("second")
     copying = SignedDestination(second, Signing(signers.public, None, (signers.signer,)), {SERVER}.__contains__)
@@ -291,7 +311,8 @@ def test_a_copy_keeps_the_signature_that_came_with_it(
 
 
 def test_a_manifest_that_is_removed_in_this_moment_is_missing_not_damaged(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers
+) -> None:
     Stock(signed).add(1, {"a": b"a"})
 
     class Vanishing(ForwardingDestination):
@@ -305,7 +326,8 @@ def test_a_manifest_that_is_removed_in_this_moment_is_missing_not_damaged(
 
 
 def test_a_forged_branch_or_segment_is_refused_and_its_true_form_is_put_again(
-        bucket: MemoryDestination, signed: SignedDestination, signers: Signers) -> None:
+    bucket: MemoryDestination, signed: SignedDestination, signers: Signers
+) -> None:
     segments.put_branch(signed, BRANCH)
     forged = replace(BRANCH, note="forged")
     segments.put_branch(bucket, forged)
@@ -315,8 +337,11 @@ def test_a_forged_branch_or_segment_is_refused_and_its_true_form_is_put_again(
     assert "altered" in found.detail
     segments.put_branch(reader, BRANCH)
     assert list(segments.branches(reader)) == [BRANCH]
-    assert [finding for finding in examine(reader, None, clock=FakeClock())
-            if finding.invariant is Invariant.NO_ORPHAN_SEGMENT_PART] == []
+    assert [
+        finding
+        for finding in examine(reader, None, clock=FakeClock())
+        if finding.invariant is Invariant.NO_ORPHAN_SEGMENT_PART
+    ] == []
 
 
 def test_what_the_inner_destination_cannot_do_the_outer_one_says_it_cannot(signers: Signers) -> None:

@@ -48,6 +48,7 @@ def foreign_sweep(place: MemoryDestination, clock: FakeClock) -> str:
 
 # One at a time
 
+
 def test_while_another_installation_removes_nothing_is_removed(place: MemoryDestination, clock: FakeClock) -> None:
     Stock(place).add(1, {"t": b"1"})
     Stock(place).add(20, {"t": b"another"})
@@ -69,8 +70,7 @@ def test_of_two_that_begin_together_never_both_go_on(place: MemoryDestination, c
     assert sweeps(place) == []
 
 
-def test_the_lease_of_a_dead_removal_goes_and_whoever_slept_notices(place: MemoryDestination,
-                                                                    clock: FakeClock) -> None:
+def test_the_lease_of_a_dead_removal_goes_and_whoever_slept_notices(place: MemoryDestination, clock: FakeClock) -> None:
     key = foreign_sweep(place, clock)
     clock.move(seconds=FRESH.total_seconds() + 1)
     assert [finding.subject for finding in examine(place, None, clock=clock)] == [backup_id(7)]
@@ -82,8 +82,9 @@ def test_the_lease_of_a_dead_removal_goes_and_whoever_slept_notices(place: Memor
             lease.assert_held()
 
 
-def test_an_undelete_waits_for_the_sweep_that_may_have_read_the_mark(place: MemoryDestination,
-                                                                     clock: FakeClock) -> None:
+def test_an_undelete_waits_for_the_sweep_that_may_have_read_the_mark(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     Stock(place).add(1, {"t": b"1"})
     mark(place, "shop", backup_id(1), clock())
     key = foreign_sweep(place, clock)
@@ -117,6 +118,7 @@ def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # What may not go yet
 
+
 def test_what_is_locked_stays_whole_is_told_and_goes_later(clock: FakeClock) -> None:
     place = LockingDestination("a", START + timedelta(days=9), clock)
     Stock(place).add(1, {"t": b"1", "u": b"u"})
@@ -149,8 +151,9 @@ def test_objects_that_are_locked_for_longer_than_their_manifest_keep_their_tombs
 
 
 def test_a_full_backup_stays_while_its_increment_is_locked(clock: FakeClock) -> None:
-    place = LockingDestination("a", START + timedelta(days=9), clock,
-                               locked=(layout.manifest_key("shop", backup_id(2)),))
+    place = LockingDestination(
+        "a", START + timedelta(days=9), clock, locked=(layout.manifest_key("shop", backup_id(2)),)
+    )
     stock = Stock(place)
     stock.add(1, {"t": b"1"})
     stock.add(2, {"t": b"2"}, parent=1)
@@ -186,6 +189,7 @@ def test_where_nothing_may_be_deleted_marks_are_put_and_files_do_not_pile_up(clo
 
 # The brake
 
+
 def days_ids(count: int) -> list[str]:
     return [f"202611{10 + number // 24:02d}T{number % 24:02d}0000Z-{number:08x}" for number in range(count)]
 
@@ -200,8 +204,9 @@ def test_rules_may_let_go_as_many_as_came_in_a_day() -> None:
     assert not Brake(0.01).holds(dict.fromkeys(present[:10], START), present), "so many may go in any case"
 
 
-def test_a_sweep_does_not_follow_too_many_marks_of_one_day_unless_somebody_said_so(place: MemoryDestination,
-                                                                                   clock: FakeClock) -> None:
+def test_a_sweep_does_not_follow_too_many_marks_of_one_day_unless_somebody_said_so(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     for number in range(1, 31):
         Stock(place).add(number * 3600, {"t": b"%d" % number})
     clock.move(days=3)
@@ -241,8 +246,9 @@ def test_a_pool_whose_manifests_vanished_is_kept_for_a_day(place: MemoryDestinat
     assert collect(place, clock=clock, brake=brake).objects == 30
 
 
-def test_when_most_manifests_vanished_what_is_left_of_their_backups_stays(place: MemoryDestination,
-                                                                          clock: FakeClock) -> None:
+def test_when_most_manifests_vanished_what_is_left_of_their_backups_stays(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     for number in range(1, 21):
         Stock(place).add(number, {"t": b"%d" % number})
     lost = [layout.manifest_key("shop", backup_id(number)) for number in range(1, 16)]
@@ -256,8 +262,9 @@ def test_when_most_manifests_vanished_what_is_left_of_their_backups_stays(place:
     assert "15 of 20 backups have lost their manifests" in done.braked[0]
 
 
-def test_the_garbage_of_a_run_that_died_and_of_a_backup_that_was_removed_is_no_surprise(place: MemoryDestination,
-                                                                                       clock: FakeClock) -> None:
+def test_the_garbage_of_a_run_that_died_and_of_a_backup_that_was_removed_is_no_surprise(
+    place: MemoryDestination, clock: FakeClock
+) -> None:
     brake = Brake(objects=10)
     Stock(place).add(1, {str(number): b"%d" % number for number in range(30)})
     Stock(place).add(20, {"t": b"another"})
@@ -274,6 +281,7 @@ def test_the_garbage_of_a_run_that_died_and_of_a_backup_that_was_removed_is_no_s
 
 
 # Round trips
+
 
 def test_many_objects_go_several_at_once(clock: FakeClock) -> None:
     place = SlowDestination("a", tree=False, clock=clock)

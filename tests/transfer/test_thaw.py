@@ -25,11 +25,19 @@ def vault(count: int) -> tuple[ColdPlace, list[str], FakeClock]:
     return place, keys, clock
 
 
-def asked(place: ColdPlace, keys: list[str], clock: FakeClock, *, again: bool = False, tier: Tier = Tier.STANDARD,
-          days: int = 7) -> int:
+def asked(
+    place: ColdPlace,
+    keys: list[str],
+    clock: FakeClock,
+    *,
+    again: bool = False,
+    tier: Tier = Tier.STANDARD,
+    days: int = 7,
+) -> int:
     """How many requests were made."""
-    return sum(one.paid for batch in ask(place, keys, tier, days, now=clock(), pace=Unlimited(), again=again)
-               for one in batch)
+    return sum(
+        one.paid for batch in ask(place, keys, tier, days, now=clock(), pace=Unlimited(), again=again) for one in batch
+    )
 
 
 def test_everything_is_asked_for_once_and_the_answers_come_in_batches() -> None:

@@ -169,8 +169,11 @@ class Story:
                             objects.store(self.place, item, again)
                         items.append(item)
                     header = Stock(self.bare, server).header(number, tuple(items))
-                    for side, content in ((layout.BODY, b"body"), (layout.UNPACK, b"unpack"),
-                                          (layout.RUNBOOK, b"runbook")):
+                    for side, content in (
+                        (layout.BODY, b"body"),
+                        (layout.UNPACK, b"unpack"),
+                        (layout.RUNBOOK, b"runbook"),
+                    ):
                         put(self.place, layout.backup_folder(server, name) + side, content)
                     if confirm(self.place, items):
                         return self._say(f"backup {number} gives up")
@@ -293,10 +296,19 @@ def told(seed: int) -> list[str]:
     others = [number for number in range(1, 5) if number != back]
     doomed = dice.sample(others, dice.randint(0, 2))
     kept = [number for number in others if number not in doomed]  # else it may rightly be deleted once more
-    parts = [story.removal(*doomed), story.removal(),
-             dice.choice([story.backup(100), story.copy_back(back, elsewhere)]),
-             dice.choice([story.undelete(dice.choice(kept)), story.restore(dice.choice(others)), story.backup(101),
-                          story.copy_back(back, elsewhere)])]
+    parts = [
+        story.removal(*doomed),
+        story.removal(),
+        dice.choice([story.backup(100), story.copy_back(back, elsewhere)]),
+        dice.choice(
+            [
+                story.undelete(dice.choice(kept)),
+                story.restore(dice.choice(others)),
+                story.backup(101),
+                story.copy_back(back, elsewhere),
+            ]
+        ),
+    ]
     story.turns.play(*parts)
     story.whole()
     return story.log
@@ -321,6 +333,7 @@ def test_no_order_of_two_installations_work_loses_what_one_of_them_counts_on() -
 
 
 # Mutants: each must be found out
+
 
 @contextmanager
 def no_lease(_destination: Destination, *, clock: object, alive: object) -> Iterator[object]:

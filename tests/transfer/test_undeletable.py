@@ -85,7 +85,8 @@ def test_a_quarantine_that_cannot_be_deleted_is_over_for_everybody_who_asks(plac
 
 
 def test_a_mark_that_was_taken_back_does_not_explain_that_an_expected_backup_is_missing(
-        place: UndeletableDestination) -> None:
+    place: UndeletableDestination,
+) -> None:
     owner = ("shop", backup_id(1))
     mark(place, *owner, START)
     unmark(place, *owner, now=START, grace=GRACE)
@@ -94,7 +95,8 @@ def test_a_mark_that_was_taken_back_does_not_explain_that_an_expected_backup_is_
 
 
 def test_a_lease_that_cannot_be_deleted_is_dead_for_other_processes_and_machines_too(
-        place: UndeletableDestination, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: UndeletableDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Owner.current()
     with Pin(place, backup_id(7), [("shop", backup_id(1))], clock=FakeClock()):
         pass

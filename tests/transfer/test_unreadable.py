@@ -25,23 +25,37 @@ from tests.transfer.stock import START, FakeClock, Stock, backup_id, believed, n
 SERVER = "shop"
 DEEP = b"[" * 200_000
 HUGE = b'{"at": "' + b"x" * NOTE_LIMIT + b'"}'
-ENDLESS = (b'{"at": "0001-01-01T00:00:00+14:00", "pid": 1e999, "backups": [], "host": "", "boot": "", "namespace": "", '
-           b'"ticks": 0, "started_at": "", "heartbeat_at": ""}')
+ENDLESS = (
+    b'{"at": "0001-01-01T00:00:00+14:00", "pid": 1e999, "backups": [], "host": "", "boot": "", "namespace": "", '
+    b'"ticks": 0, "started_at": "", "heartbeat_at": ""}'
+)
 
 
-@pytest.mark.parametrize("raw", [DEEP, HUGE, b'{"a": 1e999}', b"NaN", b"9" * 5000, b"\xff", b""],
-                         ids=["deep", "huge", "without an end", "no number", "long number", "no text", "nothing"])
+@pytest.mark.parametrize(
+    "raw",
+    [DEEP, HUGE, b'{"a": 1e999}', b"NaN", b"9" * 5000, b"\xff", b""],
+    ids=["deep", "huge", "without an end", "no number", "long number", "no text", "nothing"],
+)
 def test_what_cannot_be_parsed_is_a_wrong_value_and_nothing_worse(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parsed(raw, limit=NOTE_LIMIT)
 
 
 @pytest.mark.parametrize("raw", [DEEP, HUGE, ENDLESS], ids=["deep", "huge", "without an end"])
-@pytest.mark.parametrize("key", [
-    layout.hold_key(SERVER), layout.hold_key("*"), layout.keep_key(SERVER, backup_id(1)),
-    layout.mark_key(SERVER, backup_id(1)), layout.intent_key(backup_id(7)), layout.pin_key(backup_id(7)),
-    layout.sweep_key(backup_id(7)), layout.tombstone_key(named(b"a").name)],
-    ids=lambda key: key.replace("/", " "))
+@pytest.mark.parametrize(
+    "key",
+    [
+        layout.hold_key(SERVER),
+        layout.hold_key("*"),
+        layout.keep_key(SERVER, backup_id(1)),
+        layout.mark_key(SERVER, backup_id(1)),
+        layout.intent_key(backup_id(7)),
+        layout.pin_key(backup_id(7)),
+        layout.sweep_key(backup_id(7)),
+        layout.tombstone_key(named(b"a").name),
+    ],
+    ids=lambda key: key.replace("/", " "),
+)
 def test_a_note_that_cannot_be_parsed_counts_as_unreadable_and_stops_nobody(key: str, raw: bytes) -> None:
     clock = FakeClock()
     place = MemoryDestination("offsite", clock=clock)

@@ -21,8 +21,23 @@ from tests.transfer.homes import Homes, NewHome, with_passphrase
 def encrypted(homes: Homes, content: bytes, *options: str, recipient: str = "") -> bytes:
     """What gpg makes of ``content`` as it is, without our zstd."""
     return subprocess.run(
-        ["gpg", "--homedir", str(homes.both), "--batch", "-q", "--trust-model", "always", *options, "-e",
-         "-r", recipient or homes.one], input=content, check=True, capture_output=True).stdout
+        [
+            "gpg",
+            "--homedir",
+            str(homes.both),
+            "--batch",
+            "-q",
+            "--trust-model",
+            "always",
+            *options,
+            "-e",
+            "-r",
+            recipient or homes.one,
+        ],
+        input=content,
+        check=True,
+        capture_output=True,
+    ).stdout
 
 
 def refused(homes: Homes, stored: bytes, *, limit: int = 10_000_000) -> BackupdError:
@@ -113,26 +128,56 @@ def test_a_bomb_is_refused_before_it_bursts(homes: Homes) -> None:
 def test_something_else_than_one_whole_zstd_frame_is_refused(homes: Homes) -> None:
     frame = zstandard.ZstdCompressor(write_checksum=True).compress(b"content" * 1000)
     assert Unsealer(homes.both).unseal(encrypted(homes, frame), limit=7000) == b"content" * 1000
-    for content in (b"", b"plain text that is long enough", frame[:-1], frame[:-4], frame[:-5], frame[:10],
-                    frame[:3], frame + b"\0", frame + frame, frame[:-1] + b"\0"):
+    for content in (
+        b"",
+        b"plain text that is long enough",
+        frame[:-1],
+        frame[:-4],
+        frame[:-5],
+        frame[:10],
+        frame[:3],
+        frame + b"\0",
+        frame + frame,
+        frame[:-1] + b"\0",
+    ):
         refused(homes, encrypted(homes, content))
 
 
 def test_what_is_not_openpgp_or_not_encrypted_is_refused(homes: Homes) -> None:
-    signed = subprocess.run(["gpg", "--homedir", str(homes.both), "--batch", "-q", "-u", homes.one, "-s"],
-                            input=b"x", check=True, capture_output=True).stdout
-    literal = subprocess.run(["gpg", "--homedir", str(homes.both), "--batch", "-q", "--store"],
-                             input=b"x", check=True, capture_output=True).stdout
+    signed = subprocess.run(
+        ["gpg", "--homedir", str(homes.both), "--batch", "-q", "-u", homes.one, "-s"],
+        input=b"x",
+        check=True,
+        capture_output=True,
+    ).stdout
+    literal = subprocess.run(
+        ["gpg", "--homedir", str(homes.both), "--batch", "-q", "--store"], input=b"x", check=True, capture_output=True
+    ).stdout
     symmetric = subprocess.run(
-        ["gpg", "--homedir", str(homes.both), "--batch", "-q", "--passphrase", "x", "--pinentry-mode", "loopback",
-         "-c"], input=b"x", check=True, capture_output=True).stdout
+        [
+            "gpg",
+            "--homedir",
+            str(homes.both),
+            "--batch",
+            "-q",
+            "--passphrase",
+            "x",
+            "--pinentry-mode",
+            "loopback",
+            "-c",
+        ],
+        input=b"x",
+        check=True,
+        capture_output=True,
+    ).stdout
     armored = encrypted(homes, b"x", "--armor")
     for stored in (b"", b"\0", b"nothing of the kind", signed, literal, symmetric, armored, os.urandom(1000)):
         refused(homes, stored)
 
 
 def test_data_without_integrity_protection_is_refused_even_if_an_option_file_allows_it(
-    homes: Homes, tmp_path: Path,
+    homes: Homes,
+    tmp_path: Path,
 ) -> None:
     stored = encrypted(homes, b"x", "--rfc2440", "--disable-mdc", "--cipher-algo", "3DES")
     assert "integrity" in str(refused(homes, stored))
@@ -188,14 +233,16 @@ _BROKEN = {
     "killed after its output": f'"{shutil.which("gpg")}" "$@"; kill -9 $$',
     "ends badly after its output": f'"{shutil.which("gpg")}" "$@"; echo disk on fire >&2; exit 2',
     "ends well without a word": "cat >/dev/null",
-    "decrypts without saying that all is well":
-        f'"{shutil.which("gpg")}" --batch -q --homedir HOME --decrypt',
+    "decrypts without saying that all is well": f'"{shutil.which("gpg")}" --batch -q --homedir HOME --decrypt',
 }
 
 
 @pytest.mark.parametrize("how", _BROKEN)
 def test_nothing_is_returned_that_gpg_has_not_confirmed(
-    homes: Homes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str,
+    homes: Homes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     sealed = Sealer([homes.one], homes.both).seal(os.urandom(1_000_000))
     fake = tmp_path / "gpg"

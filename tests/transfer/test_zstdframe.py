@@ -14,14 +14,18 @@ from backupd.transfer.zstdframe import FrameDecoder, padded, padding
 def decode(frame: bytes, limit: int, step: int) -> bytes:
     decoder = FrameDecoder(limit)
     for start in range(0, len(frame), step):
-        decoder.feed(frame[start:start + step])
+        decoder.feed(frame[start : start + step])
     return decoder.result()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=400), st.integers(1, 3000), st.integers(1, 20), st.booleans(), st.integers(1, 400))
 def test_any_content_cut_anywhere_comes_back(
-    seed: bytes, repeat: int, level: int, checksum: bool, step: int,
+    seed: bytes,
+    repeat: int,
+    level: int,
+    checksum: bool,
+    step: int,
 ) -> None:
     plain = seed * repeat
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
@@ -31,10 +35,10 @@ def test_any_content_cut_anywhere_comes_back(
     with pytest.raises(DamagedError):
         decode(packed + b"\0", len(plain), step)
     with pytest.raises(DamagedError):
-        decode(packed[:-1 - repeat % len(packed)], len(plain), step)
+        decode(packed[: -1 - repeat % len(packed)], len(plain), step)
     whole = padding(len(packed)) + packed
     assert decode(whole, len(plain), step) == plain
-    for wrong in (whole[:len(whole) - len(packed)], whole[:5], whole + b"\0", whole[:-1], padding(9) + whole):
+    for wrong in (whole[: len(whole) - len(packed)], whole[:5], whole + b"\0", whole[:-1], padding(9) + whole):
         with pytest.raises(DamagedError):
             decode(wrong, len(plain), step)
     if plain:

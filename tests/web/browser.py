@@ -17,8 +17,9 @@ _SECONDS = 240
 def chromium() -> Iterator[Browser]:
     expect.set_options(timeout=_SECONDS * 1000)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"],
-                                            timeout=_SECONDS * 1000)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=_SECONDS * 1000
+        )
         try:
             yield browser
         finally:

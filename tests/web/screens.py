@@ -1,6 +1,6 @@
 """`make screenshots`: every page as people see it; some of them also in the dark and on a phone.
 
-    python -m tests.web.screens FOLDER
+python -m tests.web.screens FOLDER
 """
 
 from __future__ import annotations
@@ -34,15 +34,30 @@ _TALLEST = 1200
 def addresses(ids: Mapping[str, str]) -> Mapping[str, str]:
     """Every page by the name of its picture. ``ids``: of the stage. The last is for who is not logged in."""
     return {
-        "servers": "/", "server": f"/servers/{SHOP}", "server-in-trouble": f"/servers/{LEGACY}",
-        "backup": f"/backups/{ids['shop']}", "jobs": "/jobs", "job-running": f"/jobs/{ids['running']}",
-        "job-failed": f"/jobs/{ids['failed']}", "proofs": "/proofs", "proof": f"/proofs/{ids['proof']}",
-        "destinations": "/destinations", "alerts": "/alerts", "restore": f"/restore?server={SHOP}",
+        "servers": "/",
+        "server": f"/servers/{SHOP}",
+        "server-in-trouble": f"/servers/{LEGACY}",
+        "backup": f"/backups/{ids['shop']}",
+        "jobs": "/jobs",
+        "job-running": f"/jobs/{ids['running']}",
+        "job-failed": f"/jobs/{ids['failed']}",
+        "proofs": "/proofs",
+        "proof": f"/proofs/{ids['proof']}",
+        "destinations": "/destinations",
+        "alerts": "/alerts",
+        "restore": f"/restore?server={SHOP}",
         "restore-tables": f"/restore?server={SHOP}&what=tables&tables=shop.orders&when=time",
-        "restore-search": f"/restore/search?server={SHOP}", "retention": f"/servers/{CRM}/retention",
-        "policies": "/policies", "policy": "/policies/gold", "policy-broken": "/policies/silver",
-        "policy-new": "/policies/new", "policy-check": "/policies/gold/check", "audit": "/audit?verify=1",
-        "tokens": "/tokens", "docs": "/docs", "error": "/servers/nobody",
+        "restore-search": f"/restore/search?server={SHOP}",
+        "retention": f"/servers/{CRM}/retention",
+        "policies": "/policies",
+        "policy": "/policies/gold",
+        "policy-broken": "/policies/silver",
+        "policy-new": "/policies/new",
+        "policy-check": "/policies/gold/check",
+        "audit": "/audit?verify=1",
+        "tokens": "/tokens",
+        "docs": "/docs",
+        "error": "/servers/nobody",
         "restore-plan-archived": f"/restore/plans/{ids['archived']}",
         "restore-found": f"/restore/search?server={SHOP}&table=shop.orders&kind=delete&look=1",
         "server-moment": f"/servers/{SHOP}?to=backup:{ids['shop']}",
@@ -53,8 +68,12 @@ def addresses(ids: Mapping[str, str]) -> Mapping[str, str]:
 def photograph(page: Page, file: Path) -> None:
     height = page.evaluate("document.documentElement.scrollHeight")
     size = page.viewport_size or {"width": 1200, "height": 760}
-    page.screenshot(path=file, full_page=True, animations="disabled", clip={
-        "x": 0, "y": 0, "width": size["width"], "height": min(height, _TALLEST)})
+    page.screenshot(
+        path=file,
+        full_page=True,
+        animations="disabled",
+        clip={"x": 0, "y": 0, "width": size["width"], "height": min(height, _TALLEST)},
+    )
 
 
 def plan(page: Page, folder: str) -> None:
@@ -82,8 +101,11 @@ def take(browser: Browser, url: str, secret: str, ids: Mapping[str, str], base: 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stages: list[Stage] = []
-    with (tempfile.TemporaryDirectory(prefix="backupd-") as name, chromium() as browser,
-          pytest.MonkeyPatch.context() as patched):
+    with (
+        tempfile.TemporaryDirectory(prefix="backupd-") as name,
+        chromium() as browser,
+        pytest.MonkeyPatch.context() as patched,
+    ):
         base = Path(name)
         with rig(settings_of(base), prepared=lambda wiring: stages.append(Stage(wiring).mount().set())) as running:
             patched.setattr(Service, "search_binlogs", lambda *_asked, **_more: iter(stages[0].found()))

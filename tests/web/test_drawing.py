@@ -27,20 +27,28 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 def taken(ago: timedelta, kind: BackupKind = BackupKind.PHYSICAL_FULL, **changes: object) -> BackupRecord:
     made = backup(int(ago.total_seconds()), kind=kind)
     moment = NOW - ago
-    values = {"started_at": moment - timedelta(minutes=1), "finished_at": moment, "tables_missing": 0,
-              "copies": (Copy("local", "complete", moment),), **changes}
+    values = {
+        "started_at": moment - timedelta(minutes=1),
+        "finished_at": moment,
+        "tables_missing": 0,
+        "copies": (Copy("local", "complete", moment),),
+        **changes,
+    }
     return replace(made, **values)  # type: ignore[arg-type]  # fields by name
 
 
 def window(begin: timedelta, end: timedelta, *, branch: str = "b1", alone: bool = False, **changes: object) -> Window:
-    found = Window(NOW - begin, NOW - end, "the archive ends there", branch, taken(begin), None if alone else RUN,
-                   ("local",))
+    found = Window(
+        NOW - begin, NOW - end, "the archive ends there", branch, taken(begin), None if alone else RUN, ("local",)
+    )
     return replace(found, **changes)  # type: ignore[arg-type]  # fields by name
 
 
 def of(*windows: Window, gaps: Sequence[Gap] = (), branches: Sequence[str] = ("b1",)) -> Timeline:
-    known = tuple(Branch("shop", name, NOW - 40 * DAY + number * DAY, BranchReason.FIRST, "u", "mariadb", "binlog", 1)
-                  for number, name in enumerate(branches))
+    known = tuple(
+        Branch("shop", name, NOW - 40 * DAY + number * DAY, BranchReason.FIRST, "u", "mariadb", "binlog", 1)
+        for number, name in enumerate(branches)
+    )
     return Timeline("shop", NOW, windows, tuple(gaps), (), known)
 
 
@@ -109,8 +117,9 @@ def test_a_gap_whose_times_nobody_knows_is_not_drawn_and_one_that_goes_on_ends_n
 
 def test_each_branch_has_a_lane_the_newest_on_top_and_the_oldest_share_the_last() -> None:
     names = ["b1", "b2", "b3", "b4", "b5"]
-    timeline = of(*(window((30 - 5 * n) * HOUR, (26 - 5 * n) * HOUR, branch=name) for n, name in enumerate(names)),
-                  branches=names)
+    timeline = of(
+        *(window((30 - 5 * n) * HOUR, (26 - 5 * n) * HOUR, branch=name) for n, name in enumerate(names)), branches=names
+    )
     drawing = draw(timeline, [], [], view_of(timeline, [], span="7d"))
     assert [bar.lane for bar in drawing.bars if bar.kind == "recoverable"] == [2, 2, 2, 1, 0]
     assert drawing.lanes == 3
@@ -124,7 +133,9 @@ def test_marks_that_would_hide_each_other_are_one_that_looks_like_the_worst_of_t
     timeline = of(window(7 * DAY, HOUR))
     marks = draw(timeline, [*increments[:2], damaged, *increments[3:], far, gone], [], view_of(timeline, [])).backups
     assert [(mark.kind, mark.tone, len(mark.ids)) for mark in marks] == [
-        ("logical", "warning", 1), ("increment", "bad", 6)], "what is marked as deleted is not drawn"
+        ("logical", "warning", 1),
+        ("increment", "bad", 6),
+    ], "what is marked as deleted is not drawn"
     assert "2 tables missing" in marks[0].title
     assert marks[1].title.startswith("6 backups, ")
     assert "1 of them not good" in marks[1].title
@@ -138,8 +149,12 @@ def test_proofs_are_marks_with_their_outcome() -> None:
         return replace(proof(outcome=outcome), finished_at=NOW - ago)
 
     timeline = of(window(7 * DAY, HOUR))
-    marks = draw(timeline, [], [ended(DAY, PROVED), ended(2 * DAY, FAILED), ended(3 * DAY, "undecided"),
-                                ended(30 * DAY, FAILED)], view_of(timeline, [])).proofs
+    marks = draw(
+        timeline,
+        [],
+        [ended(DAY, PROVED), ended(2 * DAY, FAILED), ended(3 * DAY, "undecided"), ended(30 * DAY, FAILED)],
+        view_of(timeline, []),
+    ).proofs
     assert [mark.tone for mark in marks] == ["warning", "bad", "good"], "what is not in sight is not drawn"
 
 

@@ -43,14 +43,22 @@ def browser() -> Iterator[Browser]:
 
 
 def progress(done: int) -> dict[str, object]:
-    return {"phase": "copy", "bytes": done << 30, "bytes_total": 8 << 30, "files": 0, "files_total": None, "note": "",
-            "seconds_left": None}
+    return {
+        "phase": "copy",
+        "bytes": done << 30,
+        "bytes_total": 8 << 30,
+        "files": 0,
+        "files_total": None,
+        "note": "",
+        "seconds_left": None,
+    }
 
 
 def test_a_job_is_followed_to_its_end_without_loading_the_page_again(browser: Browser, fleet: Rig) -> None:
     now = datetime.now(UTC)
-    job = JobRecord(new_id(now), JobKind.FULL, SHOP, JobState.RUNNING, now, now, owner=owner(), token=1,
-                    progress=progress(1))
+    job = JobRecord(
+        new_id(now), JobKind.FULL, SHOP, JobState.RUNNING, now, now, owner=owner(), token=1, progress=progress(1)
+    )
     fleet.catalog.jobs.add(job)
     with visiting(browser, fleet.url, fleet.secret(Role.OPERATOR)) as page:
         with page.expect_response("**/v1/events?job=*") as stream:
@@ -119,19 +127,32 @@ def test_a_click_on_the_timeline_chooses_the_moment_that_the_pointer_showed(brow
 
 
 @pytest.mark.parametrize("scheme", [pytest.param("light", marks=SOAK), "dark"])
-def test_on_a_phone_nothing_is_cut_off_and_nothing_is_too_pale_to_be_read(browser: Browser, fleet: Rig,
-                                                                         ids: dict[str, str], scheme: str) -> None:
-    with visiting(browser, fleet.url, fleet.secret(Role.ADMIN), viewport={"width": 360, "height": 740},
-                  color_scheme=scheme) as page:
-        for path in ("/", f"/servers/{SHOP}?to=latest", f"/backups/{ids['shop']}", "/jobs", f"/jobs/{ids['failed']}",
-                     "/proofs", f"/proofs/{ids['proof']}", "/destinations", "/alerts"):
+def test_on_a_phone_nothing_is_cut_off_and_nothing_is_too_pale_to_be_read(
+    browser: Browser, fleet: Rig, ids: dict[str, str], scheme: str
+) -> None:
+    with visiting(
+        browser, fleet.url, fleet.secret(Role.ADMIN), viewport={"width": 360, "height": 740}, color_scheme=scheme
+    ) as page:
+        for path in (
+            "/",
+            f"/servers/{SHOP}?to=latest",
+            f"/backups/{ids['shop']}",
+            "/jobs",
+            f"/jobs/{ids['failed']}",
+            "/proofs",
+            f"/proofs/{ids['proof']}",
+            "/destinations",
+            "/alerts",
+        ):
             page.goto(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
             assert page.evaluate(_PALE) == [], path
 
 
-def test_the_keyboard_reaches_the_content_first_and_never_walks_through_slices_of_time(browser: Browser, fleet: Rig,
-                                                                                     ) -> None:
+def test_the_keyboard_reaches_the_content_first_and_never_walks_through_slices_of_time(
+    browser: Browser,
+    fleet: Rig,
+) -> None:
     with visiting(browser, fleet.url, fleet.secret(Role.VIEWER)) as page:
         page.goto(f"/servers/{SHOP}")
         page.keyboard.press("Tab")
@@ -140,8 +161,12 @@ def test_the_keyboard_reaches_the_content_first_and_never_walks_through_slices_o
         seen = []
         for _ in range(60):
             page.keyboard.press("Tab")
-            seen.append(page.evaluate("document.activeElement.closest('.slices') ? 'slice' : "
-                                      "document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
+            seen.append(
+                page.evaluate(
+                    "document.activeElement.closest('.slices') ? 'slice' : "
+                    "document.activeElement.id || document.activeElement.getAttribute('aria-label')"
+                )
+            )
             if seen[-1] == "at":
                 break
         assert seen[-1] == "at", "the form is a few steps away"

@@ -79,8 +79,11 @@ class Document(HTMLParser):
         self.feed(self.text)
         self.troubles += [f"<{tag}> is not closed" for tag in self._open]
         self.troubles += [f"id {one} twice" for one in set(self._ids) if self._ids.count(one) > 1]
-        self.troubles += [f"nobody says what {dict(one)} is for" for one in self._fields
-                          if one.get("id") not in self._labelled and not one.get("aria-label")]
+        self.troubles += [
+            f"nobody says what {dict(one)} is for"
+            for one in self._fields
+            if one.get("id") not in self._labelled and not one.get("aria-label")
+        ]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
@@ -115,16 +118,21 @@ class Document(HTMLParser):
 _OURS = re.compile(r"/($|servers/[^/]+$|backups/[^/]+$|jobs($|/)|proofs($|/)|destinations$|alerts$)")
 
 
-def test_every_page_that_can_be_reached_is_whole_and_shows_names_as_text(viewer: httpx.Client, ids: dict[str, str],
-                                                                        ) -> None:
+def test_every_page_that_can_be_reached_is_whole_and_shows_names_as_text(
+    viewer: httpx.Client,
+    ids: dict[str, str],
+) -> None:
     """Each kind of page three times, wherever links lead; what others wrote stands there as they wrote it."""
     waiting, seen, kinds = ["/", f"/servers/{LEGACY}", f"/jobs/{ids['running']}"], set[str](), dict[str, int]()
     tainted = set()
     while waiting:
         path = waiting.pop(0)
         parts = urlsplit(path)
-        kind = re.sub(r"^(/[^/]+/)[^/]+", r"\1*", parts.path) + "?" + ",".join(
-            sorted(re.findall(r"(?:^|&)(\w+)=", parts.query)))
+        kind = (
+            re.sub(r"^(/[^/]+/)[^/]+", r"\1*", parts.path)
+            + "?"
+            + ",".join(sorted(re.findall(r"(?:^|&)(\w+)=", parts.query)))
+        )
         if path in seen or kinds.get(kind, 0) >= 2 or not _OURS.match(parts.path):
             continue
         seen.add(path)
@@ -136,10 +144,20 @@ def test_every_page_that_can_be_reached_is_whole_and_shows_names_as_text(viewer:
         if "&lt;script&gt;alert" in document.text:
             tainted.add(kind.partition("?")[0])
         waiting += sorted(document.links)
-    assert {"/", "/servers/*", "/backups/*", "/jobs", "/jobs/*", "/proofs", "/proofs/*", "/destinations",
-            "/alerts"} <= {kind.partition("?")[0] for kind in kinds}
+    assert {
+        "/",
+        "/servers/*",
+        "/backups/*",
+        "/jobs",
+        "/jobs/*",
+        "/proofs",
+        "/proofs/*",
+        "/destinations",
+        "/alerts",
+    } <= {kind.partition("?")[0] for kind in kinds}
     assert {"/", "/servers/*", "/backups/*", "/jobs", "/jobs/*", "/proofs", "/proofs/*", "/alerts"} <= tainted, (
-        "else the test shows nothing")
+        "else the test shows nothing"
+    )
 
 
 def test_the_first_page_says_what_is_wrong_first_and_what_to_do(viewer: httpx.Client) -> None:
@@ -160,18 +178,33 @@ def test_servers_are_sorted_by_what_would_be_lost() -> None:
         return ServerOverview(name, "gold", status, (Reason(status, "why"),), latest=latest)
 
     hour = timedelta(hours=1)
-    known = [server("well", Status.GOOD, NOW - 9 * hour), server("late", Status.BAD, NOW - hour),
-             server("later", Status.BAD, NOW - 2 * hour), server("never", Status.BAD, None),
-             server("odd", Status.WARNING, NOW)]
+    known = [
+        server("well", Status.GOOD, NOW - 9 * hour),
+        server("late", Status.BAD, NOW - hour),
+        server("later", Status.BAD, NOW - 2 * hour),
+        server("never", Status.BAD, None),
+        server("odd", Status.WARNING, NOW),
+    ]
     assert [one.name for one in worst_first(known)] == ["never", "later", "late", "odd", "well"]
     assert PAGE >= 100
 
 
-def test_on_a_quiet_day_the_first_page_says_so_in_one_line(viewer: httpx.Client, fleet: Rig,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
+    viewer: httpx.Client, fleet: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proved = LastProof("20261120T000000Z-00000001", "20261119T000000Z-00000001", "proved", NOW - timedelta(hours=3), 9)
-    calm = tuple(ServerOverview(f"db{number}", "gold", Status.GOOD, latest=NOW, rpo=timedelta(seconds=2),
-                                rpo_objective=timedelta(minutes=1), last_proof=proved) for number in range(PAGE + 5))
+    calm = tuple(
+        ServerOverview(
+            f"db{number}",
+            "gold",
+            Status.GOOD,
+            latest=NOW,
+            rpo=timedelta(seconds=2),
+            rpo_objective=timedelta(minutes=1),
+            last_proof=proved,
+        )
+        for number in range(PAGE + 5)
+    )
     monkeypatch.setattr(Service, "overview", lambda _self: calm)
     monkeypatch.setattr(Service, "places", lambda _self: ())
     text = page(viewer, "/")
@@ -203,15 +236,25 @@ def test_a_moment_is_chosen_by_a_link_of_the_drawing_or_by_the_form_without_any_
 
 
 def test_a_moment_that_cannot_be_reached_is_told_on_the_page_with_the_next_step(viewer: httpx.Client) -> None:
-    for query, told in (("to=quatsch", "is not understood"), ("at=yesterday", "is not a time"),
-                        ("at=2020-01-01T00:00:00", "2020-01-01T00:00:00Z"),
-                        ("to=backup:20200101T000000Z-00000000", "")):
+    for query, told in (
+        ("to=quatsch", "is not understood"),
+        ("at=yesterday", "is not a time"),
+        ("at=2020-01-01T00:00:00", "2020-01-01T00:00:00Z"),
+        ("to=backup:20200101T000000Z-00000000", ""),
+    ):
         text = words(page(viewer, f"/servers/{SHOP}?{query}"))
         assert told in text
         assert "✗" in text
         assert "Next:" in text
-    for harmless in ("span=<script>", "begin=x&end=y", "begin=9999-12-31T00:00:00Z&end=9999-12-31T23:59:59Z",
-                     "begin=0001-01-01T00:00:00Z&end=0001-01-01T00:00:01Z", "span=1y", "span=all", "chains=all"):
+    for harmless in (
+        "span=<script>",
+        "begin=x&end=y",
+        "begin=9999-12-31T00:00:00Z&end=9999-12-31T23:59:59Z",
+        "begin=0001-01-01T00:00:00Z&end=0001-01-01T00:00:01Z",
+        "span=1y",
+        "span=all",
+        "chains=all",
+    ):
         page(viewer, f"/servers/{SHOP}?{harmless}")
 
 
@@ -227,8 +270,9 @@ def test_chains_list_their_members_and_what_is_marked_as_deleted_is_in_none(view
     assert "6 logical backups of set all" in text
 
 
-def test_a_backup_is_shown_from_the_catalog_and_reads_a_destination_only_when_asked(viewer: httpx.Client,
-                                                                                   ids: dict[str, str]) -> None:
+def test_a_backup_is_shown_from_the_catalog_and_reads_a_destination_only_when_asked(
+    viewer: httpx.Client, ids: dict[str, str]
+) -> None:
     text = words(page(viewer, f"/backups/{ids['shop']}"))
     assert "Full backup of shop-db1" in text or "Increment of shop-db1" in text
     assert "Read manifest and runbook from a destination" in text
@@ -238,8 +282,9 @@ def test_a_backup_is_shown_from_the_catalog_and_reads_a_destination_only_when_as
     assert "Not there" in words(page(viewer, "/backups/20200101T000000Z-00000000", 404))
 
 
-def test_jobs_are_chosen_by_server_state_and_kind_and_go_on_page_by_page(viewer: httpx.Client, fleet: Rig,
-                                                                        ids: dict[str, str]) -> None:
+def test_jobs_are_chosen_by_server_state_and_kind_and_go_on_page_by_page(
+    viewer: httpx.Client, fleet: Rig, ids: dict[str, str]
+) -> None:
     text = words(page(viewer, "/jobs"))
     assert text.index("Now") < text.index("Before")
     assert "61.0 GiB of 88.0 GiB, 920 of 1840 files, 5m 10s left" in text
@@ -250,8 +295,9 @@ def test_jobs_are_chosen_by_server_state_and_kind_and_go_on_page_by_page(viewer:
     assert "No jobs." in words(page(viewer, f"/jobs?server={LEGACY}&kind=thaw"))
     for number in range(70):
         at = NOW - timedelta(days=20, minutes=number)
-        fleet.catalog.jobs.add(JobRecord(f"20261101T0{number:05d}Z-{number:08x}", JobKind.WITNESS, CRM,
-                                         JobState.SKIPPED, at))
+        fleet.catalog.jobs.add(
+            JobRecord(f"20261101T0{number:05d}Z-{number:08x}", JobKind.WITNESS, CRM, JobState.SKIPPED, at)
+        )
     first = page(viewer, f"/jobs?server={CRM}&kind=witness")
     (older,) = re.findall(r'rel="next" href="([^"]+)"', first)
     second = page(viewer, older.replace("&amp;", "&"))
@@ -260,8 +306,9 @@ def test_jobs_are_chosen_by_server_state_and_kind_and_go_on_page_by_page(viewer:
     page(viewer, "/jobs?after=nonsense", 422)
 
 
-def test_a_running_job_goes_on_by_itself_and_shows_the_end_of_its_log(viewer: httpx.Client, fleet: Rig,
-                                                                     ids: dict[str, str]) -> None:
+def test_a_running_job_goes_on_by_itself_and_shows_the_end_of_its_log(
+    viewer: httpx.Client, fleet: Rig, ids: dict[str, str]
+) -> None:
     from backupd.app.logs import log_path
 
     log_path(fleet.settings, ids["running"]).write_text("".join(f"line {n}\n" for n in range(1000)))
@@ -281,18 +328,45 @@ def test_a_running_job_goes_on_by_itself_and_shows_the_end_of_its_log(viewer: ht
 def test_a_restore_shows_each_of_its_phases_with_how_it_stands(viewer: httpx.Client, fleet: Rig) -> None:
     at = NOW - timedelta(minutes=9)
     job_id, restore_id = "20261121T025100Z-000000aa", "20261121T025100Z-000000ab"
-    fleet.catalog.jobs.add(JobRecord(job_id, JobKind.RESTORE, SHOP, JobState.RUNNING, at, at, owner="elsewhere",
-                                     token=1, arguments={"restore": restore_id}))
-    fleet.catalog.restores.start(RestoreRecord(
-        restore_id, SHOP, "20261121T000000Z-00000001", "latest", "/srv/restored", JobState.RUNNING, at,
-        phases=(Phase("fetched", 61.0, 1 << 30),), job_id=job_id))
+    fleet.catalog.jobs.add(
+        JobRecord(
+            job_id,
+            JobKind.RESTORE,
+            SHOP,
+            JobState.RUNNING,
+            at,
+            at,
+            owner="elsewhere",
+            token=1,
+            arguments={"restore": restore_id},
+        )
+    )
+    fleet.catalog.restores.start(
+        RestoreRecord(
+            restore_id,
+            SHOP,
+            "20261121T000000Z-00000001",
+            "latest",
+            "/srv/restored",
+            JobState.RUNNING,
+            at,
+            phases=(Phase("fetched", 61.0, 1 << 30),),
+            job_id=job_id,
+        )
+    )
     text = page(viewer, f"/jobs/{job_id}")
     assert re.search(r'phase-done"><span[^>]*>✓</span> <b>fetched</b> <span[^>]*>done, 1m 1s, 1.0 GiB', text)
     assert re.search(r"phase-waiting.*<b>rolled forward</b>", text)
     assert "/srv/restored" in text
-    fleet.catalog.restores.keep_outcome(restore_id, {
-        "datadir": "/srv/restored", "started": {"pid": 4711, "socket": "/srv/restored/mysqld.sock"},
-        "checks": [{"name": EVIL, "outcome": "passed", "detail": ""}], "warnings": ["events are off"]})
+    fleet.catalog.restores.keep_outcome(
+        restore_id,
+        {
+            "datadir": "/srv/restored",
+            "started": {"pid": 4711, "socket": "/srv/restored/mysqld.sock"},
+            "checks": [{"name": EVIL, "outcome": "passed", "detail": ""}],
+            "warnings": ["events are off"],
+        },
+    )
     done = page(viewer, f"/jobs/{job_id}")
     assert "runs as process 4711" in done
     assert "events are off" in done
@@ -302,10 +376,24 @@ def test_a_restore_shows_each_of_its_phases_with_how_it_stands(viewer: httpx.Cli
 def test_a_restore_leads_to_its_runbook_which_is_read_when_asked_for(viewer: httpx.Client, fleet: Rig) -> None:
     at = NOW - timedelta(minutes=9)
     job_id, restore_id = "20261121T025100Z-000000ca", "20261121T025100Z-000000cb"
-    fleet.catalog.jobs.add(JobRecord(job_id, JobKind.RESTORE, SHOP, JobState.RUNNING, at, at, owner="elsewhere",
-                                     token=1, arguments={"restore": restore_id}))
-    fleet.catalog.restores.start(RestoreRecord(
-        restore_id, SHOP, "20261121T000000Z-00000001", "latest", f"/srv/{EVIL}", JobState.RUNNING, at, job_id=job_id))
+    fleet.catalog.jobs.add(
+        JobRecord(
+            job_id,
+            JobKind.RESTORE,
+            SHOP,
+            JobState.RUNNING,
+            at,
+            at,
+            owner="elsewhere",
+            token=1,
+            arguments={"restore": restore_id},
+        )
+    )
+    fleet.catalog.restores.start(
+        RestoreRecord(
+            restore_id, SHOP, "20261121T000000Z-00000001", "latest", f"/srv/{EVIL}", JobState.RUNNING, at, job_id=job_id
+        )
+    )
     text = page(viewer, f"/jobs/{job_id}")
     (address,) = re.findall(r'href="([^"]+)#runbook">Read the runbook of this restore<', text)
     book = page(viewer, address)
@@ -317,18 +405,24 @@ def test_a_restore_leads_to_its_runbook_which_is_read_when_asked_for(viewer: htt
 
 
 def test_a_plan_out_of_an_archive_tells_hours_and_cost_of_each_tier_and_lists_no_objects(
-        viewer: httpx.Client, ids: dict[str, str]) -> None:
+    viewer: httpx.Client, ids: dict[str, str]
+) -> None:
     text = page(viewer, f"/restore/plans/{ids['archived']}")
     assert not Document(text).troubles
     told = words(text)
     assert "3 objects, 72.0 GiB, of DEEP_ARCHIVE at vault cannot be read as they are; 1 of them is being thawed" in told
     assert "The restore is refused until they are thawed" in told
     assert "with at most 12 h for the thaw" in told
-    tiers = re.findall(r'<th scope="row">(bulk|standard|expedited)</th><td data-label="At most" class="number">(\d+ h)'
-                       r'</td>\s*<td data-label="Cost" class="number">(\d+\.\d\d USD)</td>\s*'
-                       r'<td data-label="This plan">([^<]*)</td>', text)
+    tiers = re.findall(
+        r'<th scope="row">(bulk|standard|expedited)</th><td data-label="At most" class="number">(\d+ h)'
+        r'</td>\s*<td data-label="Cost" class="number">(\d+\.\d\d USD)</td>\s*'
+        r'<td data-label="This plan">([^<]*)</td>',
+        text,
+    )
     assert [(tier, hours, here) for tier, hours, _cost, here in tiers] == [
-        ("bulk", "48 h", ""), ("standard", "12 h", "counts with this one")]
+        ("bulk", "48 h", ""),
+        ("standard", "12 h", "counts with this one"),
+    ]
     assert 0 < float(tiers[0][2].split()[0]) < float(tiers[1][2].split()[0])
     assert re.search(r"Prices of \d{4}-\d\d-\d\d", told)
     assert "objects/" not in text
@@ -337,13 +431,41 @@ def test_a_plan_out_of_an_archive_tells_hours_and_cost_of_each_tier_and_lists_no
 def test_alerts_show_what_is_open_and_mail_that_does_not_get_through(viewer: httpx.Client, fleet: Rig) -> None:
     calm = words(page(viewer, f"/alerts?server={SHOP}"))
     assert f"No incident is open for {SHOP}" in calm
-    urgent = Incident("20261121T020000Z-000000ba", "job-hanging", CRM, "", Severity.WARNING, "a job hangs", "", "look",
-                      NOW - timedelta(hours=1), NOW)
-    known = replace(urgent, id="20261121T020000Z-000000bb", severity=Severity.ERROR, message="known to all",
-                    acknowledged_by="anna", acknowledged_at=NOW)
-    letter = Message("20261121T020000Z-000000bc", "email", MessageKind.ALERT, MessageState.QUEUED, "it hangs",
-                     ("dba@example.com",), "...", NOW, urgent.id, 2, NOW + timedelta(minutes=3), None,
-                     "connection refused")
+    urgent = Incident(
+        "20261121T020000Z-000000ba",
+        "job-hanging",
+        CRM,
+        "",
+        Severity.WARNING,
+        "a job hangs",
+        "",
+        "look",
+        NOW - timedelta(hours=1),
+        NOW,
+    )
+    known = replace(
+        urgent,
+        id="20261121T020000Z-000000bb",
+        severity=Severity.ERROR,
+        message="known to all",
+        acknowledged_by="anna",
+        acknowledged_at=NOW,
+    )
+    letter = Message(
+        "20261121T020000Z-000000bc",
+        "email",
+        MessageKind.ALERT,
+        MessageState.QUEUED,
+        "it hangs",
+        ("dba@example.com",),
+        "...",
+        NOW,
+        urgent.id,
+        2,
+        NOW + timedelta(minutes=3),
+        None,
+        "connection refused",
+    )
     fleet.catalog.incidents.record([urgent, known], [letter], {})
     text = words(page(viewer, "/alerts"))
     assert "1 message could not be delivered yet" in text
@@ -373,7 +495,7 @@ def test_who_has_not_logged_in_is_led_to_the_login_and_gets_style_and_icon_there
     assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next=%2Fservers%2F{SHOP}%3Fto%3Dlatest")
     login = nobody.get("/login")
     assert login.status_code == 200
-    assert "aria-label=\"Pages\"" not in login.text
+    assert 'aria-label="Pages"' not in login.text
     for address in re.findall(r'(?:href|src)="(/static/[^"]+)"', login.text):
         file = nobody.get(address)
         assert file.status_code == 200

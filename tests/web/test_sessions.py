@@ -27,8 +27,12 @@ from tests.web.visitor import stranger, visitor
 @pytest.fixture(scope="module")
 def scene() -> Iterator[tuple[Rig, Stage]]:
     stages: list[Stage] = []
-    with short_directory() as base, rig(settings_of(base), clock=Clock(utc_now()),
-                                        prepared=lambda wiring: stages.append(Stage(wiring).set())) as running:
+    with (
+        short_directory() as base,
+        rig(
+            settings_of(base), clock=Clock(utc_now()), prepared=lambda wiring: stages.append(Stage(wiring).set())
+        ) as running,
+    ):
         yield running, stages[0]
 
 
@@ -113,8 +117,9 @@ def test_a_session_ends_with_its_token_and_with_its_time(site: Rig) -> None:
     assert http.get("/").status_code == 200
     revoke_token(site.wiring, actor, token.id)
     assert http.get("/").status_code == 303
-    _token, secret = create_token(site.wiring, actor, "hour", Role.VIEWER,
-                                  expires_at=site.wiring.clock() + timedelta(hours=1))
+    _token, secret = create_token(
+        site.wiring, actor, "hour", Role.VIEWER, expires_at=site.wiring.clock() + timedelta(hours=1)
+    )
     assert http.post("/login", data={"token": secret}).status_code == 303
     assert http.get("/").status_code == 200
     clock = site.wiring.clock
@@ -202,8 +207,10 @@ def test_a_policy_is_checked_line_by_line_and_no_file_is_written(site: Rig) -> N
     somebody = visitor(site, Role.VIEWER)
     folder = site.settings.configuration.policies
     files = {path: path.read_text() for path in folder.iterdir()}
-    checked = somebody.send("/policies/validate", {
-        "name": "gold", "text": 'physical: {full: "0 25 * * *"}\ndestinations: {required: [vault]}\nretentoin: {}\n'})
+    checked = somebody.send(
+        "/policies/validate",
+        {"name": "gold", "text": 'physical: {full: "0 25 * * *"}\ndestinations: {required: [vault]}\nretentoin: {}\n'},
+    )
     assert checked.status_code == 422
     for line in (1, 2, 3):
         assert f'<a href="#L{line}">line {line}</a>' in checked.text
@@ -247,8 +254,17 @@ def test_a_file_that_was_changed_and_not_read_again_is_shown_as_not_in_force(sit
 
 def test_a_question_that_cannot_be_planned_keeps_its_answers_and_says_why(site: Rig) -> None:
     somebody = visitor(site, Role.VIEWER)
-    answer = somebody.send("/restore", {"server": SHOP, "what": "whole", "when": "time", "at": "2001-01-01 00:00",
-                                        "datadir": "/srv/new", "start": "yes"})
+    answer = somebody.send(
+        "/restore",
+        {
+            "server": SHOP,
+            "what": "whole",
+            "when": "time",
+            "at": "2001-01-01 00:00",
+            "datadir": "/srv/new",
+            "start": "yes",
+        },
+    )
     assert answer.status_code in (404, 409), answer.text
     assert 'role="alert"' in answer.text
     for kept in ('value="2001-01-01 00:00"', 'value="/srv/new"', 'name="start" value="yes" checked'):
@@ -288,19 +304,38 @@ def test_nobody_is_offered_to_start_a_plan_that_goes_nowhere(scene: tuple[Rig, S
     asked = operator.send("/restore", question)
     assert asked.status_code == 422, "who may start it is asked at once"
     assert "where to? datadir is missing" in asked.text
-    assert "The tables need either into or sql" in operator.send("/restore", {
-        "server": CRM, "what": "tables", "when": "latest", "tables": "shop.orders"}).text
+    assert (
+        "The tables need either into or sql"
+        in operator.send("/restore", {"server": CRM, "what": "tables", "when": "latest", "tables": "shop.orders"}).text
+    )
 
 
 def test_a_restore_that_was_cancelled_is_asked_for_again_from_its_job_as_it_was(site: Rig) -> None:
     folder = site.settings.needs_restore().folders[0]
     operator = visitor(site, Role.OPERATOR)
     now = site.wiring.clock()
-    kept = {"request": {"server": CRM, "target": "latest", "mode": "replica", "datadir": f"{folder}/again",
-                        "exclude_gtid": ["0-1-7"]}, "promise": {"until": None}}
+    kept = {
+        "request": {
+            "server": CRM,
+            "target": "latest",
+            "mode": "replica",
+            "datadir": f"{folder}/again",
+            "exclude_gtid": ["0-1-7"],
+        },
+        "promise": {"until": None},
+    }
     job = JobRecord(id=new_id(now), kind=str(JobKind.RESTORE), server=CRM, state=JobState.QUEUED, queued_at=now)
-    record = RestoreRecord(id=new_id(now), server=CRM, backup_id="b", target="latest", datadir=f"{folder}/again",
-                           state=JobState.QUEUED, started_at=now, job_id=job.id, request=kept)
+    record = RestoreRecord(
+        id=new_id(now),
+        server=CRM,
+        backup_id="b",
+        target="latest",
+        datadir=f"{folder}/again",
+        state=JobState.QUEUED,
+        started_at=now,
+        job_id=job.id,
+        request=kept,
+    )
     job = replace(job, arguments={"restore": record.id, "target": "latest"})
     site.catalog.restores.queue(record, job)
     operator.send(f"/jobs/{job.id}/cancel")

@@ -14,9 +14,18 @@ from api.web.question import Question
 from backupd.model.errors import UsageError
 
 WHOLE = Question(server="db1", when="time", at="2026-11-21 09:41:03.25", datadir="/srv/new", start=True)
-TABLES = Question(server="db1", what="tables", when="target", target="before-gtid:0-1-7",
-                  tables=("shop.orders", "`a b`.`c.d`"), into="db1", rename="*_restored", triggers="none",
-                  exclude=("0-1-3",), thaw="bulk")
+TABLES = Question(
+    server="db1",
+    what="tables",
+    when="target",
+    target="before-gtid:0-1-7",
+    tables=("shop.orders", "`a b`.`c.d`"),
+    into="db1",
+    rename="*_restored",
+    triggers="none",
+    exclude=("0-1-3",),
+    thaw="bulk",
+)
 
 
 def sent(**fields: str) -> Form:
@@ -67,8 +76,19 @@ def test_a_link_with_a_target_or_tables_chooses_what_it_means() -> None:
     assert (found.what, found.tables) == ("tables", ("shop.orders", "shop.lines"))
 
 
-@pytest.mark.parametrize("address", ["//evil.example", "https://evil.example/", "/\\evil.example",
-                                     "javascript:alert(1)", "", "jobs", "/jobs\r\nSet-Cookie: a=b", "/\tevil"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "//evil.example",
+        "https://evil.example/",
+        "/\\evil.example",
+        "javascript:alert(1)",
+        "",
+        "jobs",
+        "/jobs\r\nSet-Cookie: a=b",
+        "/\tevil",
+    ],
+)
 def test_after_the_login_nobody_is_led_to_another_site(address: str) -> None:
     assert own_path(address) == "/"
 

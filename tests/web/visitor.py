@@ -25,8 +25,11 @@ class Visitor:
 
     def send(self, address: str, fields: Mapping[str, str] | None = None, **headers: str) -> httpx.Response:
         """A form of our own page."""
-        return self.http.post(address, data={"csrf": self.csrf, **(fields or {})},
-                              headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return self.http.post(
+            address,
+            data={"csrf": self.csrf, **(fields or {})},
+            headers={name.replace("_", "-"): value for name, value in headers.items()},
+        )
 
 
 def stranger(site: Rig) -> httpx.Client:
