@@ -13,6 +13,7 @@ from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
+    from backupd.model.thaw import ThawPlan
     from restore.plan import Plan
 
 _KINDS = {
@@ -160,8 +161,6 @@ def show_plan(screen: Screen, plan: Plan) -> None:
         right=("BYTES", "TIME"),
     )
     if plan.thaw is not None:
-        from backupd.cli.thaw import show_thaw
-
         screen.line()
         show_thaw(screen, plan.thaw)
         screen.line()
@@ -170,6 +169,41 @@ def show_plan(screen: Screen, plan: Plan) -> None:
             screen.line(f"  {step.name}$ {command}")
     for warning in plan.warnings:
         screen.warn(warning)
+
+
+def show_thaw(screen: Screen, thaw: ThawPlan) -> None:
+    """What has to be thawed, and what each tier takes."""
+    screen.table(
+        ("CLASS", "OBJECTS", "BYTES", "THAWING"),
+        (
+            (
+                name,
+                str(len(objects)),
+                format_size(sum(one.size for one in objects)),
+                str(sum(one.thawing for one in objects)) if any(one.thawing for one in objects) else "",
+            )
+            for name, objects in thaw.classes().items()
+        ),
+        right=("OBJECTS", "BYTES", "THAWING"),
+    )
+    currency = thaw.prices.currency
+    screen.table(
+        ("TIER", "AT MOST", "COST", ""),
+        (
+            (
+                offer.tier,
+                f"{offer.hours:g} h",
+                "" if offer.cost is None else f"{offer.cost:.2f} {currency}",
+                "<- this one" if offer.tier == thaw.tier else "",
+            )
+            for offer in thaw.offers
+        ),
+        right=("AT MOST", "COST"),
+    )
+    screen.line(
+        f"at {thaw.places}, readable for {thaw.days} days; prices of {thaw.prices.dated.isoformat()}, without "
+        "the transfer to here"
+    )
 
 
 def _until_text(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backupd.cli.options import Config, Json, Server, one_of
+from backupd.cli.render import position_text, show_phases, show_thaw
 from backupd.cli.session import Session, session
 from backupd.model.units import format_duration, format_size
 
@@ -210,7 +211,6 @@ def restore_tables(
 
 def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
     """A finished restore of tables: its JSON document. ``keys``: the most that are shown of rows that differ."""
-    from backupd.cli.render import position_text, show_phases
 
     place = outcome["position"]
     screen.facts(
@@ -351,8 +351,6 @@ def show_table_plan(screen: Screen, plan: TablePlan) -> None:
         right=("BYTES", "TIME"),
     )
     if plan.base.thaw is not None:
-        from backupd.cli.thaw import show_thaw
-
         screen.line()
         show_thaw(screen, plan.base.thaw)
         screen.line()

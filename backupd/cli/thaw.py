@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.options import TARGETS, AnyServer, Config, Json, one_of
+from backupd.cli.render import show_thaw
 from backupd.cli.screen import Screen
 from backupd.cli.session import session
 from backupd.cli.tables import Tables
@@ -23,7 +24,7 @@ from backupd.model.job import JobRecord, JobState
 from backupd.model.units import format_size
 
 if TYPE_CHECKING:
-    from backupd.model.thaw import Thawing, ThawPlan
+    from backupd.model.thaw import Thawing
 
 
 class TierName(StrEnum):
@@ -113,41 +114,6 @@ def thaw(
                 f"-> job {done.job.id}; the service looks after it, and so does `backupd thaw`. "
                 f"Faster: backupd thaw --raise {done.job.id} --tier TIER"
             )
-
-
-def show_thaw(screen: Screen, thaw: ThawPlan) -> None:
-    """What has to be thawed, and what each tier takes."""
-    screen.table(
-        ("CLASS", "OBJECTS", "BYTES", "THAWING"),
-        (
-            (
-                name,
-                str(len(objects)),
-                format_size(sum(one.size for one in objects)),
-                str(sum(one.thawing for one in objects)) if any(one.thawing for one in objects) else "",
-            )
-            for name, objects in thaw.classes().items()
-        ),
-        right=("OBJECTS", "BYTES", "THAWING"),
-    )
-    currency = thaw.prices.currency
-    screen.table(
-        ("TIER", "AT MOST", "COST", ""),
-        (
-            (
-                offer.tier,
-                f"{offer.hours:g} h",
-                "" if offer.cost is None else f"{offer.cost:.2f} {currency}",
-                "<- this one" if offer.tier == thaw.tier else "",
-            )
-            for offer in thaw.offers
-        ),
-        right=("AT MOST", "COST"),
-    )
-    screen.line(
-        f"at {thaw.places}, readable for {thaw.days} days; prices of {thaw.prices.dated.isoformat()}, without "
-        "the transfer to here"
-    )
 
 
 def _list(screen: Screen, found: Sequence[tuple[JobRecord, Thawing]]) -> None:
