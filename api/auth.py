@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import TooManyError, answer, problem
 from api.site import Site, site_of
-from backupd.app.auditing import audit
-from backupd.app.service import Service
-from backupd.app.tokens import UnknownSecretError, actor_of, session_of
-from backupd.app.wiring import Wiring
+from backupd.app.access.tokens import UnknownSecretError, actor_of, session_of
+from backupd.app.context.audit import audit
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
 from backupd.catalog.tokens import USED_EVERY
 from backupd.model.access import Actor, Role, Session, Via
 from backupd.model.errors import BackupdError, CatalogError, ForbiddenError, NotFoundError, UnauthenticatedError

@@ -26,8 +26,8 @@ from api.shared import SharedAnswers
 from api.site import Site
 from api.throttle import Throttle
 from api.web import doing, site, view
-from backupd.app.service import Service
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
 from backupd.catalog.changes import Changes
 from backupd.model.errors import BackupdError
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.openapi import methods_at
 from api.site import site_of
-from backupd.app.logs import redacted, say
+from backupd.app.context.logging_setup import redacted, say
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,

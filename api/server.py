@@ -19,11 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.main import create_app
 from api.throttle import network
-from backupd.app.brokenpolicies import refuse_newly_broken
-from backupd.app.logs import say
-from backupd.app.service import Service
-from backupd.app.settings import Settings, held_settings, load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.logging_setup import say
+from backupd.app.context.settings import Settings, held_settings, load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon.broken_policies import refuse_newly_broken
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import ConfigurationError, Problem, RefusedError, UsageError
 from policies.access import Tls, is_loopback

@@ -14,8 +14,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from api.throttle import Throttle
-from backupd.app.service import Service
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
 from backupd.catalog.session import Catalog
 from backupd.model.errors import CatalogError
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.app.schedule import AlarmClock, all_legs, start_of
-from backupd.app.settings import load_settings
-from backupd.app.timetable import Timetable
-from backupd.app.wiring import owner
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import owner
+from backupd.app.schedule.calendar import AlarmClock, all_legs, start_of
+from backupd.app.schedule.timetable import Timetable
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.ids import new_id
 from backupd.model.job import JobRecord, JobState

@@ -141,7 +141,7 @@ def backup_to_commit(server: str) -> Stack:
 
 def restore_asked(house: Any, server: str) -> tuple[Stack, list[str]]:
     """And the words of the command that does the job."""
-    from backupd.app.settings import load_settings
+    from backupd.app.context.settings import load_settings
     from tests.api.rig import rig
 
     found: list[Stack] = []
@@ -226,7 +226,7 @@ def trace() -> dict[str, Any]:
 
 
 def cpu() -> dict[str, Any]:
-    from backupd.app.wiring import Wiring
+    from backupd.app.context.wiring import Wiring
     from backupd.catalog.session import open_catalog
     from tests.api.state import fill, two_servers
 

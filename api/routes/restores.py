@@ -22,8 +22,8 @@ from api.schemas.restores import (
     RestoreStarted,
     StartRequest,
 )
-from backupd.app.restorerequest import RestoreRequest
-from backupd.app.restoring import PlanChangedError, UnconfirmedError
+from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
+from backupd.app.restores.request import RestoreRequest
 
 router = router_of("restores")
 

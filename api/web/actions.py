@@ -12,9 +12,9 @@ from api.auth import Acting, CurrentActor, OnSite, allowed
 from api.web.forms import Form, form
 from api.web.notices import back_to
 from api.web.site import link
-from backupd.app.auditing import audit
-from backupd.app.scope import require_all
-from backupd.app.service import Service
+from backupd.app.context.audit import audit
+from backupd.app.context.scope import require_all
+from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.backup import BackupKind
 from backupd.model.errors import UsageError

@@ -11,8 +11,8 @@ from fastapi.responses import HTMLResponse
 from api.auth import Acting, allowed
 from api.web.site import link, render
 from api.web.words import Shown, problem_of
-from backupd.app.restoreview import RestoreView
-from backupd.app.service import Service
+from backupd.app.restores.progress import RestoreView
+from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobKind, JobRecord, JobState

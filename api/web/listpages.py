@@ -11,7 +11,7 @@ from api.auth import Acting, allowed
 from api.web.drawing import backup_moment
 from api.web.site import link, render
 from api.web.words import Shown, problem_of
-from backupd.app.service import Service
+from backupd.app.service.facade import Service
 from backupd.model.access import Actor, Role
 from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 
 from api.auth import Acting, allowed
 from api.web.site import render
-from backupd.app.serverview import ServerOverview, Status
+from backupd.app.views.server import ServerOverview, Status
 from backupd.model.access import Role
 
 PAGE = 200

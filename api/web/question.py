@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlencode
 
 from api.web.forms import Form, moment_of
-from backupd.app.restorerequest import RestoreRequest
+from backupd.app.restores.request import RestoreRequest
 from backupd.model.clock import format_time
 from backupd.model.errors import UsageError
 

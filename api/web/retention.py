@@ -13,7 +13,7 @@ from api.problems import status_of
 from api.web.forms import Form, form
 from api.web.site import link, render
 from api.web.words import problem_of
-from backupd.app.service import Service
+from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.errors import BackupdError
 from backupd.retention.decisions import BYTES_NOTE

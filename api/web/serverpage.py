@@ -15,7 +15,7 @@ from api.web.drawing import EVERYTHING, View, backup_moment, draw, view_of
 from api.web.forms import moment_of
 from api.web.site import render
 from api.web.words import Shown, problem_of
-from backupd.app.service import Service
+from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time, parse_time

@@ -19,11 +19,11 @@ from api.web.forms import Form, form, moment_of
 from api.web.question import Question
 from api.web.site import link, render
 from api.web.words import problem_of
-from backupd.app.restorerequest import RestoreRequest
-from backupd.app.restoring import PlanChangedError, UnconfirmedError
-from backupd.app.search import Found, TooLongError
-from backupd.app.service import Service
-from backupd.app.wiring import Wiring
+from backupd.app.binlogs.search import Found, TooLongError
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
+from backupd.app.restores.request import RestoreRequest
+from backupd.app.service.facade import Service
 from backupd.catalog.plans import StoredPlan
 from backupd.model.access import Role
 from backupd.model.binlog import Change, ChangeKind

@@ -151,7 +151,7 @@ def run_api(
     """Offer the REST interface and the web page on a socket that is given. The service does this by itself."""
     with guarded(context, False):
         from api.server import run
-        from backupd.app.logs import logging_to
+        from backupd.app.context.logging_setup import logging_to
 
         with logging_to(sys.stderr):
             run(config_path(context, config), descriptor, held=settings, ready=ready)

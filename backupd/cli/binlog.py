@@ -23,8 +23,8 @@ from backupd.model.clock import format_time
 from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from backupd.app.logstatus import Held, LogStatus
-    from backupd.app.search import Found
+    from backupd.app.binlogs.search import Found
+    from backupd.app.binlogs.status import Held, LogStatus
 
 SHOWN = 100
 """Transactions of a search unless more are asked for."""

@@ -21,7 +21,7 @@ from backupd.model.clock import format_time
 from backupd.model.units import format_size
 
 if TYPE_CHECKING:
-    from backupd.app.bringingback import BroughtBack
+    from backupd.app.disaster.recover_versions import BroughtBack
 
 _SHOWN = 20
 

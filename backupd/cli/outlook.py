@@ -11,7 +11,7 @@ from backupd.cli.screen import Screen
 from backupd.model.units import format_size
 
 if TYPE_CHECKING:
-    from backupd.app.explain import Explanation
+    from backupd.app.views.policy_explanation import Explanation
     from backupd.retention.decisions import Decision, Decisions
 
 _MOST_RUNS = 60

@@ -13,7 +13,7 @@ from backupd.cli.session import guarded, open_service
 from backupd.model.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from backupd.app.explain import Explanation
+    from backupd.app.views.policy_explanation import Explanation
     from policies.load import Loaded
 
 app = typer.Typer(help="Policy files: validate, explain, schema, example.", no_args_is_help=True, rich_markup_mode=None)
@@ -94,8 +94,8 @@ def explain(
 
 
 def _alone(file: Path, server: str | None) -> Explanation:
-    from backupd.app.explain import explain_file
-    from backupd.app.wiring import utc_now
+    from backupd.app.context.wiring import utc_now
+    from backupd.app.views.policy_explanation import explain_file
 
     return explain_file(file, server or "", now=utc_now())
 

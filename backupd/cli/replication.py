@@ -18,7 +18,7 @@ from backupd.cli.screen import Screen
 from backupd.cli.session import session
 
 if TYPE_CHECKING:
-    from backupd.app.replication import Replicated
+    from backupd.app.copies.replication import Replicated
 
 
 def replicate(
@@ -47,7 +47,7 @@ def replicate(
 
 
 def _show(screen: Screen, one: Replicated) -> None:
-    from backupd.app.replication import rate_text
+    from backupd.app.copies.replication import rate_text
     from backupd.model.units import format_size
 
     screen.line(

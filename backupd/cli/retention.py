@@ -24,7 +24,7 @@ from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.units import format_size
 
 if TYPE_CHECKING:
-    from backupd.app.service import Service
+    from backupd.app.service.facade import Service
     from backupd.model.hold import Hold
     from backupd.retention.decisions import Decisions
 

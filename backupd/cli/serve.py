@@ -29,9 +29,9 @@ def serve(
     grace time, then they are stopped; a second one stops them at once.
     """
     with guarded(context, False):
-        from backupd.app.daemon import Manner
-        from backupd.app.daemon import serve as run
-        from backupd.app.logs import logging_to
+        from backupd.app.context.logging_setup import logging_to
+        from backupd.app.daemon.daemon import Manner
+        from backupd.app.daemon.daemon import serve as run
 
         with logging_to(sys.stderr):
             code = run(config_path(context, config), Manner(standby=standby, grace=grace, new_catalog=new_catalog))

@@ -18,7 +18,7 @@ from backupd.model.errors import UnknownNameError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from backupd.app.service import Service
+    from backupd.app.service.facade import Service
 
 
 class StoppedError(KeyboardInterrupt):
@@ -39,8 +39,8 @@ def open_service(
     path: Path, held: Path | None = None, opening: str = "reads", *, new_catalog: bool = False
 ) -> AbstractContextManager[Service]:
     """Open the application. Imported late: ``--help`` and wrong usage need none of it."""
-    from backupd.app.service import Service
-    from backupd.app.wiring import Opening
+    from backupd.app.context.wiring import Opening
+    from backupd.app.service.facade import Service
 
     return Service.open(path, held, Opening(opening), new_catalog=new_catalog)
 

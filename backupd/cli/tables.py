@@ -16,7 +16,7 @@ from backupd.cli.session import Session, session
 from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from backupd.app.tables import Leftover
+    from backupd.app.restores.table_restore import Leftover
     from backupd.cli.screen import Screen
     from restore.difference import TableDifference
     from restore.tableplan import TablePlan

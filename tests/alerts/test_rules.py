@@ -11,8 +11,8 @@ from typing import Any
 
 import backupd
 from backupd.alerts.rules import RULES, Act, endings_of, rule_of, title_of
-from backupd.app.incidents import Pair
-from backupd.app.recoveries import BAD
+from backupd.app.context.incidents import Pair
+from backupd.app.jobs.recoveries import BAD
 from backupd.model.event import Event, Severity
 from backupd.model.incident import Incident
 from backupd.model.job import JobState
@@ -22,14 +22,14 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEEDED}
 """States of jobs that no event of that name tells."""
 ELSEWHERE = {
-    ("backupd.app.daemon", "kind"): "self._event",
-    ("backupd.app.holds", "_WORDS[one.kind][0]"): "_WORDS",
-    ("backupd.app.holds", "word"): "_WORDS",
-    ("backupd.app.newsdesk", "kind"): "",
-    ("backupd.app.sweepnews", "pair.broken"): "",
-    ("backupd.app.sweepnews", "pair.mended"): "",
-    ("backupd.app.streamreport", "pair.broken"): "",
-    ("backupd.app.streamreport", "pair.mended"): "",
+    ("backupd.app.daemon.daemon", "kind"): "self._event",
+    ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
+    ("backupd.app.retention.holds", "word"): "_WORDS",
+    ("backupd.app.alerting.notifier", "kind"): "",
+    ("backupd.app.retention.sweep_incidents", "pair.broken"): "",
+    ("backupd.app.retention.sweep_incidents", "pair.mended"): "",
+    ("backupd.app.binlogs.stream_report", "pair.broken"): "",
+    ("backupd.app.binlogs.stream_report", "pair.mended"): "",
 }
 """Expressions that only a call can tell: what tells them is the name of a call's function, or of a module's value;
 where it is empty, they are of a pair."""

@@ -17,12 +17,12 @@ from fastapi import FastAPI
 
 from api.main import create_app
 from api.server import ApiServer, server_of
-from backupd.app import standing
-from backupd.app.auditing import command_line
-from backupd.app.service import Service
-from backupd.app.settings import Settings
-from backupd.app.tokens import create_token
-from backupd.app.wiring import Wiring, utc_now
+from backupd.app.access.tokens import create_token
+from backupd.app.context.audit import command_line
+from backupd.app.context.settings import Settings
+from backupd.app.context.wiring import Wiring, utc_now
+from backupd.app.service.facade import Service
+from backupd.app.views import status as standing
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Role
 from backupd.model.clock import Clock

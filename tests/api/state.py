@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 from api.main import create_app
 from api.openapi import operations
 from api.routes import ROUTERS
-from backupd.app.service import Service
-from backupd.app.settings import Settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import Settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
 from backupd.model.backup import BackupKind, BackupState, Copy
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind

@@ -12,7 +12,7 @@ import pytest
 
 from api import limits
 from api.auth import operations_of
-from backupd.app.logs import JsonFormatter
+from backupd.app.context.logging_setup import JsonFormatter
 from backupd.model.access import Role
 from backupd.model.hold import HoldKind
 from tests.api.rig import Rig

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.adopt import tell_foreign
-from backupd.app.identity import CHANGED
-from backupd.app.incidents import STREAM, Incidents
-from backupd.app.jobs import run_here
-from backupd.app.newsdesk import NewsDesk, Pace
-from backupd.app.objectives import ObjectivesWatch
-from backupd.app.placeview import places
-from backupd.app.reachwatch import ReachWatch
-from backupd.app.reporting import report_now
-from backupd.app.run import JobRun, Result
-from backupd.app.settings import load_settings
-from backupd.app.timeline import timeline
-from backupd.app.wiring import Wiring, owner
+from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.alerting.reachability import ReachWatch
+from backupd.app.alerting.reports import report_now
+from backupd.app.context.incidents import STREAM, Incidents
+from backupd.app.context.run import JobRun, Result
+from backupd.app.context.server_identity import CHANGED
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.jobs.jobs import run_here
+from backupd.app.reconcile.adopt import tell_foreign
+from backupd.app.views.destinations import places
+from backupd.app.views.objectives import ObjectivesWatch
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import Catalog
 from backupd.cli.main import main
 from backupd.model.access import Role

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema_rs import validator_for
 
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from tests.api.rig import rig
 from tests.api.state import documented, reference, two_servers

@@ -233,7 +233,7 @@ def test_a_filter_that_means_nothing_is_told_and_not_ignored(viewer: httpx.Clien
 def test_the_end_of_a_job_s_log_can_be_had_alone(filled: Rig, viewer: httpx.Client) -> None:
     folder = filled.settings.spool / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    from backupd.app.logs import job_log, say
+    from backupd.app.context.logging_setup import job_log, say
 
     with job_log(filled.settings, JOB):
         for word in ("one", "two", "three"):

@@ -15,7 +15,7 @@ from schemathesis.core.failures import Failure
 from schemathesis.engine import Status, events, from_schema
 
 from api.throttle import Throttle
-from backupd.app.settings import load_settings
+from backupd.app.context.settings import load_settings
 from tests.api.rig import Rig, rig
 from tests.api.state import fill_work, number
 from tests.e2e.archived import Archive

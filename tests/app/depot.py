@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from backupd.app.backups import take_backup
-from backupd.app.run import JobRun
-from backupd.app.settings import ServerSettings, load_settings
-from backupd.app.taking import behind
-from backupd.app.wiring import Wiring
+from backupd.app.backups.physical import take_backup
+from backupd.app.backups.taking import behind
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import ServerSettings, load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.backup.commit import Documents
 from backupd.backup.physical import Parent, PhysicalSpec
 from backupd.catalog.session import Catalog

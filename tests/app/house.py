@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.app.settings import Settings, load_settings
+from backupd.app.context.settings import Settings, load_settings
 
 GOLD = """\
 physical: {full: "0 2 * * sun", incremental: "0 2 * * mon-sat"}

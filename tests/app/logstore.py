@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.transfer.seal import Sealer

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import absence
-from backupd.app.absence import AFTER, HOOK, AbsenceWatch, away
-from backupd.app.listing import Listings
-from backupd.app.run import JobRun
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring, owner
-from backupd.app.worker import Worker
+from backupd.app.backups import rotation_hooks as absence
+from backupd.app.backups.rotation_hooks import AFTER, HOOK, AbsenceWatch, away
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.daemon.worker import Worker
+from backupd.app.views.listing import Listings
 from backupd.catalog.absences import Absence
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via

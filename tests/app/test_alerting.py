@@ -16,15 +16,16 @@ import pytest
 
 from backupd.alerts.delivery import TRIES, DeliveryError
 from backupd.alerts.grouping import MANY
-from backupd.app import heartbeat, newsdesk
-from backupd.app.alerting import AlertWatch, forget_told, send_test
-from backupd.app.channels import names
-from backupd.app.heartbeat import Heartbeat
-from backupd.app.newsdesk import NewsDesk, Pace
-from backupd.app.postman import due, send_one
-from backupd.app.reporting import report_if_due
-from backupd.app.telling import Telling
-from backupd.app.wiring import Wiring
+from backupd.app.alerting import notifier as newsdesk
+from backupd.app.alerting import watchdog_ping as heartbeat
+from backupd.app.alerting.channels import names
+from backupd.app.alerting.incident_actions import Telling
+from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.alerting.reports import report_if_due
+from backupd.app.alerting.sender import due, send_one
+from backupd.app.alerting.threads import AlertWatch, forget_told, send_test
+from backupd.app.alerting.watchdog_ping import Heartbeat
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import CatalogError, ForbiddenError, NotFoundError, RefusedError

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.delivery import TRIES
-from backupd.app.alerting import send_test
-from backupd.app.channels import findings
-from backupd.app.newsdesk import NewsDesk, Pace
-from backupd.app.postman import due, look_after, send_one
-from backupd.app.reporting import report_if_due
-from backupd.app.telling import Telling
-from backupd.app.wiring import Wiring
+from backupd.app.alerting.channels import findings
+from backupd.app.alerting.incident_actions import Telling
+from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.alerting.reports import report_if_due
+from backupd.app.alerting.sender import due, look_after, send_one
+from backupd.app.alerting.threads import send_test
+from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
 from backupd.model.incident import Message, MessageState
@@ -154,7 +154,7 @@ def test_a_test_is_not_sent_by_the_service_while_the_command_sends_it_and_is_if_
         meanwhile.append(due(wiring, "email"))
 
     with opened(tmp_path, clock, MAIL.format(url=NO_SERVER)) as wiring:
-        monkeypatch.setattr("backupd.app.alerting.send_one", slow)
+        monkeypatch.setattr("backupd.app.alerting.threads.send_one", slow)
         (message,) = send_test(wiring)
         assert meanwhile == [()]
         clock.sleep(HOUR)

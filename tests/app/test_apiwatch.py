@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backupd.app import apiwatch
-from backupd.app.apiprobe import answers
-from backupd.app.apiwatch import ApiWatch, listen
-from backupd.app.settings import Settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import Settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon import api_process as apiwatch
+from backupd.app.daemon.api_probe import answers
+from backupd.app.daemon.api_process import ApiWatch, listen
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.event import Event
 from tests.app.house import Office

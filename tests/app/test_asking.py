@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.restorerequest import RestoreRequest
-from backupd.app.service import Service
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring, user
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring, user
+from backupd.app.restores.request import RestoreRequest
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.backup import BackupKind

@@ -13,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import bootstrap
-from backupd.app.bootstrap import after_job, mend_marker, own_copies, read_copies, texts_problems, write_copies
-from backupd.app.copycheck import HERE, of_today
-from backupd.app.recover import recover_text
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.metacopies import catalog_copies as bootstrap
+from backupd.app.metacopies.catalog_copies import (
+    after_job,
+    mend_marker,
+    own_copies,
+    read_copies,
+    texts_problems,
+    write_copies,
+)
+from backupd.app.metacopies.check import HERE, of_today
+from backupd.app.metacopies.recover_document import recover_text
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationError, LockedError
 from backupd.model.event import Event, Severity

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.admission import may_start, obstacle
-from backupd.app.brokenpolicies import refuse_newly_broken
-from backupd.app.jobs import close
-from backupd.app.service import Service
-from backupd.app.settings import Settings, held_settings, load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import Settings, held_settings, load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon.broken_policies import refuse_newly_broken
+from backupd.app.jobs.admission import may_start, obstacle
+from backupd.app.jobs.jobs import close
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, ConfigurationError
 from backupd.model.hold import HoldKind

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.service import Service
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from tests.app.house import Office

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from backupd.app.adopt import adopt_unknown
-from backupd.app.backups import take_backup
-from backupd.app.chains import Decision, decide
-from backupd.app.run import JobRun
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring, utc_now
+from backupd.app.backups.chains import Decision, decide
+from backupd.app.backups.physical import take_backup
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring, utc_now
+from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical import PhysicalTool
 from backupd.engine.probe import examine

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import confinement
-from backupd.app.confinement import findings
-from backupd.app.settings import load_settings
+from backupd.app.context.settings import load_settings
+from backupd.app.service import confinement_check as confinement
+from backupd.app.service.confinement_check import findings
 from backupd.engine.sandbox import MAKE_WORKER, Way
 from backupd.model.errors import RefusedError
 from tests.policies.places import CONFIGURATION, write

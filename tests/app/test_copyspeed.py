@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.copyspeed import needed_rate, tell_speed
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.copy_speed import needed_rate, tell_speed
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import BackupRecord
 from tests.app.house import Office

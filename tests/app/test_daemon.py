@@ -20,16 +20,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from backupd.app import daemon
-from backupd.app.clockwatch import careful
-from backupd.app.logs import logging_to
-from backupd.app.notify import Notifier
-from backupd.app.onwatch import OnWatch
-from backupd.app.schedule import AlarmClock
-from backupd.app.settings import Settings, load_settings
-from backupd.app.signals import Waker, Wishes
-from backupd.app.wiring import Wiring
-from backupd.app.worker import Worker
+from backupd.app.context.logging_setup import logging_to
+from backupd.app.context.settings import Settings, load_settings
+from backupd.app.context.signals import Waker, Wishes
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon import daemon
+from backupd.app.daemon.systemd import Notifier
+from backupd.app.daemon.worker import Worker
+from backupd.app.runtime.clock_check import careful
+from backupd.app.runtime.leader import OnWatch
+from backupd.app.schedule.calendar import AlarmClock
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobState
 from tests.app.house import GOLD, Office

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.config import _members
-from backupd.app.extraction import extract
+from backupd.app.metacopies.configuration_of_backup import _members
+from backupd.app.metacopies.tar_extraction import extract
 from backupd.model.errors import DamagedError, RefusedError
 from tests.support.dice import rounds, thrown
 

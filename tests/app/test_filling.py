@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.filling import FILLING, FillingWatch
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.destinations.capacity import FILLING, FillingWatch
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup import Copy
 from backupd.model.errors import DestinationError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.forecast import forecast, room
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.destinations.forecast import forecast, room
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import Copy
 from tests.app.house import Office

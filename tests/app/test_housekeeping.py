@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import housekeeping
-from backupd.app.housekeeping import Housekeeper, keep_house
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon import housekeeping
+from backupd.app.daemon.housekeeping import Housekeeper, keep_house
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.app.identity import took_over
+from backupd.app.context.server_identity import took_over
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.server import Position
 

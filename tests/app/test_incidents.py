@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.incidents import RPO, STREAM, Incidents
+from backupd.app.context.incidents import RPO, STREAM, Incidents
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.event import Event, Severity
 

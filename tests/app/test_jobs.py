@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from backupd.alerts.rules import Act, rule_of
-from backupd.app import jobs, logs, pulse
-from backupd.app.jobs import live, run_here
-from backupd.app.run import JobRun, Result
-from backupd.app.wiring import Wiring, owner, owner_state, user
+from backupd.app.context import logging_setup as logs
+from backupd.app.context.run import JobRun, Result
+from backupd.app.context.wiring import Wiring, owner, owner_state, user
+from backupd.app.jobs import heartbeat as pulse
+from backupd.app.jobs import jobs
+from backupd.app.jobs.jobs import live, run_here
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Severity

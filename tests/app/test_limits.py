@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from backupd.app.limits import Brake
-from backupd.app.run import JobRun
+from backupd.app.backups.limits import Brake
+from backupd.app.context.run import JobRun
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Progress

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.channels import site_of
-from backupd.app.listening import expiry, findings
-from backupd.app.service import Service
-from backupd.app.settings import Settings, load_settings
+from backupd.app.alerting.channels import site_of
+from backupd.app.context.listening import expiry, findings
+from backupd.app.context.settings import Settings, load_settings
+from backupd.app.service.facade import Service
 from tests.app.house import Office
 from tests.policies.places import CONFIGURATION, write
 from tests.support.mailserver import certificate

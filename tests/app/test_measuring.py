@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backupd.app.measuring import measure
-from backupd.app.overview import overview
-from backupd.app.wiring import Wiring, owner
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.views.metrics import measure
+from backupd.app.views.overview import overview
 from backupd.catalog.session import open_catalog
 from backupd.metrics import METRICS, exposition
 from backupd.model.backup import Copy

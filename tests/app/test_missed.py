@@ -8,8 +8,9 @@ from itertools import count
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.app import missed
-from backupd.app.missed import (
+from backupd.app.schedule import missed_runs as missed
+from backupd.app.schedule.calendar import Leg, due_times, start_of
+from backupd.app.schedule.missed_runs import (
     BUSY,
     NOT_RUNNING,
     TOLERANCE,
@@ -21,7 +22,6 @@ from backupd.app.missed import (
     given_up,
     records,
 )
-from backupd.app.schedule import Leg, due_times, start_of
 from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 

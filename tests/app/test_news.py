@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert
 
-from backupd.app.news import News
-from backupd.app.wiring import Wiring
+from backupd.app.alerting.catalog_changes import News
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.catalog.tables import events
 from backupd.model.event import Event, Severity

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.rules import RULES, topic_of
-from backupd.app import unwatched
-from backupd.app.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
-from backupd.app.jobs import close
-from backupd.app.newsdesk import NewsDesk, Pace
-from backupd.app.wiring import Wiring
+from backupd.app.alerting import obsolete_incidents as unwatched
+from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
+from backupd.app.context.wiring import Wiring
+from backupd.app.jobs.jobs import close
 from backupd.catalog.absences import Absence
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError

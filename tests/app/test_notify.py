@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.notify import Notifier
+from backupd.app.daemon.systemd import Notifier
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.ledger import Ledger
-from backupd.app.objectives import ObjectivesWatch, first_to_come
-from backupd.app.schedule import due_times, legs
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.schedule.calendar import due_times, legs
+from backupd.app.views.objectives import ObjectivesWatch, first_to_come
 from backupd.catalog.schedules import Schedule
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason

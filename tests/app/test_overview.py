@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from backupd.app import protection, standing
-from backupd.app.incidents import Incidents
-from backupd.app.measuring import measure
-from backupd.app.objectives import ObjectivesWatch
-from backupd.app.overview import ServerOverview, Status, overview
-from backupd.app.places import findings
-from backupd.app.placeview import Glimpse, PlaceView, places
-from backupd.app.reachwatch import ReachWatch
-from backupd.app.restores import plan
-from backupd.app.timeline import timeline
-from backupd.app.wiring import Wiring, owner
+from backupd.app.alerting.reachability import ReachWatch
+from backupd.app.context.destinations import findings
+from backupd.app.context.incidents import Incidents
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.copies import protection
+from backupd.app.restores.service import plan
+from backupd.app.views import status as standing
+from backupd.app.views.destinations import Glimpse, PlaceView, places
+from backupd.app.views.metrics import measure
+from backupd.app.views.objectives import ObjectivesWatch
+from backupd.app.views.overview import ServerOverview, Status, overview
+from backupd.app.views.timeline import timeline
 from backupd.catalog.absences import Absence
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
@@ -394,7 +395,7 @@ def test_a_policy_that_cannot_be_used_is_bad_and_what_there_is_is_still_told(sho
     with desk_of(short_tmp, GOLD) as desk:
         desk.backup()
         (short_tmp / "policies" / "gold.yaml").write_text("physical: {fool: 1}\n")
-        from backupd.app.settings import load_settings
+        from backupd.app.context.settings import load_settings
 
         broken = replace(desk.wiring, settings=load_settings(desk.office.file, strict=False))
         (found,) = overview(broken, NOW)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.explain import explain_here
-from backupd.app.holds import findings as held
-from backupd.app.queuewatch import QueueWatch, findings
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.jobs.waiting_jobs import QueueWatch, findings
+from backupd.app.retention.holds import findings as held
+from backupd.app.views.policy_explanation import explain_here
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Severity
 from backupd.model.hold import HoldKind

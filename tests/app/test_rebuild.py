@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from backupd.app.bootstrap import own_copies, write_copies
-from backupd.app.rebuild import Rebuilt, rebuild
-from backupd.app.service import Service
-from backupd.app.settings import load_settings
-from backupd.app.timeline import timeline
-from backupd.app.trust import trusting
-from backupd.app.vouching import vouch
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.trust import trusting
+from backupd.app.context.wiring import Wiring
+from backupd.app.disaster.catalog_rebuild import Rebuilt, rebuild
+from backupd.app.metacopies.catalog_copies import own_copies, write_copies
+from backupd.app.metacopies.vouching import vouch
+from backupd.app.service.facade import Service
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import BackupState, Copy
 from backupd.model.binlog import Gap

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.recollection import Recollection
-from backupd.app.verification import fsck, verify
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.reconcile.catalog_backfill import Recollection
+from backupd.app.verify.verification import fsck, verify
 from backupd.binlog.spool import Spool
 from backupd.model.binlog import Gap, SegmentKey
 from backupd.model.progress import silent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.recover import recover_text
+from backupd.app.metacopies.recover_document import recover_text
 from tests.support.sshserver import SshServer, ssh_server, why_not
 
 __all__ = ["ssh_server"]

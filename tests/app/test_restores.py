@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import proving
-from backupd.app.actions import of_proof
-from backupd.app.restores import plan
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.dispatch.actions import of_proof
+from backupd.app.restores import test_restore as proving
+from backupd.app.restores.service import plan
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import (
     BackupdError,

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from backupd.app.restorerequest import RestoreRequest
-from backupd.app.restoreview import RestoreView
-from backupd.app.restoring import PlanChangedError, UnconfirmedError
-from backupd.app.service import Service
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
-from backupd.app.worker import Worker
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon.worker import Worker
+from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
+from backupd.app.restores.progress import RestoreView
+from backupd.app.restores.request import RestoreRequest
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import BusyError, NotFoundError, RefusedError

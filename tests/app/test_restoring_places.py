@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.restoreplace import at_real_place, refuse_shared
-from backupd.app.restorerequest import RestoreRequest
-from backupd.app.restoring import perform_restore
-from backupd.app.run import JobRun
-from backupd.app.service import Service
-from backupd.app.wiring import Wiring
+from backupd.app.context.run import JobRun
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.allowed_folders import at_real_place, refuse_shared
+from backupd.app.restores.jobs import perform_restore
+from backupd.app.restores.request import RestoreRequest
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import BusyError, NotFoundError, RefusedError

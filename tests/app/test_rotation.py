@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from backupd.app.rotation import WHOLE, Rotation, due, read_since
+from backupd.app.verify.rotation import WHOLE, Rotation, due, read_since
 from backupd.transfer.scrub import SHARES, share_of
 from tests.support.dice import rounds, thrown
 

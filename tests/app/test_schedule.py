@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.app.schedule import AlarmClock, Leg, due_times, last_due, next_runs, start_of
+from backupd.app.schedule.calendar import AlarmClock, Leg, due_times, last_due, next_runs, start_of
 from backupd.model.job import JobKind
 
 MINUTE = timedelta(minutes=1)

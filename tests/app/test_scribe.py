@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import scribe as module
-from backupd.app.scribe import Scribe
+from backupd.app.runtime import catalog_writer as module
+from backupd.app.runtime.catalog_writer import Scribe
 from backupd.catalog import database
 from backupd.catalog.session import Catalog
 from backupd.model.errors import CatalogError, NotFoundError

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from backupd.app import logcheck
-from backupd.app.logstatus import NOT_RUNNING, OFF, status
-from backupd.app.search import Found, TooLongError, search
-from backupd.app.verification import fsck, verify
-from backupd.app.wiring import Wiring, owner
+from backupd.app.binlogs.search import Found, TooLongError, search
+from backupd.app.binlogs.status import NOT_RUNNING, OFF, status
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.verify import log_check as logcheck
+from backupd.app.verify.verification import fsck, verify
 from backupd.cli import binlog
 from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.settings import DEFAULT_FILE, load_settings, settings_file
+from backupd.app.context.settings import DEFAULT_FILE, load_settings, settings_file
 from backupd.model.errors import ConfigurationError, NotFoundError
 from storage.config import FilesystemConfig
 from tests.policies.places import CONFIGURATION, write

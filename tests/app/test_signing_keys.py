@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.bootstrap import read_copies, write_copies
-from backupd.app.repairs import REPAIRED
-from backupd.app.settings import load_settings
-from backupd.app.signingkeys import make_signing
-from backupd.app.trust import findings, signed_servers, wanting
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.trust import findings, signed_servers, wanting
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.repairs import REPAIRED
+from backupd.app.metacopies.catalog_copies import read_copies, write_copies
+from backupd.app.metacopies.signing_keys import make_signing
 from backupd.cli.main import main
 from backupd.model.backup import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import backups
-from backupd.app.deletion import DELETED, sweep_destination
-from backupd.app.protection import with_protection
-from backupd.app.rebuild import rebuild
-from backupd.app.replication import bring_up_to_date
-from backupd.app.retention import apply
-from backupd.app.verification import fsck, verify
+from backupd.app.backups import physical as backups
+from backupd.app.copies.protection import with_protection
+from backupd.app.copies.replication import bring_up_to_date
+from backupd.app.disaster.catalog_rebuild import rebuild
+from backupd.app.retention.deletion import DELETED, sweep_destination
+from backupd.app.retention.retention import apply
+from backupd.app.verify.verification import fsck, verify
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError

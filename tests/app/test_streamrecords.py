@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.scribe import Scribe
-from backupd.app.streamrecords import CatalogRecorder, Confirmed
+from backupd.app.binlogs.stream_records import CatalogRecorder, Confirmed
+from backupd.app.runtime.catalog_writer import Scribe
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import CatalogError
 from backupd.model.server import Position
@@ -64,7 +64,9 @@ GAP = Gap(
 
 @pytest.fixture
 def scribe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scribe]:
-    monkeypatch.setattr("backupd.app.scribe.PATIENCE", 240)  # a slow machine is no catalog that does not answer
+    monkeypatch.setattr(
+        "backupd.app.runtime.catalog_writer.PATIENCE", 240
+    )  # a slow machine is no catalog that does not answer
     with Scribe(f"sqlite:///{tmp_path}/catalog.db") as opened:
         opened.ask(lambda catalog: catalog.holds.all())
         yield opened

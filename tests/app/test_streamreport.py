@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import scribe
-from backupd.app.checkup import stream_findings
-from backupd.app.scribe import Scribe
-from backupd.app.settings import ServerSettings
-from backupd.app.streamrecords import CatalogRecorder
-from backupd.app.streamreport import StreamReport, behind_limit
-from backupd.app.wiring import Wiring
+from backupd.app.binlogs.stream_records import CatalogRecorder
+from backupd.app.binlogs.stream_report import StreamReport, behind_limit
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.app.runtime import catalog_writer as scribe
+from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.service.preflight import stream_findings
 from backupd.binlog.archive import Behind
 from backupd.binlog.spool import Spool
 from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus

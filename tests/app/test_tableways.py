@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.app.tableways import TableWishes
+from backupd.app.restores.table_sources import TableWishes
 from backupd.model.table import TableName
 from restore.tablenames import goals
 

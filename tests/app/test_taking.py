@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.app.adopt import adopt_unknown
-from backupd.app.taking import add_row
-from backupd.app.wiring import Wiring
+from backupd.app.backups.taking import add_row
+from backupd.app.context.wiring import Wiring
+from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.backup.commit import BackupSpec
 from backupd.cli.main import main
 from backupd.model.backup import BackupRecord

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.settings import load_settings
-from backupd.app.targets import Targets
-from backupd.app.wiring import Wiring
+from backupd.app.binlogs.targets import Targets
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.engine.binlogchanges import STATEMENTS, TEMPORARY
 from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction

@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import jobs, pulse, retention, thawgate
-from backupd.app import thaw as thawing
-from backupd.app.coldness import cold_of_part, with_thaw
-from backupd.app.jobs import cancel, run_here
-from backupd.app.restores import Wishes, gate_of, plan
-from backupd.app.run import JobRun
-from backupd.app.thaw import advance, raise_tier
-from backupd.app.thawgate import ThawGate
-from backupd.app.thawing import thaw_for, thaws
-from backupd.app.thawwatch import ThawWatch
+from backupd.app.context.run import JobRun
+from backupd.app.jobs import heartbeat as pulse
+from backupd.app.jobs import jobs
+from backupd.app.jobs.jobs import cancel, run_here
+from backupd.app.restores.service import Wishes, gate_of, plan
+from backupd.app.restores.thaw_commands import thaw_for, thaws
+from backupd.app.retention import retention
+from backupd.app.thaw import requests as thawing
+from backupd.app.thaw import restore_wait as thawgate
+from backupd.app.thaw.requests import advance, raise_tier
+from backupd.app.thaw.restore_wait import ThawGate
+from backupd.app.thaw.storage_tiers import cold_of_part, with_thaw
+from backupd.app.thaw.watch import ThawWatch
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import ArchivedError, CancelledError, RefusedError

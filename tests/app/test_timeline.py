@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.identity import kept_apart
-from backupd.app.logstatus import stream_of
-from backupd.app.timeline import timeline
-from backupd.app.wiring import Wiring, owner
+from backupd.app.binlogs.status import stream_of
+from backupd.app.context.server_identity import kept_apart
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time

@@ -12,12 +12,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from backupd.app import schedule
-from backupd.app.clockwatch import CAREFUL, ClockWatch, careful, note_step
-from backupd.app.jobs import repetition
-from backupd.app.missed import BUSY, NOT_RUNNING
-from backupd.app.schedule import Leg
-from backupd.app.timetable import Timetable
+from backupd.app.jobs.jobs import repetition
+from backupd.app.runtime.clock_check import CAREFUL, ClockWatch, careful, note_step
+from backupd.app.schedule import calendar as schedule
+from backupd.app.schedule.calendar import Leg
+from backupd.app.schedule.missed_runs import BUSY, NOT_RUNNING
+from backupd.app.schedule.timetable import Timetable
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import RefusedError
 from backupd.model.event import Severity
@@ -344,7 +344,7 @@ def test_a_leg_that_cannot_be_computed_is_told_once_and_stops_no_other(
             raise ValueError("year 10240 is out of range")
         return schedule.due_times(leg, *args, **kwargs)
 
-    monkeypatch.setattr("backupd.app.timetable.due_times", due_times)
+    monkeypatch.setattr("backupd.app.schedule.timetable.due_times", due_times)
     office.policies["gold"] = GOLD + 'verify: {schedule: "0 12 * * *"}\n'
     service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
     for _ in range(3):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.incidents import TLS
-from backupd.app.settings import load_settings
-from backupd.app.transport import tell_transport
-from backupd.app.wiring import Wiring
+from backupd.app.context.incidents import TLS
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.transport_check import tell_transport
 from backupd.catalog.session import open_catalog
 from backupd.engine.tls import Tls
 from tests.policies.places import POLICY, problems, write

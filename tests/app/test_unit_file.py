@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.daemon import GRACE
-from backupd.app.worker import GRACE as CLEANING_UP
+from backupd.app.daemon.daemon import GRACE
+from backupd.app.daemon.worker import GRACE as CLEANING_UP
 from backupd.engine.sandbox import confine, is_available, worker
 from backupd.process.command import Command
 from tests.support.unit import UNIT, confined, entries, service

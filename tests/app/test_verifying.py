@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.actions import of_verification
-from backupd.app.verification import VerifyOutcome, fsck, verify
+from backupd.app.dispatch.actions import of_verification
+from backupd.app.verify.verification import VerifyOutcome, fsck, verify
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.cli.render import show_damages, show_disagreements
 from backupd.cli.screen import Screen

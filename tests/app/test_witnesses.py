@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.actions import perform
-from backupd.app.identity import accept
-from backupd.app.run import JobRun
-from backupd.app.schedule import former_leg, legs
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
-from backupd.app.witnesses import forget_old
+from backupd.app.backups.witnesses import forget_old
+from backupd.app.context.run import JobRun
+from backupd.app.context.server_identity import accept
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.dispatch.actions import perform
+from backupd.app.schedule.calendar import former_leg, legs
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import RefusedError
 from backupd.model.identity import Identity, Verdict

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import logs
-from backupd.app.admission import may_start
-from backupd.app.jobs import abandon_dead
-from backupd.app.pulse import DAEMON_STOP
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring, owner_state, utc_now
-from backupd.app.worker import Worker
+from backupd.app.context import logging_setup as logs
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring, owner_state, utc_now
+from backupd.app.daemon.worker import Worker
+from backupd.app.jobs.admission import may_start
+from backupd.app.jobs.heartbeat import DAEMON_STOP
+from backupd.app.jobs.jobs import abandon_dead
 from backupd.catalog.session import open_catalog
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -315,9 +315,9 @@ def test_a_killed_process_is_abandoned_with_its_signal_and_tried_again(
 _WORKER = """
 import sys, time
 from pathlib import Path
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
-from backupd.app.worker import Worker
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.daemon.worker import Worker
 from backupd.catalog.session import open_catalog
 settings = load_settings(Path(sys.argv[1]))
 with open_catalog(settings.catalog) as catalog, Worker(Wiring(settings, catalog)):
@@ -368,7 +368,7 @@ def test_a_sleeping_process_is_not_abandoned_and_one_that_was_taken_over_commits
 def test_a_process_that_cannot_begin_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     held = site.house.base / "held.json"
     held.write_text("nothing")
-    monkeypatch.setattr("backupd.app.settings.Settings.hold", lambda _settings, _folder: held)
+    monkeypatch.setattr("backupd.app.context.settings.Settings.hold", lambda _settings, _folder: held)
     name = site.enqueue()
     with working(site):
         until(lambda: site.over(name))

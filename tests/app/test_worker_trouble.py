@@ -17,15 +17,18 @@ from typing import Any
 
 import pytest
 
-from backupd.app import jobs, offspring, wiring, worker
-from backupd.app.actions import perform
-from backupd.app.admission import may_start
-from backupd.app.jobs import LONGEST_SILENCE, abandon_dead, mark_stopped, run_here
-from backupd.app.pulse import Pulse
-from backupd.app.run import JobRun
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring, owner, owner_state
-from backupd.app.worker import Worker
+from backupd.app.context import wiring
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring, owner, owner_state
+from backupd.app.daemon import worker
+from backupd.app.daemon.worker import Worker
+from backupd.app.dispatch.actions import perform
+from backupd.app.jobs import jobs
+from backupd.app.jobs.admission import may_start
+from backupd.app.jobs.heartbeat import Pulse
+from backupd.app.jobs.jobs import LONGEST_SILENCE, abandon_dead, mark_stopped, run_here
+from backupd.app.runtime import child_process as offspring
 from backupd.catalog import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError
@@ -98,7 +101,8 @@ def _no_ear(thread: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place_of_trouble", "trouble"), [("backupd.app.offspring.os.pipe2", _refuse), ("threading.Thread.start", _no_ear)]
+    ("place_of_trouble", "trouble"),
+    [("backupd.app.runtime.child_process.os.pipe2", _refuse), ("threading.Thread.start", _no_ear)],
 )
 def test_a_job_whose_process_cannot_be_started_has_failed_and_is_tried_again(
     place: Wiring, monkeypatch: pytest.MonkeyPatch, place_of_trouble: str, trouble: Any

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.auditing import audit, command_line
-from backupd.app.bootstrap import write_copies
-from backupd.app.reporting import report_now
-from backupd.app.trust import recovery_page, signing
-from backupd.app.wiring import Wiring
+from backupd.app.alerting.reports import report_now
+from backupd.app.context.audit import audit, command_line
+from backupd.app.context.trust import recovery_page, signing
+from backupd.app.context.wiring import Wiring
+from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.model.manifest import Body, Header, encode_header
 from backupd.transfer.manifestio import described
 from backupd.transfer.seal import Sealer

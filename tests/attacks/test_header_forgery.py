@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.adopt import NOT_OURS
+from backupd.app.reconcile.adopt import NOT_OURS
 from backupd.model.clock import format_time
 from tests.attacks.forging import edited, moved
 from tests.e2e.archived import wired

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.app.tampering import TAMPERED
+from backupd.app.context.document_records import TAMPERED
 from backupd.model.manifest import Body, Header
 from tests.attacks.forging import edited, forged
 from tests.e2e.archived import Archive, wired

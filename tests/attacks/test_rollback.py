@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from backupd.app import heads
-from backupd.app.auditing import audit, command_line
-from backupd.app.bootstrap import after_job
-from backupd.app.heads import ROLLED_BACK, HeadWatch, compare, noted
-from backupd.app.incidents import Incidents
-from backupd.app.reporting import report_now
-from backupd.app.rotation import Rotation
-from backupd.app.scrubbing import scrub_server
-from backupd.app.service import Service
-from backupd.app.trust import signing
-from backupd.app.wiring import Wiring
+from backupd.app.alerting.reports import report_now
+from backupd.app.context.audit import audit, command_line
+from backupd.app.context.incidents import Incidents
+from backupd.app.context.trust import signing
+from backupd.app.context.wiring import Wiring
+from backupd.app.metacopies import signed_heads as heads
+from backupd.app.metacopies.catalog_copies import after_job
+from backupd.app.metacopies.signed_heads import ROLLED_BACK, HeadWatch, compare, noted
+from backupd.app.service.facade import Service
+from backupd.app.verify.rotation import Rotation
+from backupd.app.verify.scrubbing import scrub_server
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import Copy
 from backupd.model.clock import format_time

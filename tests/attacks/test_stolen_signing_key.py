@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import heads
-from backupd.app.adopt import adopt_unknown, record_of_manifest
-from backupd.app.bootstrap import write_copies
-from backupd.app.deletion import sweep_destination
-from backupd.app.heads import noted
-from backupd.app.rebuild import Rebuilt, rebuild
-from backupd.app.service import Service
-from backupd.app.settings import load_settings
-from backupd.app.signingkeys import ROTATED, rotate_signing
-from backupd.app.trust import recovery_page, signing
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.trust import recovery_page, signing
+from backupd.app.context.wiring import Wiring
+from backupd.app.disaster.catalog_rebuild import Rebuilt, rebuild
+from backupd.app.metacopies import signed_heads as heads
+from backupd.app.metacopies.catalog_copies import write_copies
+from backupd.app.metacopies.signed_heads import noted
+from backupd.app.metacopies.signing_keys import ROTATED, rotate_signing
+from backupd.app.reconcile.adopt import adopt_unknown, record_of_manifest
+from backupd.app.retention.deletion import sweep_destination
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError, UsageError

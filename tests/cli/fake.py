@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from backupd.app.deletion import Deleted
+from backupd.app.retention.deletion import Deleted
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.manifest import Stats
 from backupd.model.progress import Progress, Report

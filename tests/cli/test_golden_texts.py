@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.app.tables import refuse_unconfirmed
-from backupd.app.tableways import TableWishes
+from backupd.app.restores.table_restore import refuse_unconfirmed
+from backupd.app.restores.table_sources import TableWishes
 from backupd.backup.finding import from_error
 from backupd.cli.timeline import _points
 from backupd.model.errors import DestinationError, RefusedError

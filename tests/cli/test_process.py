@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backupd.app import settings
+from backupd.app.context import settings
 from backupd.cli import options
 
 PROGRAM = Path(sys.executable).with_name("backupd")

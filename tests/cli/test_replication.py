@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backupd.app.logcopies import LogsCopied
-from backupd.app.protection import Examined
-from backupd.app.replication import Replicated
+from backupd.app.copies.log_copies import LogsCopied
+from backupd.app.copies.protection import Examined
+from backupd.app.copies.replication import Replicated
 from backupd.cli.main import main
 from backupd.model.errors import DestinationError
 from backupd.transfer.replicate import Copied

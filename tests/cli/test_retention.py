@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from backupd.app.holds import Held, Paused
-from backupd.app.retention import Applied
+from backupd.app.retention.holds import Held, Paused
+from backupd.app.retention.retention import Applied
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.hold import Hold, HoldKind

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from ruamel.yaml import YAML
 
-from backupd.app.settings import Settings, load_settings
+from backupd.app.context.settings import Settings, load_settings
 from backupd.engine.client import Connection
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from backupd.app.settings import Settings, load_settings
+from backupd.app.context.settings import Settings, load_settings
 from backupd.cli.main import app
 from backupd.engine.sandbox import MAKE_WORKER, WORKER
 from tests.support.unit import service, writable

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.engine.binlogscan import ScanContext, scan
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction

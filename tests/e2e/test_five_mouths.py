@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from backupd.app.auditing import command_line
-from backupd.app.settings import load_settings
-from backupd.app.tokens import create_token
-from backupd.app.wiring import Wiring
+from backupd.app.access.tokens import create_token
+from backupd.app.context.audit import command_line
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.model.access import Role
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, catalog_of, serving, until

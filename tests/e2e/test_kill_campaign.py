@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.wiring import owner_is_alive
+from backupd.app.context.wiring import owner_is_alive
 from backupd.catalog.session import Catalog
 from backupd.model.job import JobKind, JobState
 from tests.e2e.house import SERVER, House

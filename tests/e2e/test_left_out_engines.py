@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from backupd.app.actions import perform
-from backupd.app.run import JobRun, Result
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.run import JobRun, Result
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.dispatch.actions import perform
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine import census, streaming
 from backupd.model.errors import TablesChangedError

@@ -12,11 +12,11 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.app.backups import take_backup
-from backupd.app.limits import Brake, throttled
-from backupd.app.run import JobRun
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.backups.limits import Brake, throttled
+from backupd.app.backups.physical import take_backup
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.backup.speed import Speeds
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.watch import PressureWatch
@@ -81,7 +81,7 @@ def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_
             super().__init__(rate, cancel=cancel)
             buckets.append(self)
 
-    monkeypatch.setattr("backupd.app.limits.TokenBucket", Noted)
+    monkeypatch.setattr("backupd.app.backups.limits.TokenBucket", Noted)
     seen: list[Speeds] = []
 
     def judged(speeds: Speeds, *, seconds: float, prepare_seconds: float, limits: Mapping[str, int]) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_
         seen.append(speeds)
         return (f"judged after {seconds > 0} {prepare_seconds > 0}",)
 
-    monkeypatch.setattr("backupd.app.backups.slow_destinations", judged)
+    monkeypatch.setattr("backupd.app.backups.physical.slow_destinations", judged)
     with wired(house, monkeypatch) as wiring:
         record = take(wiring, running())
     read, sent = buckets
@@ -178,8 +178,8 @@ def test_a_dump_pauses_while_somebody_s_statement_runs_for_too_long_and_goes_on_
 ) -> None:
     house.policy_extra = "limits: {long_queries: 500ms}\n"
     house.write()
-    monkeypatch.setattr("backupd.app.limits.PressureWatch", partial(PressureWatch, interval=0.05))
-    monkeypatch.setattr("backupd.app.limits._TICK_SECONDS", 0.05)
+    monkeypatch.setattr("backupd.app.backups.limits.PressureWatch", partial(PressureWatch, interval=0.05))
+    monkeypatch.setattr("backupd.app.backups.limits._TICK_SECONDS", 0.05)
     notes: list[str] = []
     with closing(house.server.connect()) as other:
         ((number,),) = query(other, "SELECT CONNECTION_ID()")

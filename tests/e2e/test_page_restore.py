@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from backupd.app.settings import load_settings
+from backupd.app.context.settings import load_settings
 from backupd.model.access import Role
 from tests.api.rig import Rig, rig
 from tests.e2e.archived import Archive

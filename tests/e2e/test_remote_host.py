@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backupd.app.reporting import report_now
+from backupd.app.alerting.reports import report_now
 from tests.e2e.archived import wired
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import serving, until

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backupd.app.settings import load_settings
+from backupd.app.context.settings import load_settings
 from backupd.model.job import JobState
 from tests.api.rig import Rig, rig
 from tests.api.state import shapes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import restore.replaying
-from backupd.app.foreground import Foreground
+from backupd.app.dispatch.foreground import Foreground
 from backupd.engine.binlogscan import scan
 from backupd.model.access import Actor, Role, Via
 from backupd.model.clock import format_time

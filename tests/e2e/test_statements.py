@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backupd.app.settings import load_settings
-from backupd.app.wiring import utc_now
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import utc_now
 from backupd.model.job import JobState
 from tests.api.rig import rig
 from tests.e2e.forked import POLICY_EXTRA

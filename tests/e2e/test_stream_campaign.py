@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import BranchReason
 from tests.binlog.streaming import PASSWORD, TABLE, USER, Proxy

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch
 from backupd.model.job import JobState

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.tableways import TableWishes
+from backupd.app.restores.table_sources import TableWishes
 from backupd.model.errors import UsageError
 from tests.e2e.house import LONGEST as PATIENCE
 from tests.e2e.house import SERVER, Done, House

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.transport import findings, is_open
+from backupd.app.service.transport_check import findings, is_open
 from backupd.backup.finding import Severity
 from backupd.binlog.status import StreamState
 from backupd.engine.client import Connection

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from backupd.app.service import Service
-from backupd.app.settings import Settings, load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import Settings, load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.clock import parse_time
 from tests.api import rig

@@ -22,9 +22,9 @@ import pytest
 import typer
 
 from api.openapi import operations
-from backupd.app.service import Service
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.cli import session
 from backupd.cli.main import app, main

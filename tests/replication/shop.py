@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from backupd.app.replication import Replicated, bring_up_to_date
-from backupd.app.run import JobRun
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.replication import Replicated, bring_up_to_date
 from backupd.model.job import JobKind, JobRecord, JobState
 from storage import layout
 from storage.destination import Destination

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backupd.app.deletion import delete, sweep_destination
-from backupd.app.places import findings, identities
-from backupd.app.protection import with_protection
-from backupd.app.retention import apply
+from backupd.app.context.destinations import findings, identities
+from backupd.app.copies.protection import with_protection
+from backupd.app.retention.deletion import delete, sweep_destination
+from backupd.app.retention.retention import apply
 from tests.replication.shop import Shop
 from tests.retention.shelf import SERVER
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.deletion import keep, sweep_destination
-from backupd.app.holds import hold
-from backupd.app.lostcopies import LOST
-from backupd.app.replication import LONGEST_PAUSE, REPLICATION, pause_after
-from backupd.app.retention import apply
+from backupd.app.copies.replication import LONGEST_PAUSE, REPLICATION, pause_after
+from backupd.app.reconcile.missing_copies import LOST
+from backupd.app.retention.deletion import keep, sweep_destination
+from backupd.app.retention.holds import hold
+from backupd.app.retention.retention import apply
 from backupd.model.clock import format_time
 from backupd.model.errors import BusyError, RefusedError
 from backupd.transfer.fsck import examine

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.app.incidents import DESTINATION, Incidents
-from backupd.app.logcopies import LogCopies, LogsCopied
-from backupd.app.logfollow import LogFollower
-from backupd.app.timeline import timeline
+from backupd.app.context.incidents import DESTINATION, Incidents
+from backupd.app.copies.log_copies import LogCopies, LogsCopied
+from backupd.app.streams.log_copies import LogFollower
+from backupd.app.views.timeline import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server import Position
 from backupd.transfer import segments

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from backupd.app.incidents import Incidents
-from backupd.app.protection import PROTECTION, look, with_protection
-from backupd.app.replication import REPLICATION
+from backupd.app.context.incidents import Incidents
+from backupd.app.copies.protection import PROTECTION, look, with_protection
+from backupd.app.copies.replication import REPLICATION
 from backupd.model.manifest import StoredObject
 from backupd.transfer.relay import found_wrong
 from storage import layout, objects

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from backupd.app.admission import obstacle
-from backupd.app.replicawatch import ReplicaWatch, job_for
+from backupd.app.copies.replication_watch import ReplicaWatch, job_for
+from backupd.app.jobs.admission import obstacle
 from backupd.catalog.replications import FAILING
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState

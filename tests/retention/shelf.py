@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app.deletion import reconcile
-from backupd.app.run import JobRun
-from backupd.app.settings import load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.retention.deletion import reconcile
 from backupd.catalog.session import Catalog
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.event import Event

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.deletion import keep, sweep_destination, undelete
-from backupd.app.holds import hold
-from backupd.app.retention import apply, preview
+from backupd.app.retention.deletion import keep, sweep_destination, undelete
+from backupd.app.retention.holds import hold
+from backupd.app.retention.retention import apply, preview
 from backupd.model.backup import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.adopt import adopt
-from backupd.app.deletion import delete, sweep_destination, undelete
-from backupd.app.retention import apply, make_room, relieve
-from backupd.app.sighted import unconfirmed
+from backupd.app.reconcile.adopt import adopt
+from backupd.app.retention.deletion import delete, sweep_destination, undelete
+from backupd.app.retention.mark_provenance import unconfirmed
+from backupd.app.retention.retention import apply, make_room, relieve
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.inventory import backup_ids

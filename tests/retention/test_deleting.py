@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.actions import perform
-from backupd.app.adopt import adopt_unknown
-from backupd.app.asking import Requests
-from backupd.app.deletion import Deleted, delete, keep, sweep_destination, undelete
-from backupd.app.holds import hold, listed, release
-from backupd.app.verification import fsck
+from backupd.app.dispatch.actions import perform
+from backupd.app.dispatch.requests import Requests
+from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.retention.deletion import Deleted, delete, keep, sweep_destination, undelete
+from backupd.app.retention.holds import hold, listed, release
+from backupd.app.verify.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.backup import BackupState

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.deletion import delete, sweep_destination, undelete
-from backupd.app.retention import REASON, apply, make_room
-from backupd.app.sighted import unconfirmed
+from backupd.app.retention.deletion import delete, sweep_destination, undelete
+from backupd.app.retention.mark_provenance import unconfirmed
+from backupd.app.retention.retention import REASON, apply, make_room
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupState
 from backupd.model.clock import format_time

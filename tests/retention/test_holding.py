@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backupd.app.holds import hold, pause, release
+from backupd.app.retention.holds import hold, pause, release
 from backupd.model.errors import NotFoundError, RefusedError, UsageError
 from backupd.model.hold import Hold, HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState

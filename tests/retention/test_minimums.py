@@ -7,7 +7,8 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from backupd.app import minimums, retention
+from backupd.app.retention import retention
+from backupd.app.retention import storage_minimums as minimums
 from backupd.model.backup import BackupKind
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve

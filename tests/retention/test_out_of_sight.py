@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.deletion import delete, sweep_destination
-from backupd.app.retention import apply, make_room
-from backupd.app.verification import fsck, verify
+from backupd.app.retention.deletion import delete, sweep_destination
+from backupd.app.retention.retention import apply, make_room
+from backupd.app.verify.verification import fsck, verify
 from backupd.cli.render import show_damages
 from backupd.cli.screen import Screen
 from backupd.model.errors import DamagedError, DestinationError

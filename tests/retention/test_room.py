@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.deletion import delete
-from backupd.app.retention import make_room, relieve
+from backupd.app.retention.deletion import delete
+from backupd.app.retention.retention import make_room, relieve
 from backupd.catalog.session import Catalog
 from backupd.model.errors import DestinationFullError
 from tests.retention.shelf import SERVER, Shelf

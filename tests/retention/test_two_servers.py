@@ -9,11 +9,11 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.adopt import FOREIGN, adopt, adopt_unknown
-from backupd.app.checkup import check
-from backupd.app.deletion import delete
-from backupd.app.retention import apply
-from backupd.app.verification import fsck
+from backupd.app.reconcile.adopt import FOREIGN, adopt, adopt_unknown
+from backupd.app.retention.deletion import delete
+from backupd.app.retention.retention import apply
+from backupd.app.service.preflight import check
+from backupd.app.verify.verification import fsck
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import Header, encode_header
 from backupd.transfer.inventory import read

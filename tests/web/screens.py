@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from backupd.app.service import Service
+from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from tests.api.rig import rig
 from tests.web.browser import chromium, visiting

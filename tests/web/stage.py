@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.app.logs import log_path
-from backupd.app.restorerequest import RestoreRequest
-from backupd.app.search import Found
-from backupd.app.settings import Settings, load_settings
-from backupd.app.wiring import Wiring, owner
+from backupd.app.binlogs.search import Found
+from backupd.app.context.logging_setup import log_path
+from backupd.app.context.settings import Settings, load_settings
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.restores.request import RestoreRequest
 from backupd.catalog.plans import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from backupd.app.wiring import Wiring, owner
+from backupd.app.context.wiring import Wiring, owner
 from backupd.model.access import Role
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState

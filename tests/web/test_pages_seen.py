@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from api.web.overviewpage import PAGE, worst_first
-from backupd.app.serverview import LastProof, Reason, ServerOverview, Status
-from backupd.app.service import Service
-from backupd.app.wiring import Wiring
+from backupd.app.context.wiring import Wiring
+from backupd.app.service.facade import Service
+from backupd.app.views.server import LastProof, Reason, ServerOverview, Status
 from backupd.model.access import Role
 from backupd.model.event import Severity
 from backupd.model.incident import Incident, Message, MessageKind, MessageState
@@ -309,7 +309,7 @@ def test_jobs_are_chosen_by_server_state_and_kind_and_go_on_page_by_page(
 def test_a_running_job_goes_on_by_itself_and_shows_the_end_of_its_log(
     viewer: httpx.Client, fleet: Rig, ids: dict[str, str]
 ) -> None:
-    from backupd.app.logs import log_path
+    from backupd.app.context.logging_setup import log_path
 
     log_path(fleet.settings, ids["running"]).write_text("".join(f"line {n}\n" for n in range(1000)))
     text = page(viewer, f"/jobs/{ids['running']}")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from api.throttle import FREE, Throttle
-from backupd.app.auditing import command_line
-from backupd.app.tokens import create_token, revoke_token
-from backupd.app.wiring import utc_now
+from backupd.app.access.tokens import create_token, revoke_token
+from backupd.app.context.audit import command_line
+from backupd.app.context.wiring import utc_now
 from backupd.model.access import Role
 from backupd.model.hold import HoldKind
 from backupd.model.ids import new_id

@@ -1,0 +1,73 @@
+"""What people may ask about incidents and messages, and do about them."""
+
+from __future__ import annotations
+
+from backupd.app.alerting.threads import send_test
+from backupd.app.context.audited_action import deed
+from backupd.app.context.scope import require_all, see, seen
+from backupd.app.context.wiring import Wiring
+from backupd.catalog.listed import EVER, Span
+from backupd.model.access import Actor
+from backupd.model.event import Severity
+from backupd.model.incident import Incident, Message, MessageState
+
+PAGE = 100
+"""Rows of a list when nobody says how many."""
+
+
+class Telling:
+    """For one actor."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def alerts(
+        self,
+        server: str | None = None,
+        *,
+        is_open: bool | None = True,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int = PAGE,
+    ) -> tuple[Incident, ...]:
+        """Newest first. ``is_open`` None: those that are over, too; ``before``: only those older than the one with this
+        id. Raises NotFoundError for a server that the actor may not see, and for one that is neither configured nor in
+        the list."""
+        found = self._wiring.catalog.incidents.list(
+            seen(self._actor, server), is_open=is_open, severity=severity, span=span, before=before, limit=limit
+        )
+        if not found and server is not None and before is None:
+            self._wiring.settings.server(server)
+        return found
+
+    def messages(
+        self,
+        *,
+        state: MessageState | None = None,
+        incident: str | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int = PAGE,
+    ) -> tuple[Message, ...]:
+        """Newest first. One message may be about many servers, so they are for those who see all. Raises
+        ForbiddenError."""
+        require_all(self._actor)
+        return self._wiring.catalog.messages.list(state=state, incident=incident, span=span, before=before, limit=limit)
+
+    def test(self, *, wait: bool = True) -> tuple[Message, ...]:
+        """Send a test by every channel; how each fared. Without ``wait`` the service sends it. Raises ForbiddenError,
+        RefusedError without any, DeliveryError."""
+        require_all(self._actor)
+        with deed(self._wiring, self._actor, "alerts-tested") as told:
+            sent = send_test(self._wiring, self._actor.name, wait=wait)
+            told.detail = ", ".join(f"{one.channel} {one.state}" for one in sent)
+            return sent
+
+    def acknowledge(self, incident_id: str) -> Incident:
+        """No reminders any more. Raises NotFoundError, RefusedError when it is over or acknowledged."""
+        with deed(self._wiring, self._actor, "alert-acknowledged", subject=incident_id) as told:
+            incident = self._wiring.catalog.incidents.get(incident_id)
+            see(self._actor, incident.server, f"incident {incident_id}")
+            told.concerns(incident.server)
+            return self._wiring.catalog.incidents.acknowledge(incident_id, self._actor.name, self._wiring.clock())

@@ -1,0 +1,149 @@
+"""The service's part of telling people: a thread that reads what happened and queues what is to be said of it, threads
+that send it, and a heartbeat. Nothing here is waited for by anything else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from backupd.alerts.wording import letter_of_test
+from backupd.app.alerting.channels import CHANNELS, site_of, working, written
+from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.alerting.reachability import ReachWatch
+from backupd.app.alerting.reports import report_if_due
+from backupd.app.alerting.sender import LEASE, Postman, look_after, send_one
+from backupd.app.alerting.watchdog_ping import Heartbeat
+from backupd.app.context.logging_setup import redacted
+from backupd.app.context.wiring import Wiring, user
+from backupd.app.runtime.guarded_loop import Guard
+from backupd.model.errors import RefusedError
+from backupd.model.ids import new_id
+from backupd.model.incident import Message, MessageKind, MessageState
+
+TICK = 1.0
+"""Seconds between two looks for news."""
+SELDOM = 30.0
+"""Seconds between two looks at what changes slowly: reports that are due, destinations."""
+LAST_WORDS = 3.0
+"""Seconds that what is being sent may take when the service ends; the rest waits for the next one."""
+INCIDENTS_KEPT = timedelta(days=400)
+MESSAGES_KEPT = timedelta(days=30)
+"""How long incidents stay in the catalog once they are over, and messages."""
+
+
+class AlertWatch:
+    """At work from entering the block until leaving it, or ``stop``. ``alive``: the monotonic time of the service's
+    last good round."""
+
+    def __init__(self, wiring: Wiring, alive: Callable[[], float] = time.monotonic, pace: Pace | None = None) -> None:
+        self._wiring = wiring
+        self._desk = NewsDesk(wiring, pace or Pace())
+        self._postman = Postman(wiring)
+        self._heartbeat = Heartbeat(wiring, alive)
+        self._reach = ReachWatch()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="alerts", daemon=True)
+        self._guarded, self._seldom = Guard("alerts-trouble"), Guard("alerts-trouble")
+
+    def __enter__(self) -> Self:
+        self._guarded(self._desk.begin)
+        self._thread.start()
+        self._heartbeat.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def well_at(self) -> float:
+        """The monotonic time of its last look for news that went well."""
+        return self._guarded.well_at
+
+    def reload(self, wiring: Wiring) -> None:
+        """Go by these settings."""
+        self._wiring = wiring
+        self._desk.reload(wiring)
+        self._postman.reload(wiring)
+        self._heartbeat.reload(wiring)
+
+    def stop(self) -> None:
+        """What is not told or sent yet waits in the catalog."""
+        self._ending.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(LAST_WORDS)
+        self._postman.stop(LAST_WORDS)
+        self._heartbeat.stop(LAST_WORDS)
+
+    def _loop(self) -> None:
+        seldom = float("-inf")
+        self._guarded(self._postman.wake)  # what the service before left
+        while not self._ending.is_set():
+            self._guarded(self._tell)
+            if time.monotonic() - seldom >= SELDOM:
+                seldom = time.monotonic()
+                self._seldom(self._look)
+            self._ending.wait(TICK)
+
+    def _tell(self) -> None:
+        if self._desk.step():
+            self._postman.wake()
+        else:
+            self._postman.attend()
+
+    def _look(self) -> None:
+        now = self._wiring.clock()
+        look_after(self._wiring, now)
+        self._reach.step(self._wiring, now)
+        if report_if_due(self._wiring, now):
+            self._postman.wake()
+
+
+def forget_told(wiring: Wiring) -> None:
+    """Incidents and messages that are over for long. Raises CatalogError."""
+    now = wiring.clock()
+    wiring.catalog.incidents.forget(now - INCIDENTS_KEPT)
+    wiring.catalog.messages.forget(now - MESSAGES_KEPT)
+
+
+def send_test(wiring: Wiring, by: str = "", *, wait: bool = True) -> tuple[Message, ...]:
+    """A test by every channel, sent before this returns (how each fared is in the messages that it gives), or without
+    ``wait`` left to the service. A file of channels that cannot be read is a message that was not sent. Raises
+    RefusedError without any channel, CatalogError.
+    """
+    channels, trouble = working(wiring.settings)
+    if not channels and trouble is None:
+        raise RefusedError(
+            "there is nobody to tell: no channel is set", hint="alerts.email in the configuration says where mail goes"
+        )
+    now = wiring.clock()
+    letter = letter_of_test(site_of(wiring.settings), now, by or user())
+    found = []
+    for message in written(wiring.settings, channels, letter, MessageKind.TEST, now):
+        wiring.catalog.messages.add(replace(message, next_try=now + LEASE) if wait else message)  # not the service too
+        if wait:
+            send_one(wiring, message)
+        found.append(wiring.catalog.messages.get(message.id))
+    if trouble is not None:
+        found.append(
+            Message(
+                new_id(now),
+                CHANNELS,
+                MessageKind.TEST,
+                MessageState.FAILED,
+                letter.subject_line,
+                (CHANNELS,),
+                "",
+                now,
+                attempts=1,
+                error=redacted(str(trouble)),
+            )
+        )
+        wiring.catalog.messages.add(found[-1])
+    return tuple(found)

@@ -1,0 +1,167 @@
+"""What a policy's limits do to a running backup: it reads no faster than it may, and pauses under pressure.
+
+A pause means that we do not read from the physical tool. Its pipe fills and the tool stands still, the thread that
+copies the redo log too, since both write to the same pipe: a server that writes much meanwhile can overwrite redo that
+was not copied yet, and then the tool itself gives up and says so. That is why pauses are bounded by
+``limits.max_pause``, and why a redo log for an hour of writes is worth its room. The same holds for a low
+``limits.read``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.engine.client import DEFAULT_PORT, Connection
+from backupd.engine.pressure import Gauges, datadir_of, disk_gauges, lag_gauges
+from backupd.engine.querygauge import query_gauges
+from backupd.engine.watch import RESUME, PressureWatch, Watched
+from backupd.model.errors import ServerError
+from backupd.model.event import Event, Severity
+from backupd.model.progress import Progress
+from backupd.model.units import format_duration
+from backupd.process.throttle import Throttle, TokenBucket, Unlimited
+from policies.schema import Limits
+
+PAUSED = "paused"
+"""The phase that progress shows during a pause."""
+_TICK_SECONDS = 1.0
+
+
+class Brake:
+    """The throttle of one run. ``pressure`` gives the reason to wait, or nothing; ``tell`` gets the reason of each
+    pause. ``warnings``: what the backup's record should say about limits. For one thread."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        run: JobRun,
+        *,
+        pressure: Callable[[], str],
+        tell: Callable[[str], None],
+        warnings: tuple[str, ...] = (),
+        bucket: Throttle | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._run, self._limits = run, limits
+        self._max_pause = limits.max_pause.total_seconds()
+        self._pressure, self._tell, self._clock = pressure, tell, clock
+        self._wait = wait or run.cancel.wait
+        self._bucket: Throttle = bucket or (TokenBucket(limits.read, cancel=run.cancel) if limits.read else Unlimited())
+        self._warnings = warnings
+        self._first_reason = ""
+        self.taken = 0
+        self.pauses = 0
+        self.paused = 0.0
+
+    def take(self, size: int) -> None:
+        """Return when ``size`` more bytes may be read. Raises CancelledError, and ServerError when all pauses together
+        are longer than the policy allows."""
+        self._run.check()
+        reason = self._pressure()
+        if reason:
+            self._pause(reason)
+        self._bucket.take(size)
+        self.taken += size
+
+    def send(self) -> Throttle:
+        """A throttle for what is written to one destination."""
+        return TokenBucket(self._limits.send, cancel=self._run.cancel) if self._limits.send else Unlimited()
+
+    def pressure(self) -> str:
+        """Why nothing should be read now; empty when there is no reason."""
+        return self._pressure()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if not self.pauses:
+            return self._warnings
+        times = "once" if self.pauses == 1 else f"{self.pauses} times"
+        text = f"limits: the backup paused {times}, {format_duration(self.paused)} in all, the first time because"
+        return (*self._warnings, f"{text} {self._first_reason}")
+
+    def _pause(self, reason: str) -> None:
+        began = self._clock()
+        before = self.paused
+        self.pauses += 1
+        self._first_reason = self._first_reason or reason
+        self._tell(reason)
+        while reason:
+            self.paused = before + self._clock() - began
+            if self.paused > self._max_pause:
+                raise ServerError(
+                    f"gave up after {format_duration(self.paused)} of pauses: {reason}",
+                    detail=f"limits.max_pause is {format_duration(self._max_pause)}; {self.taken:,} bytes were read",
+                    hint="see why the server is pressed; then run the backup at a quieter time, or raise the limit or "
+                    "limits.max_pause in the policy",
+                )
+            self._run.report(
+                Progress(
+                    PAUSED,
+                    self.taken,
+                    note=f"{reason}; {format_duration(self.paused)} of at most {format_duration(self._max_pause)}",
+                )
+            )
+            self._wait(_TICK_SECONDS)
+            self._run.check()
+            reason = self._pressure()
+        self.paused = before + self._clock() - began
+
+
+@contextmanager
+def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, run: JobRun) -> Iterator[Brake]:
+    """The throttle of a run that reads from ``server``, as its policy says. Raises ServerError when a limit needs the
+    server and it cannot be asked."""
+    limits = server.policy.limits
+    watched: list[Watched] = []
+    warnings: list[str] = []
+
+    def add(gauges: Gauges, limit: float, resume: float = RESUME) -> None:
+        watched.extend(Watched(gauge, limit, resume) for gauge in gauges.found)
+        warnings.extend(gauges.warnings)
+
+    if limits.replica_lag:
+        add(lag_gauges(server.name, connection, _followers(wiring, server)), limits.replica_lag.total_seconds())
+    if limits.disk_latency:
+        add(disk_gauges(datadir_of(connection)), limits.disk_latency.total_seconds())
+    if limits.long_queries:  # the age of a statement does not go up and down: over is when it has ended
+        add(query_gauges(connection), limits.long_queries.total_seconds(), resume=1.0)
+
+    bound = format_duration(limits.max_pause.total_seconds())
+
+    def tell(reason: str) -> None:
+        wiring.catalog.events.add(
+            Event(
+                wiring.clock(),
+                "limits-paused",
+                Severity.WARNING,
+                f"the backup of {server.name} pauses: {reason}",
+                server=server.name,
+                subject=run.job.leg,
+                job_id=run.job.id,
+                hint=f"it goes on by itself, and gives up after {bound} of pauses",
+            )
+        )
+
+    with PressureWatch(watched) as watch:
+        yield Brake(limits, run, pressure=lambda: watch.pressure, tell=tell, warnings=tuple(warnings))
+
+
+def _followers(wiring: Wiring, server: ServerSettings) -> dict[tuple[str, int], Callable[[], Connection]]:
+    """By address, how every other configured server is reached that has one."""
+    settings = wiring.settings
+    return {
+        (config.host, config.port or DEFAULT_PORT): partial(_connection, wiring, name)
+        for name, config in settings.servers.items()
+        if config.host and name != server.name
+    }
+
+
+def _connection(wiring: Wiring, name: str) -> Connection:
+    return wiring.settings.server(name).connection()

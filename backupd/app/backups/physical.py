@@ -1,0 +1,307 @@
+"""Taking a backup: resolve the decisions, execute without the catalog, record what came of it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from backupd.app.backups.chains import Decision, decide
+from backupd.app.backups.limits import throttled
+from backupd.app.backups.logical import dump_tables
+from backupd.app.backups.rotation_hooks import away
+from backupd.app.backups.taking import add_row, behind, clock_warning, record_of
+from backupd.app.context.logging_setup import say
+from backupd.app.context.run import JobRun
+from backupd.app.context.server_identity import meet, problem_of, reason_of
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.trust import require_signing, signed_servers
+from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.retention.deletion import sweep_destination
+from backupd.app.retention.retention import relieve
+from backupd.backup.commit import Documents
+from backupd.backup.config import collect
+from backupd.backup.coverage import REMEDY, in_no_backup, left_out, lost_words
+from backupd.backup.location import elsewhere
+from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
+from backupd.backup.speed import slow_destinations
+from backupd.engine.census import uncovered
+from backupd.engine.probe import examine
+from backupd.engine.tables import list_tables
+from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
+from backupd.engine.witness import LockWindowWitness
+from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, TablesChangedError
+from backupd.model.identity import Identity
+from backupd.model.ids import new_id
+from backupd.model.manifest import Body, BodyFacts, Header
+from backupd.model.progress import Progress
+from backupd.model.proof import Witness
+from restore.plan import DEFAULT_RATES
+from restore.runbook import render_runbook
+from restore.state import restored_by
+from restore.unpack import render_unpack
+from storage.destination import Destination
+
+REPEATS = 2
+"""How often a physical backup is taken again in one job when tables were changed under the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A committed backup and the witness of its very moment, where there is one."""
+
+    outcome: PhysicalOutcome
+    witness: Witness | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """``problem``: what is missing in a backup that can be used nevertheless; ``accepted``: the next one would lack it,
+    too."""
+
+    record: BackupRecord
+    problem: BackupdError | None = None
+    accepted: bool = True
+
+
+def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> Made:
+    """Take one backup now, as ``run``, and give its record. Where an increment cannot be built on what there is, a full
+    backup is taken in its place, and ``reason`` of the record says why.
+
+    Raises NotFoundError (server), RefusedError (a backup of it runs already) and whatever made the backup fail; then
+    nothing of it is left. Where a destination is full, what the rules have expired there makes room, and the backup is
+    tried once more.
+    """
+    server = wiring.settings.server(server_name)
+    with (
+        wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"),
+        away(wiring, server, run),
+    ):
+        try:
+            return _run(wiring, server, kind, run)
+        except DestinationFullError as error:
+            relieve(wiring, error, run)
+            return _run(wiring, server, kind, run)
+
+
+def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> Made:
+    destinations = wiring.required(server)
+    for destination in destinations:
+        # One of the runs that are dead may have died between its manifest and its row; what the others left goes.
+        adopt_unknown(wiring, destination, server.name)
+        sweep_destination(wiring, destination, wait=False)
+    run.check()
+    if kind is BackupKind.LOGICAL:
+        return Made(*dump_tables(wiring, server, run, destinations))
+    repeated: list[str] = []
+    because = ""
+    for left in range(REPEATS, -1, -1):
+        try:
+            with ExitStack() as stack:
+                spec, met = resolve(
+                    wiring,
+                    server,
+                    kind,
+                    run,
+                    destinations,
+                    stack.enter_context(wiring.workdir(run.job.id)),
+                    because=because,
+                )
+                spec = replace(spec, repeats=left, warnings=(*spec.warnings, *repeated))
+                brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
+                taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
+            break
+        except TablesChangedError as error:
+            run.check()
+            if not left:
+                raise
+            because = because or (error.message if error.as_full else "")
+            repeated.append(f"the backup was taken again, because {error.message}")
+            say("backup-repeated", repeated[-1], level=logging.WARNING, server=server.name, job=run.job.id)
+            run.report(Progress("copy", note=repeated[-1]))
+    record = record_backup(wiring, spec, taken, brake.warnings)
+    record = replace(record, apart=met is not None and met.is_stranger)
+    problem = problem_of(met, record) or _problem(record, spec, taken.outcome.facts)
+    return Made(record, problem, not taken.outcome.facts.missing)
+
+
+def resolve(
+    wiring: Wiring,
+    server: ServerSettings,
+    kind: BackupKind,
+    run: JobRun,
+    destinations: tuple[Destination, ...],
+    workdir: Path,
+    *,
+    because: str = "",
+) -> tuple[PhysicalSpec, Identity | None]:
+    """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
+    nothing. ``because``: why an increment that was due cannot be."""
+    keys, fingerprints = wiring.recipients()
+    require_signing(wiring.settings, server.name)
+    connection = server.connection()
+    with connection.connect() as session:
+        probed = examine(session)
+        if server.policy.physical is None and (far := elsewhere(session, probed.info)) is not None:
+            raise ElsewhereError(far, hint=f"take a dump from here: backupd backup {server.name} --kind logical")
+        met = meet(wiring, server.name, session, probed.info)
+        refuse_clashes(session, probed.info)
+        tool = physical_tool(probed.info, paths=wiring.settings.programs)
+        refuse_unfit(session, probed.info, tool.tool)
+        decision = (
+            Decision(BackupKind.PHYSICAL_FULL, reason=because)
+            if because
+            else decide(
+                wiring,
+                server,
+                kind,
+                probed.info,
+                tool=tool,
+                session=session,
+                destinations=destinations,
+                recipients=fingerprints,
+            )
+        )
+        # Another question only where there is something to ask for.
+        lost = (
+            in_no_backup(left_out(list_tables(session), probed.info.flavour, tool.tool.name), server.policy.logical)
+            if uncovered(probed.info.engines, probed.info.flavour, tool.tool.name)
+            else {}
+        )
+    policy = server.policy
+    artefact = collect(connection, probed.info, policy.config_files)
+    warnings = (
+        *probed.warnings,
+        *shortcomings(tool, probed.info, paths=wiring.settings.programs),
+        *artefact.warnings,
+        *(f"{key.name}: {key.warning}" for key in keys if key.warning),
+    )
+    late = behind(wiring, server.name)
+    warnings = (*warnings, *clock_warning(late))
+    if decision.reason:
+        warnings = (*warnings, f"a full backup was taken where an increment was due: {decision.reason}")
+    reason = reason_of(met) or decision.reason
+    if reason != decision.reason:
+        warnings = (*warnings, reason)
+
+    def documents(body: Body, header: Header) -> Documents:
+        runbook = render_runbook(
+            header,
+            body,
+            destinations=[d.name for d in destinations],
+            earlier=decision.chain,
+            places={**server.required, **server.others},
+            signed=server.name in signed_servers(wiring.settings),
+        )
+        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
+
+    spec = PhysicalSpec(
+        backup_id=run.job.id,
+        server=server.name,
+        connection=connection,
+        info=probed.info,
+        tool=tool,
+        destinations=destinations,
+        recipients=fingerprints,
+        gnupg_home=wiring.settings.encryption.gnupg_home,
+        identity_key=wiring.identity_key(),
+        workdir=workdir,
+        started_at=wiring.clock() + late,
+        documents=documents,
+        behind=late,
+        level=wiring.settings.encryption.compression_level,
+        workers=worker_count(),
+        parallel=policy.physical.parallel if policy.physical else 1,
+        warnings=warnings,
+        parent=_parent(decision),
+        reason=reason,
+        config=lambda: artefact.content,
+        spool=wiring.settings.spool / "clone",
+        restored_by=restored_by(Path(probed.info.datadir)),
+        lost=lost,
+        announce=partial(wiring.catalog.backups.announce, run.job.id),
+    )
+    return spec, met
+
+
+def _problem(record: BackupRecord, spec: PhysicalSpec, facts: BodyFacts) -> BackupdError | None:
+    if facts.missing:
+        return BackupdError(
+            f"{_count(len(facts.missing))} missing in the physical backup {record.id}, though it was taken"
+            f" {REPEATS + 1} times; everything else is in it",
+            detail="\n".join(facts.warnings[-1:]),
+            hint="take the backup at a time when these tables are not dropped or renamed, or move them to InnoDB",
+        )
+    if not record.tables_missing:
+        return None
+    return BackupdError(
+        f"{_count(record.tables_missing)} missing in the physical backup {record.id} and in every logical one;"
+        " everything else is in it",
+        detail="\n".join(lost_words(engine, names) for engine, names in spec.lost.items()),
+        hint=REMEDY,
+    )
+
+
+def _count(tables: int) -> str:
+    return "1 table is" if tables == 1 else f"{tables} tables are"
+
+
+def _parent(decision: Decision) -> Parent | None:
+    last = decision.parent
+    return Parent(tuple(record.id for record in decision.chain), last.to_lsn) if last else None
+
+
+def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: JobRun) -> Taken:
+    policy = server.policy.witness
+    if not policy.enabled:
+        outcome = execute(spec, clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
+        return Taken(outcome, None, "")
+    with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=run.report) as witness:
+        outcome = execute(
+            spec,
+            clock=wiring.clock,
+            report=run.report,
+            on_stderr=witness.on_stderr,
+            cancel=run.cancel,
+            fence=run.fence,
+            log=run.log,
+        )
+        try:
+            seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
+        except KeyboardInterrupt:
+            # The backup is committed. Whoever stops the job now comes too late for that, and saves the reading only.
+            return Taken(outcome, None, "the job was stopped while they were read")
+        return Taken(outcome, seen, witness.problem)
+
+
+def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken, limits: tuple[str, ...] = ()) -> BackupRecord:
+    """Write the rows of a committed backup and of its witness. ``limits``: what is to be said about those."""
+    header, facts = taken.outcome.header, taken.outcome.facts
+    warnings = (*facts.warnings, *limits, *_slow(wiring, taken.outcome))
+    if taken.problem:
+        warnings = (*warnings, f"no witness was read, so a test restore has nothing to compare with: {taken.problem}")
+    record = record_of(spec, header, facts, warnings)
+    add_row(wiring, spec, record)
+    if taken.witness is not None:
+        wiring.catalog.witnesses.add(new_id(wiring.clock()), taken.witness, backup_id=record.id)
+    return record
+
+
+def _slow(wiring: Wiring, outcome: PhysicalOutcome) -> tuple[str, ...]:
+    header = outcome.header
+    rate = wiring.catalog.rates.of(header.server).get("prepared") or DEFAULT_RATES["prepared"]
+    return slow_destinations(
+        outcome.speeds,
+        seconds=(header.finished_at - header.started_at).total_seconds(),
+        prepare_seconds=rate.estimate(header.stats.bytes_source),
+        limits={
+            name: place.max_upload
+            for name, place in wiring.settings.destinations.items()
+            if place.max_upload is not None
+        },
+    )

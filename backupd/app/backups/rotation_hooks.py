@@ -1,0 +1,211 @@
+"""Taking a server out of rotation while it is backed up, and bringing it back whatever happens.
+
+That it is away stands in the catalog before the program that takes it out is started, and until the one that brings it
+back has succeeded. Should the process that backs it up die, the service runs that program, again and again if need be.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.logging_setup import redacted, say
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.catalog.absences import Absence
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, CatalogError, NotFoundError, ToolError
+from backupd.model.event import Event, Severity
+from backupd.model.job import JobState
+from backupd.process.command import Command
+from backupd.process.run import run as run_program
+
+HOOK = Pair("hook-failed", "hook-recovered")
+BEFORE, AFTER = "before", "after"
+FIRST_PAUSE = timedelta(seconds=10)
+LONGEST_PAUSE = timedelta(minutes=10)
+"""Between two tries to bring a server back; each pause is twice as long as the one before."""
+_DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+
+def presence(wiring: Wiring, server: str) -> tuple[bool, str]:
+    """Is it in rotation, as far as backups are concerned? Else why not."""
+    away = wiring.catalog.absences.of(server)
+    if away is None:
+        return True, ""
+    return False, f"backup job {away.job_id} has taken {server} out of rotation since {format_time(away.since)}"
+
+
+@contextmanager
+def away(wiring: Wiring, server: ServerSettings, run: JobRun) -> Iterator[None]:
+    """Around a backup: the policy's program ``before``, and ``after``, however the block ends. Raises ToolError where
+    ``before`` fails; where ``after`` does, an event tells, and the service runs it again."""
+    hooks = server.policy.hooks
+    if hooks is None:
+        yield
+        return
+    job = run.job
+    absence = Absence(server.name, job.id, wiring.clock(), str(hooks.after or ""))
+    wiring.catalog.absences.begin(absence)
+    try:
+        if hooks.before is not None:
+            _run_hook(hooks.before, BEFORE, absence, job.kind, hooks.timeout, run)
+        yield
+    finally:
+        try:
+            bring_back(wiring, absence, job.kind, hooks.timeout, log=run.log)
+        except CatalogError as error:  # it stands there as away: the service brings it back again
+            say("hook-trouble", str(error), level=logging.ERROR, server=server.name, job=job.id)
+
+
+def bring_back(wiring: Wiring, absence: Absence, kind: str, timeout: timedelta, *, log: Path | None = None) -> bool:
+    """Run the program that brings the server back, and end its absence; False, and an event, when it fails."""
+    now = wiring.clock()
+    server, job_id = absence.server, absence.job_id
+    incidents = Incidents(wiring.catalog)
+    if absence.after:
+        try:
+            _run_hook(Path(absence.after), AFTER, absence, kind, timeout, None, log=log)
+        except BackupdError as error:
+            say("hook-failed", str(error), level=logging.ERROR, server=server, job=job_id)
+            incidents.broken(
+                HOOK,
+                Event(
+                    at=now,
+                    kind=HOOK.broken,
+                    severity=Severity.ERROR,
+                    server=server,
+                    subject=AFTER,
+                    message=f"{server} is not back in rotation: {error.message}",
+                    detail=error.detail,
+                    hint=f"the service runs {absence.after} again until it succeeds; bring {server} back by hand if "
+                    "that takes too long",
+                    job_id=job_id,
+                ),
+            )
+            return False
+    if wiring.catalog.absences.end(server, job_id):
+        incidents.mended(
+            HOOK,
+            Event(
+                at=now,
+                kind=HOOK.mended,
+                severity=Severity.INFO,
+                server=server,
+                subject=AFTER,
+                message=f"{server} is back in rotation",
+                job_id=job_id,
+            ),
+        )
+    return True
+
+
+def _run_hook(
+    program: Path,
+    moment: str,
+    absence: Absence,
+    kind: str,
+    timeout: timedelta,
+    run: JobRun | None,
+    *,
+    log: Path | None = None,
+) -> None:
+    """Raises ToolError, CancelledError."""
+    env = {
+        "BACKUPD_SERVER": absence.server,
+        "BACKUPD_JOB": absence.job_id,
+        "BACKUPD_KIND": kind,
+        "BACKUPD_MOMENT": moment,
+    }
+    say("hook-started", f"{moment}: {program}", server=absence.server, job=absence.job_id)
+    begun = time.monotonic()
+    try:
+        run_program(
+            Command((str(program),), env=env),
+            timeout=timeout.total_seconds(),
+            log=run.log if run is not None else log,
+            cancel=run.cancel if run is not None else None,
+        )
+    except ToolError as error:
+        raise type(error)(
+            f"the hook `{moment}` of {absence.server} failed: {redacted(error.message)}",
+            detail=redacted(error.detail),
+            hint=f"run {program} by hand with BACKUPD_SERVER={absence.server}, and mend it; it has "
+            f"{timeout.total_seconds():g} s (hooks.timeout)",
+        ) from error
+    say("hook-ended", f"{moment}: after {time.monotonic() - begun:.1f} s", server=absence.server, job=absence.job_id)
+
+
+@dataclass(slots=True)
+class _Try:
+    """When the next one is due (monotonic), how long to pause after it, and the one that is going on."""
+
+    due: float = 0.0
+    pause: timedelta = FIRST_PAUSE
+    thread: threading.Thread | None = None
+
+
+class AbsenceWatch:
+    """The service's look at servers that nobody brings back any more: their backup is over, and they are still away.
+    Each is brought back in a thread of its own, so that a program which hangs holds up nothing."""
+
+    def __init__(self) -> None:
+        self._tries: dict[tuple[str, str], _Try] = {}
+
+    def look(self, wiring: Wiring) -> None:
+        """Begin with those whose time it is. Raises CatalogError."""
+        left = [one for one in wiring.catalog.absences.all() if _is_over(wiring, one)]
+        known = {(one.server, one.job_id) for one in left}
+        for gone in [key for key in self._tries if key not in known and not self._busy(key)]:
+            del self._tries[gone]
+        for one in left:
+            key = (one.server, one.job_id)
+            attempt = self._tries.setdefault(key, _Try())
+            if self._busy(key) or time.monotonic() < attempt.due:
+                continue
+            # A daemon thread: the service may end in the middle; the next one runs the program again.
+            attempt.thread = threading.Thread(
+                target=self._try, args=(wiring, one, attempt), daemon=True, name=f"hook {one.server}"
+            )
+            attempt.thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the tries that are going on."""
+        for attempt in list(self._tries.values()):
+            if attempt.thread is not None:
+                attempt.thread.join(seconds)
+
+    def _busy(self, key: tuple[str, str]) -> bool:
+        thread = self._tries[key].thread
+        return thread is not None and thread.is_alive()
+
+    def _try(self, wiring: Wiring, absence: Absence, attempt: _Try) -> None:
+        timeout, kind = _DEFAULT_TIMEOUT, ""
+        with suppress(BackupdError):  # of a server or policy that is gone, or is broken by now
+            hooks = wiring.settings.server(absence.server).policy.hooks
+            timeout = hooks.timeout if hooks is not None else timeout
+        try:
+            with suppress(NotFoundError):
+                kind = wiring.catalog.jobs.get(absence.job_id).kind
+            bring_back(wiring, absence, kind, timeout)
+        except CatalogError as error:
+            say("hook-trouble", str(error), level=logging.WARNING, server=absence.server, job=absence.job_id)
+        finally:
+            attempt.due = time.monotonic() + attempt.pause.total_seconds()
+            attempt.pause = min(attempt.pause * 2, LONGEST_PAUSE)
+
+
+def _is_over(wiring: Wiring, absence: Absence) -> bool:
+    """Does nobody work at its backup any more?"""
+    try:
+        return wiring.catalog.jobs.get(absence.job_id).state is not JobState.RUNNING
+    except NotFoundError:
+        return True

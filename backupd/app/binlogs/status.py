@@ -1,0 +1,276 @@
+"""`backupd binlog status`: what is streamed, what each destination holds, and how far it is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.binlogs.stream_report import SILENT, STOPPED
+from backupd.app.context.server_identity import own_branches
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring, owner_is_alive
+from backupd.binlog.status import StreamState
+from backupd.engine.binlogsource import BinlogSource
+from backupd.model.binlog import Branch, Run
+from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import BackupdError
+from backupd.recovery.runs import last_of, place_of, same_state
+from policies.lint import streams
+from restore.beyond import LIMIT, Stream
+
+DAY = timedelta(days=1)
+NOT_RUNNING = "not running"
+OFF = "off"
+_ASKED = 3.0
+"""Seconds in which a server has to answer a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one destination has of a server's binary logs. ``since``, ``latest``: both ends of the newest run;
+    ``worst``: the most seconds that it was behind within a day; ``waiting``: bytes in the spool."""
+
+    destination: str
+    runs: int
+    segments: int
+    bytes: int
+    stored: int
+    since: str
+    latest: str
+    confirmed_at: datetime | None
+    behind: float | None
+    worst: float | None
+    waiting: int | None
+    error: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.destination,
+            "runs": self.runs,
+            "segments": self.segments,
+            "bytes": self.bytes,
+            "bytes_stored": self.stored,
+            "from": self.since or None,
+            "latest": self.latest or None,
+            "confirmed_at": format_time(self.confirmed_at) if self.confirmed_at else None,
+            "rpo_seconds": _rounded(self.behind),
+            "worst_rpo_seconds_of_a_day": _rounded(self.worst),
+            "bytes_behind": self.waiting,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatus:
+    """``state``: of the stream, ``off`` where the policy asks for none, ``not running`` where its process is gone.
+    ``stream``: what that said of itself last, at ``told_at``."""
+
+    server: str
+    state: str
+    stream: Mapping[str, Any] | None
+    told_at: datetime | None
+    branch: Branch | None
+    branches: int
+    gaps: int
+    destinations: tuple[Held, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "server": self.server,
+            "state": self.state,
+            "branch": self.branch.id if self.branch else None,
+            "branches": self.branches,
+            "gaps": self.gaps,
+            "destinations": [held.as_json() for held in self.destinations],
+            "updated_at": format_time(self.told_at) if self.told_at else None,
+            "stream": dict(self.stream) if self.stream is not None else None,
+        }
+
+
+def status(wiring: Wiring, server: str | None = None) -> tuple[LogStatus, ...]:
+    """Of one server, or of all that stream or ever did. Raises NotFoundError for one that nobody knows."""
+    known = wiring.catalog.binlogs.servers()
+    if server is not None:
+        if server not in known:
+            wiring.settings.server(server)
+        return (_status(wiring, server),)
+    names = {*known, *(name for name in wiring.settings.servers if _is_streamed(wiring, name))}
+    return tuple(_status(wiring, name) for name in sorted(names))
+
+
+def _status(wiring: Wiring, server: str) -> LogStatus:
+    binlogs, now = wiring.catalog.binlogs, wiring.clock()
+    branches = binlogs.branches(server)
+    said = binlogs.stream_state(server)
+    stream, told_at = said if said is not None else (None, None)
+    runs: dict[str, list[Run]] = {}
+    for run in binlogs.runs(server):
+        runs.setdefault(run.destination, []).append(run)
+    told: Mapping[str, Any] = stream.get("destinations", {}) if stream is not None else {}
+    worst = wiring.catalog.lags.worst(server, now - DAY)
+    names = dict.fromkeys([*_places(wiring, server), *sorted(runs), *sorted(told)])
+    return LogStatus(
+        server,
+        state_of(wiring, server, stream),
+        stream,
+        told_at,
+        branches[-1] if branches else None,
+        len(branches),
+        len(binlogs.gaps(server)),
+        tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names),
+    )
+
+
+def _held(
+    name: str,
+    runs: list[Run],
+    branches: tuple[Branch, ...],
+    told: Mapping[str, Any],
+    worst: float | None,
+    now: datetime,
+) -> Held:
+    current = branches[-1] if branches else None
+    newest = next((run for run in reversed(runs) if current is not None and run.branch == current.id), None)
+    confirmed = newest.confirmed_at if newest is not None else None
+    since = latest = ""
+    if newest is not None and current is not None:
+        since = f"{current.file(newest.first_number)}:{newest.first_pos}"
+        latest = f"{current.file(newest.last_number)}:{newest.last_pos}"
+    return Held(
+        name,
+        len(runs),
+        sum(run.segments for run in runs),
+        sum(run.size for run in runs),
+        sum(run.stored for run in runs),
+        since,
+        latest,
+        confirmed,
+        max(0.0, (now - confirmed).total_seconds()) if confirmed is not None else None,
+        worst,
+        told.get("bytes_behind"),
+        str(told.get("error") or ""),
+    )
+
+
+def state_of(wiring: Wiring, server: str, stream: Mapping[str, Any] | None) -> str:
+    """As ``LogStatus.state``; ``stream``: what it said of itself last."""
+    if not _is_streamed(wiring, server):
+        return OFF
+    if stream is None or not owner_is_alive(str(stream.get("owner", ""))):
+        return NOT_RUNNING
+    return str(stream.get("state", ""))
+
+
+def _is_streamed(wiring: Wiring, server: str) -> bool:
+    if server not in wiring.settings.servers:
+        return False
+    found = wiring.settings.server(server)
+    return found.usable and streams(found.policy)
+
+
+def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
+    if not _is_streamed(wiring, server):
+        return ()
+    found = wiring.settings.server(server)
+    return (*found.required, *found.others)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None
+
+
+def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
+    """How its stream stands, for a plan of the newest moment; None where its policy asks for none."""
+    if not server.usable or not streams(server.policy):
+        return None
+    now = wiring.clock()
+    said = wiring.catalog.binlogs.stream_state(server.name)
+    troubles = "; ".join(stream_troubles(server.name, said, now))
+    if said is None:
+        return Stream(troubles, limit=None)
+    known = wiring.catalog.identities.of(server.name)
+    newest = max(known, key=lambda one: one.seen_at, default=None)
+    if newest is not None and newest.is_stranger:
+        stranger = (
+            f"another server, {newest.uuid}, answers under this name since {format_time(newest.since)}, and "
+            f"its binary log is kept apart ({newest.evidence}): backupd server accept {server.name}, if it is "
+            "the right one from now on"
+        )
+        troubles = "; ".join(filter(None, (stranger, troubles)))
+    row, _at = said
+    rpo = server.policy.objectives.rpo
+    runs = _gone(server.name) not in troubles
+    state = row.get("state") if runs else row.get("ended", row.get("state"))
+    away = state == StreamState.WAITING and bool(row.get("away"))
+    stuck = not runs and state == StreamState.WAITING and not away and bool(row.get("error"))
+    failed = state == StreamState.FAILED or stuck
+    if failed and not runs:
+        troubles += f"; it had failed: {one_line(row.get('error') or '')}"
+    return Stream(
+        troubles,
+        failed=failed or (newest is not None and newest.is_stranger),
+        unseen_since=parse_time(str(row["since"])) if runs and away else None,
+        limit=rpo if rpo is not None else LIMIT,
+        promised=rpo is not None,
+        missed=_missed(wiring, server) if rpo is None and not runs else "",
+    )
+
+
+def _missed(wiring: Wiring, server: ServerSettings) -> str:
+    """What the server, asked now, has in its binary log behind all that is archived of it; "" where that is nothing,
+    and where it does not answer or another one does: then nobody knows."""
+    branches = own_branches(wiring, server.name)
+    runs = [run for run in wiring.catalog.binlogs.runs(server.name) if branches and run.branch == branches[-1].id]
+    if not runs:
+        return ""
+    try:
+        state = BinlogSource(replace(server.connection(), connect_timeout=_ASKED)).look(files=False)
+    except BackupdError:
+        return ""
+    last, place = max(runs, key=last_of), place_of(state.position)
+    if (
+        state.server_uuid != branches[-1].server_uuid
+        or place is None
+        or place <= last_of(last)
+        or (state.history and same_state(branches[-1].executed(last.gtids_after), state.history))
+    ):
+        return ""
+    return (
+        f"the server has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
+        f"archived up to {branches[-1].file(last.last_number)}:{last.last_pos}"
+    )
+
+
+def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:
+    """Why the windows do not go on as they should, by what the stream told last."""
+    again = "`backupd serve` streams it, where the server is not paused"
+    if said is None:
+        yield f"the binary log of {server} has never been streamed: {again}"
+        return
+    row, at = said
+    if row.get("state") == STOPPED or now - at > SILENT or not owner_is_alive(str(row.get("owner", ""))):
+        yield (
+            f"{_gone(server)} (last heard of at {format_time(at)}), so nothing that "
+            f"is committed becomes recoverable: {again}"
+        )
+        return
+    error, trouble = one_line(row.get("error") or ""), one_line(row.get("trouble") or "")
+    if row.get("state") != StreamState.STREAMING:
+        yield f"the stream of {server} is {row.get('state')} since {row.get('since')}: {error}"
+    elif error:
+        yield f"the stream of {server}: {error}"
+    if trouble:
+        yield f"the archive of {server}: {trouble}"
+
+
+def one_line(text: str) -> str:
+    """What happened and why, without what to do, in one line."""
+    return ": ".join(
+        line.removeprefix("detail:").strip() for line in text.splitlines() if not line.strip().startswith("hint:")
+    )
+
+
+def _gone(server: str) -> str:
+    return f"the binary log of {server} is not streamed now"

@@ -1,0 +1,200 @@
+"""Which documents of record have to be signed here, and by whom."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.app.context.settings import Settings
+from backupd.backup.finding import Finding, error, fine, warning
+from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.hold import EVERY_SERVER
+from backupd.transfer.keyring import public_keys
+from backupd.transfer.signature import Signing, problem_of, sign
+from backupd.transfer.signed import SignedDestination
+from storage.config import DestinationConfig
+from storage.destination import Destination
+
+_PAGE = """\
+THE RECOVERY PAGE OF {host}
+Print it, and keep it outside of every place that holds backups: what lies there can be replaced by whoever can write
+there, with its signature and with the key beside it. This page cannot.
+
+Fingerprint of the signing key (SIGNER):  {key}
+{replaced}{trusted}Private keys that open the backups, one of which you need:
+{recipients}
+Places that hold backups:
+{places}
+Before you read or follow RECOVER.md of a place: fetch it with RECOVER.md.sig, import the public key below, and run
+
+{command}
+
+Only when that prints OK: go on with RECOVER.md, with `export SIGNER={key}`.
+
+{public}"""
+_COMMAND = (
+    "gpg --batch --no-options --status-fd 1 --verify RECOVER.md.sig RECOVER.md 2> /dev/null | "
+    'awk -v key={key} \'$2 == "VALIDSIG" && ($3 == key || $NF == key) {{ ok = 1 }} '
+    'END {{ print ok ? "OK" : "STOP: this is not what backupd wrote"; exit !ok }}\''
+)
+_UNSIGNED = (
+    "whoever can write to a destination and has your public key can put backups there that look like yours "
+    "to a new catalog, or bring back an old state"
+)
+_SAMPLE = b"backupd asks itself whether it can sign\n"
+
+
+def trusting(settings: Settings, destination: Destination) -> Destination:
+    """``destination`` as one that signs and believes as the policies say; itself where none is `signed`. Where one
+    is, what is about the whole installation (copies of its catalog and configuration) is signed, too."""
+    servers = signed_servers(settings)
+    if not servers:
+        return destination
+    return SignedDestination(destination, signing(settings), (servers | {EVERY_SERVER}).__contains__)
+
+
+def signed_servers(settings: Settings) -> frozenset[str]:
+    """Those whose policy is `signed`, or cannot be used where keys for signatures are configured: a mistake in a
+    policy must not switch off what it says."""
+    return wanting(settings) | (undecided(settings) if signing(settings).trusted else frozenset())
+
+
+def wanting(settings: Settings) -> frozenset[str]:
+    """Those whose policy says `signed`, or does not speak of it while a signing key is named."""
+    default = settings.encryption.signing_key is not None
+    return frozenset(name for name, said in _said(settings).items() if (default if said is None else said))
+
+
+def _said(settings: Settings) -> dict[str, bool | None]:
+    """What the policy of each server, as far as it can be used, says of `signed`."""
+    return {name: server.policy.signed for name in settings.servers if (server := settings.server(name)).usable}
+
+
+def undecided(settings: Settings) -> frozenset[str]:
+    """Those whose policy cannot be used, so that nobody knows what it says."""
+    return frozenset(name for name in settings.servers if not settings.server(name).usable)
+
+
+def signing(settings: Settings) -> Signing:
+    encryption = settings.encryption
+    own = (encryption.signing_key,) if encryption.signing_key else ()
+    return Signing(
+        encryption.gnupg_home,
+        encryption.signing_key,
+        tuple(dict.fromkeys((*own, *encryption.trusted_signers))),
+        encryption.signing_passphrase_file,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPage:
+    """What has to be kept outside of the store. ``command``: says whether RECOVER.md may be believed, before it is
+    read; ``text``: the whole page."""
+
+    signing_key: str
+    command: str
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"signing_key": self.signing_key, "command": self.command, "page": self.text}
+
+
+def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryPage:
+    """``replaced``: keys that it takes the place of, each with until when it counted. Raises RefusedError where nothing
+    is signed, ToolError, KeyUnusableError."""
+    ours = signing(settings)
+    if ours.key is None:
+        raise RefusedError(
+            "nothing is signed here, so nobody can tell a forged RECOVER.md from a true one",
+            hint="`backupd keys make-signing` makes a signing key and says what to add to the configuration",
+        )
+    command = _COMMAND.format(key=ours.key)
+    places = sorted(settings.configuration.destinations.items())
+    others = [key for key in ours.trusted if key != ours.key]
+    return RecoveryPage(
+        ours.key,
+        command,
+        _PAGE.format(
+            host=socket.gethostname(),
+            key=ours.key,
+            command=command,
+            public=public_keys(ours.home, ours.trusted).decode(),
+            replaced="".join(f"Destroy every page of the key {one}\n" for one in replaced),
+            trusted="".join(f"Trusted besides:  {key}\n" for key in others),
+            recipients="\n".join(f"- {one}" for one in settings.encryption.recipients),
+            places="\n".join(f"- {name}: {_where(one)}" for name, one in places),
+        ),
+    )
+
+
+def _where(config: DestinationConfig) -> str:
+    space, parts = config.address
+    kind, *room = (one for one in space if one)
+    return f"{kind} " + "/".join((*room, *(("" if part == "/" else part) for part in parts)))
+
+
+def findings(settings: Settings) -> list[Finding]:
+    """What `backupd check` says about signing: is it done, can it be done here, and is it believed then?"""
+    return [*_unsigned(settings), *_able(settings)]
+
+
+def require_signing(settings: Settings, server: str) -> None:
+    """Before anything of ``server`` is copied. Raises KeyUnusableError, RefusedError where it has to be signed and
+    cannot be."""
+    if server in signed_servers(settings):
+        prove_signing(signing(settings))
+
+
+def prove_signing(ours: Signing) -> None:
+    """Raises KeyUnusableError where its key cannot sign here, RefusedError where that would not be believed."""
+    if problem := problem_of(ours, _SAMPLE, sign(ours, _SAMPLE)):
+        raise RefusedError(
+            f"what the key {ours.key} signs is not believed here: {problem}",
+            hint=f"import its public half: gpg --homedir {ours.home} --import FILE",
+        )
+
+
+def _unsigned(settings: Settings) -> list[Finding]:
+    off = sorted(name for name, said in _said(settings).items() if said is False)
+    silent = (
+        sorted(name for name, said in _said(settings).items() if said is None)
+        if (settings.encryption.signing_key is None)
+        else []
+    )
+    found = (
+        [
+            warning(
+                "signing",
+                f"backups of {', '.join(off)} are not signed, as `signed: false` in the policy says: {_UNSIGNED}",
+                "take it out where that was not meant so",
+            )
+        ]
+        if off
+        else []
+    )
+    if silent:
+        found.append(
+            warning(
+                "signing",
+                f"backups of {', '.join(silent)} are not signed, since no signing key is named: {_UNSIGNED}",
+                "`backupd keys make-signing` makes one and says what to add to the configuration; "
+                "`signed: false` in the policy says that it is meant so",
+            )
+        )
+    return found
+
+
+def _able(settings: Settings) -> list[Finding]:
+    servers = signed_servers(settings)
+    if not servers:
+        return []
+    ours = signing(settings)
+    try:
+        prove_signing(ours)
+    except BackupdError as failure:
+        return [
+            error("signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}", failure.hint)
+        ]
+    return [fine("signing", f"manifests are signed with {ours.key}")]

@@ -1,0 +1,376 @@
+"""What every use case stands on: settings, catalog, destinations, keys. Opened once, closed once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+from backupd.app.context.document_records import CatalogRecords
+from backupd.app.context.settings import ServerSettings, Settings
+from backupd.app.context.trust import trusting
+from backupd.backup.preflight import EMPTIED_HINT
+from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
+from backupd.model.clock import Clock
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    CatalogError,
+    DestinationError,
+    KeyUnusableError,
+    RefusedError,
+)
+from backupd.model.event import Event, Severity
+from backupd.process.folders import PASSABLE
+from backupd.process.runtime import passable_directory
+from backupd.transfer.identity import identity_key
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.keyring import KeyInfo, resolve_recipients
+from backupd.transfer.lease import Owner
+from backupd.transfer.recorded import RecordedDestination
+from backupd.transfer.unseal import Unsealer
+from storage.destination import Destination
+from storage.registry import open_destination
+
+GRACE = timedelta(days=1)
+"""How long a deleted backup can be undeleted."""
+REMOVAL_SECONDS = 600.0
+"""How long whoever wants to remove backups waits for another one that does."""
+_LOOK_SECONDS = 0.2
+_WORKER = "worker-"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def owner(worker: int | None = None) -> str:
+    """This process, as jobs name the one that runs them: ``host boot namespace pid start``; with the number of one of
+    its workers where that claimed the job and has not handed it over yet."""
+    here = Owner.current()
+    process = f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
+    return process if worker is None else f"{process} {_WORKER}{worker}"
+
+
+def user() -> str:
+    """Who is asking, for the record: the login name behind sudo, or of this process."""
+    try:
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
+def owner_state(text: str) -> bool | None:
+    """Is the process that ``owner`` named still there? None when it cannot be seen from here: another host or
+    container."""
+    if not text:
+        return False
+    here = Owner.current()
+    host, _, rest = text.partition(" ")
+    boot, *fields = rest.split(" ")
+    if fields and fields[-1].startswith(_WORKER):
+        del fields[-1]
+    if host != here.host or len(fields) not in (2, 3):
+        return None
+    if boot != here.boot:
+        return False
+    if len(fields) == 3 and fields[0] != here.namespace:
+        return None
+    try:
+        stat = Path(f"/proc/{int(fields[-2])}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return stat[0] not in "ZX" and stat[19] == fields[-1]
+
+
+def owner_is_alive(text: str) -> bool:
+    """As ``owner_state``; what cannot be seen counts as alive."""
+    return owner_state(text) is not False
+
+
+class Opening(StrEnum):
+    """What becomes of a catalog that is not there: who only ``reads`` is refused, who ``looks`` gets an empty one for
+    as long as he looks, who ``works`` makes one where no destination holds backups already, and who ``makes`` one does.
+    """
+
+    READS = "reads"
+    LOOKS = "looks"
+    WORKS = "works"
+    MAKES = "makes"
+
+
+@contextmanager
+def catalog_of(settings: Settings, opening: Opening, *, new: bool = False) -> Iterator[Catalog]:
+    """The open catalog of an installation, brought up to date first. ``new``: to begin with an empty one beside backups
+    that are there already is meant.
+
+    Raises CatalogError, also where there is none; RefusedError where it would be or is empty, and backups are there.
+    """
+    with ExitStack() as stack:
+        url = settings.catalog
+        there = is_there(url)
+        if not there and opening is Opening.READS:
+            raise CatalogError(f"there is no catalog at {catalog_name(url)}", hint=absent_hint(settings))
+        if not there and opening is Opening.LOOKS:
+            url = f"sqlite:///{stack.enter_context(TemporaryDirectory(prefix='backupd-look-'))}/catalog.db"
+        if not there and opening is Opening.WORKS and not new:
+            _refuse_bare(settings)
+        upgrade(url)
+        catalog = stack.enter_context(open_catalog(url))
+        if opening is Opening.WORKS:
+            if new:
+                catalog.events.add(Event(utc_now(), BEGUN, Severity.INFO, "an empty catalog was begun on purpose"))
+            elif there and is_bare(catalog):
+                _refuse_bare(settings)
+        yield catalog
+
+
+BEGUN = "catalog-begun"
+
+
+def is_bare(catalog: Catalog) -> bool:
+    """Does it know no backup and no binary log, and nobody said that this is meant?"""
+    return not (catalog.backups.servers() or catalog.binlogs.servers() or catalog.events.last("", (BEGUN,), ""))
+
+
+def absent_hint(settings: Settings) -> str:
+    """What to do about a catalog that is not there."""
+    places = " or ".join(sorted(settings.destinations)) or "DESTINATION"
+    return (
+        f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; of backups that "
+        f"are stored already `backupd catalog rebuild --from {places}` makes one"
+    )
+
+
+def stored_already(settings: Settings) -> tuple[str, int, str] | None:
+    """A destination that holds backups of servers of this configuration, how many, and of which servers; None where
+    none does, as far as the destinations can be asked."""
+    for name in settings.destinations:
+        try:
+            destination = trusting(settings, open_destination(name, settings.destination(name)))
+            found = (
+                [server for server, _id in backup_ids(destination) if server in settings.servers]
+                if destination.is_initialised()
+                else []
+            )
+        except BackupdError:
+            continue  # a backup will say what is wrong with it
+        if found:
+            return name, len(found), ", ".join(sorted(set(found)))
+    return None
+
+
+def _refuse_bare(settings: Settings) -> None:
+    if (found := stored_already(settings)) is not None:
+        name, count, servers = found
+        raise RefusedError(
+            f"destination {name} holds {count} backup{'s' if count > 1 else ''} of {servers}, and the catalog "
+            f"{catalog_name(settings.catalog)} knows none",
+            hint=f"is `catalog:` in {settings.file} right? `backupd catalog rebuild --from {name}` takes them in; to "
+            "begin an empty catalog beside them: --new-catalog",
+        )
+
+
+@dataclass(frozen=True)
+class Wiring:
+    settings: Settings
+    catalog: Catalog
+    clock: Clock = utc_now
+    _opened: dict[str, Destination] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def destination(self, name: str) -> Destination:
+        """A configured destination, the same one each time; touches nothing. What it gives of documents is compared
+        with what the catalog knows of them, and then with their signatures. Raises NotFoundError."""
+        if name not in self._opened:
+            opened = open_destination(name, self.settings.destination(name))
+            recorded = RecordedDestination(opened, CatalogRecords(self.catalog, self.clock))
+            self._opened[name] = trusting(self.settings, recorded)
+        return self._opened[name]
+
+    def of(self, servers: Collection[str]) -> Wiring:
+        """The same, as if no others than these were configured. Destinations are opened once for both."""
+        configured = {name: found for name, found in self.settings.servers.items() if name in servers}
+        narrowed = self.settings.configuration.model_copy(update={"servers": configured})
+        found = replace(self, settings=replace(self.settings, configuration=narrowed))
+        object.__setattr__(found, "_opened", self._opened)  # it is frozen for everybody else
+        return found
+
+    def usable_destinations(self) -> list[Destination]:
+        """Every configured destination that can be reached and was initialised."""
+        return [found for found in self._looked_at() if found is not None and not isinstance(found, DestinationError)]
+
+    def unreachable(self) -> dict[str, DestinationError]:
+        """Configured destinations that do not answer, with why."""
+        return {
+            name: found
+            for name, found in zip(self.settings.destinations, self._looked_at(), strict=True)
+            if isinstance(found, DestinationError)
+        }
+
+    def _looked_at(self) -> list[Destination | DestinationError | None]:
+        """Of each configured destination: itself, why it cannot be reached, or None where it was never initialised.
+        All are asked at once: one that hangs takes its minute, not everybody's."""
+
+        def look(name: str) -> Destination | DestinationError | None:
+            try:
+                destination = self.destination(name)
+                return destination if destination.is_initialised() else None
+            except DestinationError as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=16, thread_name_prefix="look") as pool:
+            return list(pool.map(look, self.settings.destinations))
+
+    def required(self, server: ServerSettings) -> tuple[Destination, ...]:
+        """The destinations that must hold each backup of ``server``, initialised where this is the first one.
+
+        Raises RefusedError when one holds backups by the catalog but its folder is bare: most likely it is not mounted.
+        """
+        opened = []
+        for name in server.required:
+            destination = self.destination(name)
+            if not destination.is_initialised():
+                if self.holds_backups(name):
+                    raise RefusedError(
+                        f"destination {name} should hold backups, but its folder is empty or not a repository",
+                        hint=EMPTIED_HINT,
+                    )
+                destination.initialise(self.clock())
+            opened.append(destination)
+        return tuple(opened)
+
+    def holds_backups(self, destination: str) -> bool:
+        """Does the catalog know a copy at ``destination``?"""
+        return any(
+            copy.destination == destination
+            for record in self.catalog.backups.list(foreign=True)
+            for copy in record.copies
+        )
+
+    def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
+        """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all
+        problems at once."""
+        encryption = self.settings.encryption
+        found = resolve_recipients(encryption.gnupg_home, encryption.recipients, now=self.clock())
+        problems = [f"{key.name}: {key.problem}" for key in found if key.problem]
+        if problems:
+            raise KeyUnusableError(
+                f"{len(problems)} of {len(found)} encryption keys cannot be used",
+                detail="\n".join(problems),
+                hint=f"mend the keyring with gpg --homedir {encryption.gnupg_home}; "
+                "`backupd check` shows the state of every key",
+            )
+        return found, tuple(key.fingerprint for key in found)
+
+    def unsealer(self) -> Unsealer:
+        """Raises ConfigurationError when this machine has no decryption key configured."""
+        restore = self.settings.needs_restore()
+        return Unsealer(restore.gnupg_home, restore.passphrase_file)
+
+    def identity_key(self) -> bytes:
+        return identity_key(self.settings.spool / "identity.key")
+
+    @contextmanager
+    def locked(self, what: str, refusal: str, *, wait: float = 0.0) -> Iterator[None]:
+        """Hold the lock ``what`` of this installation. When somebody else still holds it after ``wait`` seconds:
+        BusyError with ``refusal``, naming the holder."""
+        with self._lock(what, wait) as holder:
+            if holder is not None:
+                raise BusyError(
+                    refusal,
+                    detail=f"held by {holder or 'a process without a name'}",
+                    hint="wait for it to end, then run the command again; if that process hangs, end it",
+                )
+            yield
+
+    @contextmanager
+    def _lock(self, what: str, wait: float) -> Iterator[str | None]:
+        """Gives None once it is held, else who holds it."""
+        folder = self.settings.spool / "locks"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = (folder / what).open("a+", encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise RefusedError(
+                f"the spool {self.settings.spool} cannot be used: {error.strerror or error}",
+                hint="make it a writable folder of this user, with room; see spool: in the configuration",
+            ) from error
+        with file:
+            if _take(file, wait):
+                _sign(file)
+                yield None
+            else:
+                file.seek(0)
+                yield file.read().strip()
+
+    @contextmanager
+    def removing(self, *, wait: bool = True) -> Iterator[bool]:
+        """Only one process of this installation marks, unmarks or sweeps at a time; gives whether this one may.
+
+        The others wait, and raise BusyError after ten minutes. With ``wait`` False nobody waits: they get False.
+        """
+        if wait:
+            with self.locked(
+                "removal",
+                f"another process has been removing backups for {REMOVAL_SECONDS:g} seconds",
+                wait=REMOVAL_SECONDS,
+            ):
+                yield True
+        else:
+            with self._lock("removal", 0.0) as holder:
+                yield holder is None
+
+    @contextmanager
+    def workdir(self, name: str) -> Iterator[Path]:
+        """An empty folder for a tool's own needs, gone afterwards. Others pass through it to what is theirs."""
+        path = passable_directory() / name
+        path.mkdir()
+        path.chmod(PASSABLE)  # whatever the umask is
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path)
+
+
+def _take(file: TextIO, seconds: float) -> bool:
+    """Lock the open ``file``, waiting up to ``seconds`` for it; False when it is still somebody else's."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return True
+
+
+def _sign(file: TextIO) -> None:
+    """Write into a lock's file who holds it."""
+    with suppress(OSError):  # a disk without room leaves the holder nameless, no more
+        file.truncate(0)
+        file.write(f"process {os.getpid()}, {' '.join(sys.argv)[:500]}\n")
+        file.flush()
+
+
+def worker_count(limit: int = 3) -> int:
+    """Threads that seal or verify: one more than cores, since each waits for gpg and for the disk now and then, but
+    bounded, since each holds a sealed part in memory."""
+    return min(limit, len(os.sched_getaffinity(0)) + 1)
+
+
+def names(destinations: Sequence[Destination]) -> str:
+    return ", ".join(destination.name for destination in destinations)

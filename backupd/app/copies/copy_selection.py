@@ -1,0 +1,162 @@
+"""What has to be copied to one of the ``others``, and from where: the catalog and the target's own rules decide."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from backupd.app.context.destinations import require_single
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.app.retention.log_retention import archive
+from backupd.app.retention.missing_copies import as_if_there
+from backupd.app.retention.retention import foresee
+from backupd.backup.finding import Finding, from_error, warning
+from backupd.backup.preflight import EMPTIED_HINT
+from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, RefusedError
+from backupd.retention.decisions import Decisions
+from backupd.retention.logs import NOTHING
+from storage.destination import Destination
+
+COMPLETE = str(BackupState.COMPLETE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``backups``: to be copied, each after what it builds on, the newest chain first. ``declined``: ids that the
+    target's own rules would not keep, with why. ``first_logs``: of each branch the first file that is needed there, or
+    NOTHING; of a branch that is not named nothing is archived yet."""
+
+    backups: tuple[BackupRecord, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
+    first_logs: dict[str, int] = field(default_factory=dict)
+
+
+def destinations_of(wiring: Wiring, server: str | None, place: str | None) -> list[tuple[str, str]]:
+    """Each server, or ``server`` alone, with each destination that its policy names, or with ``place`` alone. Raises
+    UnknownNameError, RefusedError where the policy of ``server`` does not name ``place``."""
+    if place is not None:
+        wiring.settings.destination(place)
+    found = []
+    for name in [server] if server is not None else list(wiring.settings.servers):
+        one = wiring.settings.server(name)
+        known = [*one.required, *one.others]
+        if place is None or place in known:
+            found += [(name, where) for where in (known if place is None else [place])]
+        elif server is not None:
+            raise RefusedError(
+                f"backups of {server} do not go to {place}", hint=f"its policy names: {', '.join(known)}"
+            )
+    return found
+
+
+def opened(wiring: Wiring, name: str) -> Destination:
+    """A destination that copies go to, initialised where this is the first one.
+
+    Raises DestinationError where it cannot be reached, RefusedError where it is bare and was not, or has two names.
+    """
+    destination = wiring.destination(name)
+    if not destination.is_initialised():
+        if wiring.holds_backups(name) or any(
+            wiring.catalog.binlogs.runs(server, name) for server in wiring.catalog.binlogs.servers()
+        ):
+            raise RefusedError(
+                f"destination {name} should hold backups, but it is empty or not a repository", hint=EMPTIED_HINT
+            )
+        destination.initialise(wiring.clock())
+    require_single(wiring, destination)
+    return destination
+
+
+def sources(wiring: Wiring, server: str, target: str) -> list[Destination]:
+    """Where copies can be read now, in the order to ask: those that must hold everything come first."""
+    settings = wiring.settings.server(server)
+    usable = {destination.name: destination for destination in wiring.usable_destinations()}
+    return [
+        usable[name]
+        for name in dict.fromkeys((*settings.required, *settings.others, *usable))
+        if name in usable and name != target
+    ]
+
+
+def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str]) -> Wanted:
+    """What ``target`` lacks and would keep. Raises CatalogError."""
+    records = {record.id: record for record in wiring.catalog.backups.list(server)}
+    candidates = [record for record in records.values() if _can_be_copied(record, target, from_places)]
+    future = as_if_there(tuple(records.values()), candidates, archive(wiring, server, candidates))
+    said = foresee(wiring, server, target, now=wiring.clock(), future=future, sources=from_places)
+    kept = {decision.backup.id for decision in said.kept}
+    possible = {record.id for record in candidates}
+    take: dict[str, BackupRecord] = {}
+    declined: dict[str, str] = {}
+    for decision in said.backups:
+        if decision.backup.id in possible and decision.backup.id not in kept:
+            declined[decision.backup.id] = "; ".join(decision.reasons)
+    for record in sorted(candidates, key=lambda one: (one.finished_at, one.id), reverse=True):
+        if record.id not in kept:
+            continue
+        chain = _chain(record, records)
+        lacking = [member for member in chain if not _is_at(member, target)]
+        if any(member.id not in possible for member in lacking) or chain[0].parent is not None:
+            declined[record.id] = "what it builds on is not whole at any destination that can be reached"
+            continue
+        take |= {member.id: member for member in lacking if member.id not in take}
+    return Wanted(tuple(take.values()), tuple(sorted(declined.items(), reverse=True)), _first_logs(said))
+
+
+def above(record: BackupRecord, records: Iterable[BackupRecord]) -> tuple[str, ...]:
+    """Ids of all that ``record`` builds on, the full backup first."""
+    return tuple(member.id for member in _chain(record, {one.id: one for one in records})[:-1])
+
+
+def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
+    """What `backupd check` says about the others of a server."""
+    found = []
+    own = {record.id for record in wiring.catalog.backups.list(server.name)}
+    for name in server.others:
+        try:
+            wiring.destination(name).is_initialised()
+        except BackupdError as failure:
+            found.append(
+                warning(f"destination {name}", from_error("", failure).message, failure.hint or "copies wait for it")
+            )
+        late = [row for row in wiring.catalog.replications.list(name) if row.backup_id in own and row.message]
+        if late:
+            found.append(
+                warning(
+                    f"destination {name}",
+                    f"{len(late)} backups of {server.name} wait to be copied since "
+                    f"{format_time(min(row.since for row in late))}: {late[0].message}",
+                    f"it is tried again by itself; at once: backupd replicate {server.name} --to {name}",
+                )
+            )
+    return found
+
+
+def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[str]) -> bool:
+    return (
+        record.state is BackupState.COMPLETE
+        and all(copy.destination != target for copy in record.copies)
+        and any(copy.destination in from_places and copy.state == COMPLETE for copy in record.copies)
+    )
+
+
+def _is_at(record: BackupRecord, place: str) -> bool:
+    return any(copy.destination == place and copy.state == COMPLETE for copy in record.copies)
+
+
+def _chain(record: BackupRecord, records: dict[str, BackupRecord]) -> Sequence[BackupRecord]:
+    chain = [record]
+    while (parent := records.get(chain[-1].parent or "")) is not None and parent not in chain:
+        chain.append(parent)
+    return chain[::-1]
+
+
+def _first_logs(said: Decisions) -> dict[str, int]:
+    first: dict[str, int] = {}
+    for one in said.runs:
+        if one.run.branch:
+            first[one.run.branch] = min(one.run.first if one.keep else NOTHING, first.get(one.run.branch, NOTHING))
+    return first

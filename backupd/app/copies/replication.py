@@ -1,0 +1,507 @@
+"""Bringing one destination up to date for one server: what is lacking is copied, and what was copied is read again.
+
+To one of the ``others`` go backups, binary logs, and what is kept on purpose; the copies at a required one, which were
+stored by the backups themselves, are only verified. What could not be copied stays in the catalog and is tried again
+after growing pauses, as often as it takes. One event tells when that begins, and one when it is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.run import JobRun
+from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.copies.copy_selection import Wanted, above, opened, sources, wanted
+from backupd.app.copies.copy_speed import tell_speed
+from backupd.app.copies.log_copies import LogsCopied, copies_of
+from backupd.app.copies.protection import Examined, damaged, verify_copies
+from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.reconcile.missing_copies import LOST, find_lost
+from backupd.app.retention.deletion import reconcile, sweep_destination
+from backupd.app.retention.holds_at_destinations import kept_by_catalog
+from backupd.model.backup import BackupRecord, BackupState, Copy
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    CatalogError,
+    DamagedError,
+    DestinationError,
+    KeyUnusableError,
+    NotFoundError,
+    RefusedError,
+    ToolError,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.hold import EVERY_SERVER
+from backupd.model.manifest import Header
+from backupd.model.progress import Progress
+from backupd.model.units import format_duration, format_size
+from backupd.transfer.keeping import kept_at, put_hold, put_keep
+from backupd.transfer.manifestio import load_body
+from backupd.transfer.relay import PAUSES
+from backupd.transfer.replicate import Copied, Order, TreePaths, replicate
+from storage import treenames
+from storage.destination import Destination, as_tree
+
+REPLICATION = Pair("replication-failing", "replication-caught-up")
+FIRST_PAUSE = timedelta(minutes=1)
+LONGEST_PAUSE = timedelta(hours=1)
+_NOTED = 5.0
+"""Seconds between two notes of how far a copy is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """What became of one destination. ``copied``: in the order in which they arrived; ``declined``: what its own rules
+    would not keep, with why; ``waiting``: what is still lacking, by id, with why; ``lost``: ids of copies that had
+    vanished, though nobody here removed them; ``damaged``: of those that are not whole now; ``problem``: what ended
+    it."""
+
+    server: str
+    destination: str
+    copied: tuple[Copied, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
+    waiting: dict[str, str] = field(default_factory=dict)
+    logs: LogsCopied = field(default_factory=LogsCopied)
+    examined: Examined = field(default_factory=Examined)
+    lost: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    problem: BackupdError | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.sent for one in self.copied) + self.logs.bytes
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second of the backups that were copied, 0 where none was."""
+        seconds = sum(one.seconds for one in self.copied)
+        return sum(one.sent for one in self.copied) / seconds if seconds else 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.trouble is None
+
+    @property
+    def trouble(self) -> BackupdError | None:
+        """Everything that is not as it should be, as one error."""
+        if self.problem is not None:
+            return self.problem
+        if self.logs.failure is not None:
+            return self.logs.failure
+        if left := [str(damage) for damage in self.examined.damages if not damage.repaired_from]:
+            return DamagedError(
+                f"copies at {self.destination} are damaged",
+                left,
+                hint="`backupd verify` mends what another copy can mend",
+            )
+        lines = [*(f"{name}: {why}" for name, why in self.waiting.items()), *self.logs.troubles]
+        if broken := [name for name in self.damaged if name not in self.waiting]:
+            return DamagedError(
+                f"copies at {self.destination} are damaged",
+                [*(f"{self.destination}: {name}: its copy is damaged" for name in broken), *lines],
+                hint="`backupd verify` mends what another copy can; a full backup stores all afresh",
+            )
+        return (
+            BackupdError(
+                f"not everything of {self.server} could be copied to {self.destination}",
+                detail="\n".join(lines),
+                hint="it is tried again by itself; `backupd verify` tells what is damaged where",
+            )
+            if lines
+            else None
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        error = self.trouble
+        return {
+            "server": self.server,
+            "destination": self.destination,
+            "ok": self.ok,
+            "copied": [
+                {
+                    "backup": one.header.backup_id,
+                    "bytes": one.sent,
+                    "objects": one.objects,
+                    "present": one.present,
+                    "seconds": round(one.seconds, 3),
+                    "rate": round(one.rate),
+                    "remarks": list(one.remarks),
+                }
+                for one in self.copied
+            ],
+            "declined": [{"backup": name, "reason": why} for name, why in self.declined],
+            "waiting": [{"backup": name, "reason": why} for name, why in self.waiting.items()],
+            "binlogs": {
+                "segments": self.logs.segments,
+                "bytes": self.logs.bytes,
+                "dropped": self.logs.dropped,
+                "lacking": self.logs.lacking,
+                "troubles": list(self.logs.troubles),
+            },
+            "verified": list(self.examined.verified),
+            "troubles": list(self.examined.troubles),
+            "damages": [damage.as_json() for damage in self.examined.damages],
+            "lost": list(self.lost),
+            "damaged": list(self.damaged),
+            "error": str(error) if error is not None else None,
+        }
+
+
+def bring_up_to_date(
+    wiring: Wiring, server_name: str, place: str, run: JobRun, *, pauses: Sequence[float] = PAUSES
+) -> Replicated:
+    """Copy to ``place`` what belongs there and is not, and verify the copies there.
+
+    Raises NotFoundError for a server or destination that is not one of the policy, BusyError when another process is
+    at it, CatalogError, CancelledError. What a destination or stored bytes keep from being done is told in the result.
+    """
+    server = wiring.settings.server(server_name)
+    if place not in server.required and place not in server.others:
+        raise NotFoundError(
+            f"policy {server.policy_name} of {server_name} names no destination {place}",
+            hint=f"it names {', '.join((*server.required, *server.others))}",
+        )
+    with wiring.locked(
+        f"replicate-{server_name}-{place}", f"another process brings {place} up to date for {server_name}"
+    ):
+        one = _Round(wiring, server_name, place, run, pauses)
+        done = one.copy_and_verify(copies=place in server.others)
+        _tell(wiring, done)
+        tell_speed(
+            wiring,
+            server_name,
+            place,
+            sum(copy.sent for copy in done.copied),
+            sum(copy.seconds for copy in done.copied),
+        )
+        return done
+
+
+class _Round:
+    """One server, one destination, once."""
+
+    def __init__(self, wiring: Wiring, server: str, place: str, run: JobRun, pauses: Sequence[float]) -> None:
+        self._wiring, self._server, self._place, self._run, self._pauses = wiring, server, place, run, pauses
+        self._done = Replicated(server, place)
+
+    def copy_and_verify(self, *, copies: bool) -> Replicated:
+        try:
+            target = opened(self._wiring, self._place)
+            adopt_unknown(self._wiring, target, self._server)
+            with self._wiring.removing(wait=False) as held:
+                if held:  # whoever removes now does it, too
+                    reconcile(self._wiring, target)
+            failed = self._bring_back(target)
+            if copies:
+                self._copy(target, failed)
+            examined = verify_copies(
+                self._wiring,
+                target,
+                self._server,
+                report=self._run.report,
+                check=self._run.check,
+                fresh=frozenset().union(*(one.stored for one in self._done.copied)),
+            )
+            self._done = replace(
+                self._done,
+                waiting=failed,
+                examined=examined,
+                damaged=tuple(
+                    record.id for record in damaged(self._wiring.catalog.backups.list(self._server), self._place)
+                ),
+            )
+        except (DestinationError, RefusedError) as error:
+            if isinstance(error, BusyError):
+                raise
+            self._done = replace(self._done, problem=error)
+            if copies:
+                self._expect([source.name for source in sources(self._wiring, self._server, self._place)])
+                self._all_wait(error)
+        return self._done
+
+    # -- copying
+
+    def _bring_back(self, target: Destination) -> dict[str, str]:
+        """Copy again what is lost there; what could not be, with why."""
+        lost, failed = find_lost(self._wiring, target, self._server), dict[str, str]()
+        self._done = replace(self._done, lost=tuple(record.id for record in lost))
+        found = sources(self._wiring, self._server, self._place) if lost else []
+        for record in lost:
+            self._run.check()
+            try:
+                self._one(target, found, record, failed)
+            except (DamagedError, DestinationError, RefusedError, NotFoundError, ToolError) as error:
+                failed[record.id] = _line(error)
+                if not _is_there(target):
+                    raise
+        return failed
+
+    def _copy(self, target: Destination, failed: dict[str, str]) -> None:
+        found = sources(self._wiring, self._server, self._place)
+        self._keep(target)
+        lacking = self._expect([source.name for source in found])
+        for record in lacking.backups:
+            self._run.check()
+            try:
+                self._one(target, found, record, failed)
+            except DestinationError as error:
+                self._fails(record, error, failed)
+                if not _is_there(target):
+                    raise
+            except (DamagedError, RefusedError, NotFoundError, ToolError) as error:
+                self._fails(record, error, failed)
+        self._done = replace(self._done, waiting=failed, declined=lacking.declined)
+        self._logs(target, found)
+
+    def _expect(self, names: Sequence[str]) -> Wanted:
+        """What has to be copied is in the catalog before it is begun, and what has not is not any more."""
+        wiring, place = self._wiring, self._place
+        lacking = wanted(wiring, self._server, place, names)
+        ours = {record.id for record in wiring.catalog.backups.list(self._server)}
+        others = {record.id for record in wiring.catalog.backups.list()} - ours
+        expected = {record.id for record in lacking.backups}
+        # Where no source can be reached nobody can tell what belongs there, so what was expected stays so.
+        gone = [
+            row.backup_id
+            for row in wiring.catalog.replications.list(place)
+            if names and row.backup_id not in expected | others
+        ]
+        self._tell_lost(gone, dict(lacking.declined))
+        wiring.catalog.replications.forget(place, gone)
+        wiring.catalog.replications.expect(
+            place, {record.id: record.stats.bytes_stored for record in lacking.backups}, wiring.clock()
+        )
+        return lacking
+
+    def _tell_lost(self, gone: Sequence[str], declined: Collection[str]) -> None:
+        """Of those that are not expected any more: which were deleted before they came."""
+        wiring, place = self._wiring, self._place
+        records = {record.id: record for record in wiring.catalog.backups.list()}
+        lost = [
+            name
+            for name in gone
+            if name not in declined
+            and (
+                name not in records
+                or (
+                    records[name].state is BackupState.DELETED
+                    and all(copy.destination != place for copy in records[name].copies)
+                )
+            )
+        ]
+        if lost:
+            wiring.catalog.events.add(
+                Event(
+                    wiring.clock(),
+                    "replication-lost",
+                    Severity.ERROR,
+                    server=self._server,
+                    subject=place,
+                    job_id=self._run.job.id,
+                    detail=", ".join(lost),
+                    message=f"{len(lost)} backups were deleted before they could be copied to {place}",
+                    hint=(
+                        "where one is only marked, `backupd backups undelete ID` brings it back, and it is copied then"
+                    ),
+                )
+            )
+
+    def _one(
+        self,
+        target: Destination,
+        found: Sequence[Destination],
+        record: BackupRecord,
+        failed: dict[str, str],
+    ) -> None:
+        wiring, run = self._wiring, self._run
+        line = above(record, wiring.catalog.backups.list(self._server))
+        if broken := next((name for name in line if name in failed), None):
+            raise RefusedError(f"it builds on {broken}, which could not be copied")
+        holding = {copy.destination for copy in record.copies if copy.state == str(BackupState.COMPLETE)}
+        order = Order(
+            self._server,
+            record.id,
+            run.job.id,
+            line,
+            workers=worker_count(),
+            pauses=self._pauses,
+            fence=run.fence,
+            tree_paths=self._paths(target),
+        )
+        copied = self._copied([one for one in found if one.name in holding], target, order)
+        wiring.catalog.backups.add_copy(record.id, Copy(self._place, str(BackupState.COMPLETE), wiring.clock()))
+        wiring.catalog.replications.forget(self._place, [record.id])
+        if record.pinned:
+            put_keep(target, self._server, record.id, wiring.clock())
+        if copied is not None:
+            self._done = replace(self._done, copied=(*self._done.copied, copied))
+
+    def _copied(self, found: Sequence[Destination], target: Destination, order: Order) -> Copied | None:
+        report = _Noting(self._wiring, self._run, order.backup_id, self._place)
+
+        def copy() -> Copied | None:
+            return replicate(found, target, order, clock=self._wiring.clock, report=report, check=self._run.check)
+
+        try:
+            return copy()
+        except BusyError:  # objects that somebody began to remove: once they are gone, they are sent again
+            sweep_destination(self._wiring, target, wait=False)
+            return copy()
+
+    def _paths(self, target: Destination) -> TreePaths | None:
+        """Names in trees, where a private key is at hand that opens them."""
+        if self._wiring.settings.restore is None or as_tree(target) is None:
+            return None
+        unsealer = self._wiring.unsealer()
+
+        def paths(header: Header) -> Sequence[tuple[str, str]] | None:
+            try:  # the body has just been copied, and compared on its way
+                return list(treenames.tree_links(load_body(target, header, unsealer).entries))
+            except KeyUnusableError:
+                return None
+
+        return paths
+
+    def _fails(self, record: BackupRecord, error: BackupdError, failed: dict[str, str]) -> None:
+        failed[record.id] = _line(error)
+        self._done = replace(self._done, waiting=failed)
+        self._put_off([record.id], error)
+
+    def _all_wait(self, error: BackupdError) -> None:
+        """The destination is out of reach: nothing is forgotten, though nobody can ask what is there."""
+        rows = [row.backup_id for row in self._wiring.catalog.replications.list(self._place)]
+        mine = {record.id for record in self._wiring.catalog.backups.list(self._server)}
+        late = [name for name in rows if name in mine and name not in self._done.waiting]
+        self._put_off(late, error)
+        self._done = replace(self._done, waiting={**self._done.waiting, **dict.fromkeys(late, _line(error))})
+
+    def _put_off(self, backups: Sequence[str], error: BackupdError) -> None:
+        now = self._wiring.clock()
+        rows = {row.backup_id: row for row in self._wiring.catalog.replications.list(self._place)}
+        for name in backups:
+            attempts = rows[name].attempts if name in rows else 0
+            self._wiring.catalog.replications.failing(
+                name, self._place, now, not_before=now + pause_after(attempts), message=_line(error)
+            )
+
+    def _keep(self, target: Destination) -> None:
+        """Holds and keeps count at a destination by what is written there."""
+        known, there = kept_by_catalog(self._wiring), kept_at(target)
+        for name, hold in known.holds.items():
+            if name in (self._server, EVERY_SERVER) and name not in there.holds:
+                put_hold(target, hold)
+
+    # -- binary logs
+
+    def _logs(self, target: Destination, found: Sequence[Destination]) -> None:
+        names = [source.name for source in found]
+        first = wanted(self._wiring, self._server, self._place, names).first_logs
+        moved = _Adding(self._run, self._place)
+        copies = copies_of(self._wiring, self._server, target, check=self._run.check, moved=moved.add)
+        self._done = replace(self._done, logs=copies.step(found, first))
+
+
+class _Noting:
+    """A report that is also written down, now and then."""
+
+    def __init__(self, wiring: Wiring, run: JobRun, backup_id: str, place: str) -> None:
+        self._wiring, self._run, self._backup, self._place = wiring, run, backup_id, place
+        self._next = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        self._run.report(progress)
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _NOTED
+        try:
+            self._wiring.catalog.replications.copying(
+                self._backup, self._place, progress.bytes_done, progress.bytes_total or 0, self._wiring.clock()
+            )
+        except CatalogError:
+            return  # a report must not raise; the next one says it again, and the end of the copy asks the catalog
+
+
+class _Adding:
+    """Bytes of binary logs as progress."""
+
+    def __init__(self, run: JobRun, place: str) -> None:
+        self._run, self._place, self._bytes = run, place, 0
+
+    def add(self, size: int) -> None:
+        self._bytes += size
+        self._run.report(Progress("replicate-binlogs", self._bytes, note=f"to {self._place}"))
+
+
+def pause_after(attempts: int) -> timedelta:
+    """How long to wait after so many failures in a row, and this one."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts, 10)))
+
+
+def _is_there(target: Destination) -> bool:
+    """Did a source fail, or one object, rather than the target as a whole?"""
+    try:
+        return target.is_initialised()
+    except DestinationError:
+        return False
+
+
+def _tell(wiring: Wiring, done: Replicated) -> None:
+    """One event when it begins to fail, one when it is over."""
+    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    error = done.trouble
+    if error is None:
+        event = Event(
+            now,
+            REPLICATION.mended,
+            Severity.INFO,
+            server=done.server,
+            subject=done.destination,
+            message=f"{done.destination} has everything of {done.server} again",
+        )
+        if not incidents.mended(REPLICATION, event):
+            incidents.mended(LOST, event)
+        return
+    count = len(done.waiting)
+    what = (
+        f"{count} backups of {done.server} are not at {done.destination}"
+        if count
+        else f"{done.destination} is not up to date for {done.server}"
+    )
+    lines = [
+        error.message,
+        *([error.detail] if error.detail else []),
+        *(f"{name}: {why}" for name, why in list(done.waiting.items())[:20]),
+    ]
+    incidents.broken(
+        REPLICATION,
+        Event(
+            now,
+            REPLICATION.broken,
+            Severity.ERROR,
+            server=done.server,
+            subject=done.destination,
+            message=f"{what}: {error.message}",
+            detail="\n".join(dict.fromkeys(lines)),
+            hint=error.hint or "it is tried again with growing pauses; everything else goes on meanwhile",
+        ),
+    )
+
+
+def _line(error: BackupdError) -> str:
+    return " ".join(f"{error.message}: {error.detail}".removesuffix(": ").split())
+
+
+def rate_text(copied: Copied) -> str:
+    """``1.2 GiB in 5m 3s, 4.1 MiB/s``"""
+    return (
+        f"{format_size(copied.sent)} in {format_duration(copied.seconds)}, {format_size(copied.rate)}/s"
+        if copied.sent
+        else "everything was there already"
+    )

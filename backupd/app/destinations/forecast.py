@@ -1,0 +1,212 @@
+"""When a repository will be full, from what the catalog remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.context.wiring import Wiring
+from backupd.backup.finding import Finding, from_error, warning
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import Run
+from backupd.model.errors import BackupdError
+from backupd.model.units import format_size
+from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
+from storage.config import S3Config
+from storage.destination import Space
+
+HISTORY = timedelta(days=60)
+"""Older backups say little about how it grows now."""
+RECENT = timedelta(days=14)
+"""What was added in this time gives what is added each day."""
+SOON = 30
+"""Days: a repository that may be full within them is worth a warning."""
+NEARLY = 0.05
+"""A place with less than this part of it free is nearly full, whatever its growth says."""
+_AHEAD = (7, 14, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGrowth:
+    """A server's part: the growth of its data, None where too little is known."""
+
+    server: str
+    growth: Growth | None
+    stored: int
+    added: float
+
+    def as_json(self) -> dict[str, Any]:
+        growth = self.growth
+        return {
+            "server": self.server,
+            "bytes_stored": self.stored,
+            "bytes_added_per_day": round(self.added),
+            "factor_per_day": growth.factor if growth else None,
+            "samples": growth.samples if growth else 0,
+            "days": growth.days if growth else 0,
+            "bytes_source_after": {str(day): round(growth.size_after(day)) for day in _AHEAD} if growth else {},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one destination, counted from ``at``. ``free`` bytes, None where a place knows no limit; ``ahead``: after how
+    many days how many bytes more are stored there; ``total``: all its bytes."""
+
+    destination: str
+    at: datetime
+    free: int | None
+    servers: tuple[ServerGrowth, ...]
+    filling: Filling
+    ahead: tuple[tuple[int, int], ...] = ()
+    total: int | None = None
+
+    @property
+    def stored(self) -> int:
+        return sum(one.stored for one in self.servers)
+
+    @property
+    def is_soon(self) -> bool:
+        return self.filling.earliest is not None and self.filling.earliest <= SOON
+
+    def has_less_than(self, part: float) -> bool:
+        """Is less than that part of all its room free?"""
+        return self.free is not None and bool(self.total) and self.free < part * (self.total or 0)
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        growing = [
+            f"{one.server} x{one.growth.factor:.3g} a day, seen in {one.growth.samples} full backups over "
+            f"{one.growth.days:.0f} days"
+            for one in self.servers
+            if one.growth is not None
+        ]
+        basis = f" ({'; '.join(growing)})" if growing else ""
+        if self.free is None:
+            told = [f"{format_size(self.stored + more)} after {days} days" for days, more in self.ahead]
+            return f"{format_size(self.stored)} are stored, by its growth {', '.join(told)}; no limit is known{basis}"
+        day, earliest = self.filling.day, self.filling.earliest
+        if day is None and earliest is None:
+            return f"{format_size(self.free)} are free, enough for a year of growth as lately{basis}"
+        sooner = "" if earliest in (None, day) else f", at the earliest on {self._day(earliest)}"
+        full = f"the repository is full on {self._day(day)}" if day else "the repository may be full within a year"
+        return f"{full}{sooner}: {format_size(self.free)} are free{basis}"
+
+    def _day(self, number: int | None) -> str:
+        return f"day {number} ({self.at + timedelta(days=number or 0):%Y-%m-%d})"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            "bytes_free": self.free,
+            "full_on_day": self.filling.day,
+            "earliest_day": self.filling.earliest,
+            "bytes_stored": self.stored,
+            "bytes_stored_after": {str(days): self.stored + more for days, more in self.ahead},
+            "servers": [one.as_json() for one in self.servers],
+            "text": self.text,
+        }
+
+
+def forecast(wiring: Wiring, destination: str) -> Forecast | None:
+    """Of a configured destination; None where nothing is stored. Raises DestinationError."""
+    now = wiring.clock()
+    here: dict[str, list[BackupRecord]] = {}
+    for record in wiring.catalog.backups.list():
+        if any(copy.destination == destination for copy in record.copies):
+            here.setdefault(record.server, []).append(record)
+    logged = [server for server in wiring.catalog.binlogs.servers() if wiring.catalog.binlogs.runs(server, destination)]
+    if not here and not logged:
+        return None
+    parts = [
+        _part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
+        for server in sorted({*here, *logged})
+    ]
+    tenants = [
+        Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth) for part in parts
+    ]
+    space = wiring.destination(destination).space() or _granted(wiring, destination, sum(one.stored for one in parts))
+    filling = Filling(None, None) if space is None else days_until_full(tenants, space.free)
+    ahead = tuple((days, round(sum(tenant.more_after(days) for tenant in tenants))) for days in _AHEAD)
+    return Forecast(
+        destination,
+        now,
+        None if space is None else space.free,
+        tuple(parts),
+        filling,
+        ahead,
+        None if space is None else space.total,
+    )
+
+
+def _granted(wiring: Wiring, destination: str, stored: int) -> Space | None:
+    """The room that the configuration says a bucket has."""
+    config = wiring.settings.destinations[destination]
+    if not isinstance(config, S3Config) or config.capacity is None:
+        return None
+    return Space(config.capacity, max(0, config.capacity - stored))
+
+
+def room(wiring: Wiring, destination: str) -> list[Finding]:
+    """For `check`: a warning when the destination's repository may be full soon."""
+    try:
+        found = forecast(wiring, destination)
+    except BackupdError as error:
+        return [from_error(f"destination {destination}", error)]
+    if found is None or not found.is_soon:
+        return []
+    return [
+        warning(
+            f"destination {destination}",
+            f"by its growth {found.text}",
+            "give it more room, or keep less: `backupd policy explain` previews other rules",
+        )
+    ]
+
+
+def _part(
+    server: str,
+    records: Sequence[BackupRecord],
+    runs: Sequence[Run],
+    destination: str,
+    now: datetime,
+) -> ServerGrowth:
+    """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
+    are left tells the least that must be there."""
+    physical = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL]
+    fulls = [
+        (record.started_at, record.stats.bytes_source)
+        for record in physical or records
+        if record.started_at > now - HISTORY
+    ]
+    alive = [
+        record.stats
+        for record in records
+        if record.state is not BackupState.DELETED
+        and any(copy.destination == destination and copy.state != "deleted" for copy in record.copies)
+    ]
+    stored = max(sum(stats.bytes_new for stats in alive), max((stats.bytes_stored for stats in alive), default=0))
+    recent = [record for record in records if record.started_at > now - RECENT]
+    # The first backup of all stores everything; that says nothing about a day.
+    newer = recent if len(recent) < len(records) else sorted(recent, key=lambda record: record.started_at)[1:]
+    since = min((record.started_at for record in records), default=now)
+    days = max(1.0, min(RECENT, now - since).total_seconds() / SECONDS_A_DAY)
+    logs = sum(run.stored for run in runs)
+    added = sum(record.stats.bytes_new for record in newer) / days + logs / _days_of(runs)
+    return ServerGrowth(server, fit(fulls), stored + logs, added)
+
+
+def _days_of(runs: Iterable[Run]) -> float:
+    """In how many days these binary logs were written."""
+    moments = [at for run in runs for at in (run.first_at, run.last_at, run.confirmed_at) if at is not None]
+    return max(1.0, (max(moments) - min(moments)).total_seconds() / SECONDS_A_DAY) if moments else 1.0
+
+
+def _has_rules(wiring: Wiring, server: str, destination: str) -> bool:
+    if server not in wiring.settings.servers:
+        return False
+    found = wiring.settings.server(server)
+    return found.usable and destination in found.policy.retention

@@ -1,0 +1,382 @@
+"""A catalog made anew from what lies at one destination, whatever became of the catalog and of all other places.
+
+What is stored is the truth: manifests, descriptions of binary logs, marks, holds and keeps. It needs no private key.
+With one, positions come from the sealed bodies and proofs from their documents, and what only a catalog ever knows
+(jobs, events, schedules, up to when an idle server's logs were complete) from the newest copies of the lost one.
+
+One backup, or a thousand binary logs, is one transaction: a rebuild that was killed is begun again with ``merge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from backupd.app.context.document_records import told_tampered
+from backupd.app.context.server_identity import recall
+from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.disaster.lost_catalog import REBUILT, Succession, lost_catalogs
+from backupd.app.disaster.recover_versions import if_deleted
+from backupd.app.reconcile.adopt import is_ours, record_of_manifest
+from backupd.app.reconcile.log_records import Reconciliation
+from backupd.app.verify.log_check import is_at_work
+from backupd.model.backup import BackupRecord, BackupState, Copy
+from backupd.model.clock import format_time
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    DamagedError,
+    KeyUnusableError,
+    NotFoundError,
+    RefusedError,
+    TamperedError,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.hold import HoldKind
+from backupd.model.manifest import Header
+from backupd.model.progress import Progress, Report
+from backupd.transfer import proofdoc, segments
+from backupd.transfer.collect import unfinished
+from backupd.transfer.intent import intents
+from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.keeping import Kept, kept_at
+from backupd.transfer.presence import Presence
+from backupd.transfer.proofdoc import KeptWitness
+from backupd.transfer.remove import marks
+from storage import layout, objects
+from storage.destination import Destination
+
+_AT_ONCE = 8
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """How many of each were taken in. ``damaged``: backups that cannot be restored from there; ``closed``: how many
+    backups have no position, because no private key opened them; ``catalog_of``: from when the copies of the lost
+    catalog are that were used; ``history``: rows that came from them; ``problems``: what could not be read, or is
+    not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the clear was compared
+    with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those that are ``closed``
+    nobody knows. ``foreign``: ids of those that were not adopted. ``heads``: what the head
+    of each server says at each destination; why one may have been turned back is a problem. ``elsewhere``: which
+    backups one destination has and another one does not.
+    """
+
+    destination: str
+    backups: int = 0
+    damaged: tuple[str, ...] = ()
+    closed: int = 0
+    branches: int = 0
+    segments: int = 0
+    proofs: int = 0
+    witnesses: int = 0
+    holds: int = 0
+    catalog_of: tuple[datetime, ...] = ()
+    history: int = 0
+    problems: tuple[str, ...] = ()
+    bound: int = 0
+    unbound: int = 0
+    foreign: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            "backups": self.backups,
+            "damaged": list(self.damaged),
+            "closed": self.closed,
+            "branches": self.branches,
+            "segments": self.segments,
+            "proofs": self.proofs,
+            "witnesses": self.witnesses,
+            "holds": self.holds,
+            "catalog_of": [format_time(moment) for moment in self.catalog_of],
+            "history": self.history,
+            "problems": list(self.problems),
+            "bound": self.bound,
+            "unbound": self.unbound,
+            "foreign": list(self.foreign),
+            "heads": list(self.heads),
+            "elsewhere": list(self.elsewhere),
+        }
+
+
+def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:
+    """Fill the catalog from destination ``name``. Into one that knows backups or binary logs already only with
+    ``merge``, which adds what it lacks and changes what it says of this destination's copies.
+
+    Who names a destination after a loss means that what lies there is his. A catalog that has taken backups of its own
+    knows which are: with ``adopt`` those that it does not know count as ours, too, else they are foreign.
+
+    Raises NotFoundError, RefusedError, DestinationError when the destination cannot be reached, CatalogError.
+    """
+    destination = wiring.destination(name)
+    if not destination.is_initialised():
+        raise RefusedError(
+            f"destination {name} holds no backups: it is empty, or not a repository",
+            hint="is it mounted, and are path, bucket and prefix right?" + if_deleted(destination),
+        )
+    if not merge and (wiring.catalog.backups.servers() or wiring.catalog.binlogs.servers()):
+        raise RefusedError(
+            f"the catalog {wiring.catalog.name} is not empty",
+            hint="--into-existing adds what it lacks: after a rebuild that did not come to its end, "
+            "say, or from a second destination",
+        )
+    with wiring.locked("rebuild", "another process is rebuilding the catalog"), wiring.removing():
+        taken_here = any(record.manifest for record in wiring.catalog.backups.list())
+        return _Rebuild(wiring, destination, report, adopt=adopt or not taken_here).run()
+
+
+@dataclass(slots=True)
+class _Taken:
+    backups: int = 0
+    closed: int = 0
+    damaged: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    bound: int = 0
+    unbound: int = 0
+    foreign: list[str] = field(default_factory=list)
+
+
+class _Rebuild:
+    def __init__(self, wiring: Wiring, destination: Destination, report: Report, *, adopt: bool) -> None:
+        self._wiring, self._destination, self._report, self._adopts = wiring, destination, report, adopt
+        self._opens = wiring.settings.restore is not None
+        self._taken = _Taken()
+
+    def run(self) -> Rebuilt:
+        wiring, destination = self._wiring, self._destination
+        kept = kept_at(destination)
+        owners = backup_ids(destination)
+        self._backups(owners, kept)
+        branches, logs = self._logs()
+        proofs, witnesses = self._proofs() if self._opens else (0, 0)
+        holds = self._holds(kept)
+        moments: list[datetime] = []
+        history = 0
+        taken = self._taken
+        succession = Succession(wiring, destination.name, {backup_id for _server, backup_id in owners})
+        if self._opens:
+            for moment, older in lost_catalogs(wiring, destination, taken.problems.append):
+                history += succession.take(moment, older)
+                moments.append(moment)
+        for server in {*wiring.catalog.backups.servers(), *wiring.catalog.binlogs.servers()}:
+            recall(wiring, server)  # after the copies of the catalog, which know more of it than backups do
+        taken.problems += [
+            *succession.missing.values(),
+            *succession.altered.values(),
+            *self._headless(succession.missing),
+        ]
+        wiring.catalog.events.add(
+            Event(
+                wiring.clock(),
+                REBUILT,
+                Severity.WARNING,
+                f"the catalog was rebuilt from destination {destination.name}: {taken.backups} backups, {logs} "
+                "binary logs",
+                subject=destination.name,
+                detail="\n".join(taken.problems[:50]),
+                hint="`backupd verify` reads again what is stored there",
+            )
+        )
+        return Rebuilt(
+            destination.name,
+            taken.backups,
+            tuple(taken.damaged),
+            taken.closed,
+            branches,
+            logs,
+            proofs,
+            witnesses,
+            holds,
+            tuple(moments),
+            history,
+            tuple(taken.problems),
+            taken.bound,
+            taken.unbound,
+            tuple(taken.foreign),
+        )
+
+    # -- backups
+
+    def _backups(self, owners: list[tuple[str, str]], kept: Kept) -> None:
+        """Every manifest, several at a time; no more than a batch is in memory."""
+        presence = Presence(self._destination)
+        dying = marks(self._destination)
+        done = 0
+
+        def look(owner: tuple[str, str]) -> BackupRecord | None:
+            return self._look(owner, presence, deleted=owner in dying, pinned=owner in kept.backups)
+
+        for batch in _in_batches(owners):
+            # In parallel, since each waits for gpg and for the network; in order, so that parents come first.
+            with ThreadPoolExecutor(max_workers=worker_count(_AT_ONCE), thread_name_prefix="rebuild") as pool:
+                for record in pool.map(look, batch):
+                    if record is not None:
+                        self._add(record)
+            done += len(batch)
+            self._report(Progress("rebuild", files_done=done, files_total=len(owners), note="backups"))
+
+    def _look(self, owner: tuple[str, str], presence: Presence, *, deleted: bool, pinned: bool) -> BackupRecord | None:
+        """The row of one backup as the destination tells of it; None, and a problem told, where it tells nothing."""
+        found = read(self._destination, *owner)
+        if found is None:
+            return None
+        header = found.header
+        if not isinstance(header, Header):
+            self._taken.problems.append(header.detail or header.message)
+            return None
+        copy = Copy(self._destination.name, str(BackupState.COMPLETE), header.finished_at)
+        try:
+            record = record_of_manifest(self._wiring, self._destination, header, copy, pinned=pinned)
+        except TamperedError as error:
+            told_tampered(self._wiring.catalog, self._wiring.clock, self._destination.name, *owner, error)
+            self._taken.problems.append(f"{error.detail}: it was not taken in")
+            return None
+        self._taken.bound += bool(record.flavour) and header.is_bound
+        self._taken.unbound += not header.is_bound
+        problem = self._problem(header, presence, opened=bool(record.flavour))
+        if problem:
+            self._taken.problems.append(f"{self._destination.name}: backup {header.backup_id}: {problem}")
+        state = BackupState.DELETED if deleted else BackupState.DAMAGED if problem else BackupState.COMPLETE
+        return replace(record, state=state, copies=(replace(copy, state=str(state)),))
+
+    def _problem(self, header: Header, presence: Presence, *, opened: bool) -> str:
+        """Why it cannot be restored from here; "" where nothing shows that. Reads no object, and the body unless it was
+        ``opened`` already, which compares its digest."""
+        missing = [item.name for item in header.objects if not presence.holds(item)]
+        if missing:
+            return f"{len(missing)} of its {len(header.objects)} objects are missing or known to be damaged"
+        folder = layout.backup_folder(header.server, header.backup_id)
+        there = {info.key: info.size for info in self._destination.list(folder)}
+        for item in header.side_files:
+            if there.get(folder + item.name) != item.size:
+                return f"its {item.name} is missing, or not in its size"
+        if opened:
+            return ""
+        try:
+            return objects.problem(self._destination, folder + header.body.name, header.body)
+        except ArchivedError:
+            return f"its {header.body.name} lies in an archive class: thaw it there, and copy it back"
+
+    def _add(self, record: BackupRecord) -> None:
+        self._taken.backups += 1
+        if not record.flavour:
+            self._taken.closed += 1
+        if record.state is BackupState.DAMAGED:
+            self._taken.damaged.append(record.id)
+        backups = self._wiring.catalog.backups
+        (copy,) = record.copies
+        try:
+            known = backups.get(record.id)
+        except NotFoundError:
+            foreign = not (self._adopts or is_ours(self._wiring, self._destination, record))
+            backups.add(replace(record, foreign=foreign))
+            if foreign:
+                self._taken.foreign.append(record.id)
+            return
+        ours = {one.destination: one for one in known.copies}
+        before = ours.get(copy.destination)
+        ours[copy.destination] = replace(copy, verified_at=before.verified_at if before is not None else None)
+        better = (
+            known
+            if known.flavour
+            else replace(  # what no key opened before tells no position
+                record, manifest=known.manifest
+            )
+        )
+        backups.add(
+            replace(
+                better,
+                copies=tuple(ours.values()),
+                pinned=known.pinned or record.pinned,
+                foreign=known.foreign and not self._adopts,
+            ),
+            replace=True,
+        )
+        backups.set_copy_state(record.id, copy.destination, copy.state)
+
+    def _headless(self, told: Collection[str]) -> list[str]:
+        """Backups of which there are files but no manifest, and that nobody is writing; those ``told`` are left out."""
+        busy = {owner for lease in intents(self._destination) for owner in lease.backups}
+        trees, sides = unfinished(self._destination)
+        owners = {
+            owner for key in (*trees, *(info.key for info in sides)) if (owner := layout.backup_of(key)) is not None
+        }
+        return [
+            f"{self._destination.name}: backup {backup_id} of {server} has files there but no manifest: somebody "
+            "removed that, or the backup or its deletion was stopped in the middle"
+            for server, backup_id in sorted(owners - busy)
+            if backup_id not in told
+        ]
+
+    # -- the rest
+
+    def _logs(self) -> tuple[int, int]:
+        """Branches and segments, through what brings any catalog into line."""
+        servers = dict.fromkeys(owner[0] for owner in self._log_owners())
+        branches = logs = 0
+        for server in servers:
+            self._report(Progress("rebuild", note=f"binary logs of {server}"))
+            settled = Reconciliation(self._wiring.catalog, self._destination, server, self._wiring.clock).settle(
+                at_work=is_at_work(self._wiring, server)
+            )
+            branches += settled.branches
+            logs += settled.added
+        self._taken.problems += [
+            found.detail or found.message
+            for found in segments.branches(self._destination)
+            if isinstance(found, DamagedError)
+        ]
+        return branches, logs
+
+    def _log_owners(self) -> Iterator[tuple[str, object]]:
+        for info in self._destination.list(layout.BINLOGS):
+            owner: tuple[str, object] | None = layout.branch_of(info.key)
+            segment = layout.segment_of(info.key)
+            if owner is not None:
+                yield owner
+            elif segment is not None:
+                yield segment[0], segment[1]
+
+    def _proofs(self) -> tuple[int, int]:
+        unsealer = self._wiring.unsealer()
+        catalog = self._wiring.catalog
+        counts = {True: 0, False: 0}
+
+        def opened(owner: tuple[str, str]) -> tuple[proofdoc.Kept, str] | BackupdError | None:
+            try:
+                return proofdoc.load(self._destination, *owner, unsealer)
+            except (DamagedError, KeyUnusableError) as error:
+                return error
+
+        for batch in _in_batches(list(proofdoc.listed(self._destination))):
+            with ThreadPoolExecutor(max_workers=worker_count(_AT_ONCE), thread_name_prefix="rebuild") as pool:
+                for found in pool.map(opened, batch):
+                    if isinstance(found, BackupdError):
+                        self._taken.problems.append(found.detail or found.message)
+                    elif found is not None:
+                        kept, digest = found
+                        if isinstance(kept, KeptWitness):
+                            catalog.witnesses.add(kept.id, kept.witness, backup_id=kept.backup_id)
+                        else:
+                            catalog.proofs.add(kept)
+                        catalog.deposits.put(self._destination.name, layout.proof_key(kept.server, kept.id), digest)
+                        counts[isinstance(kept, KeptWitness)] += 1
+        return counts[False], counts[True]
+
+    def _holds(self, kept: Kept) -> int:
+        for hold in kept.holds.values():
+            self._wiring.catalog.holds.set(hold.server, HoldKind.HOLD, hold.reason, hold.set_by, hold.since)
+        return len(kept.holds)
+
+
+def _in_batches(owners: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    left = iter(owners)
+    while batch := list(islice(left, _BATCH)):
+        yield batch

@@ -1,0 +1,62 @@
+"""What was hidden or overwritten at a destination with versions, found and brought back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backupd.app.context.document_records import CatalogRecords
+from backupd.app.context.wiring import Wiring
+from backupd.model.errors import UsageError
+from backupd.model.progress import Report
+from backupd.transfer.bringback import Found, find
+from backupd.transfer.returning import Returned, bring_back
+from storage.destination import Destination, as_versioned
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtBack:
+    """``done`` is None where it was only looked."""
+
+    destination: str
+    found: Found
+    done: Returned | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not self.found.lost and (self.done is None or not self.done.failed)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            **self.found.as_json(),
+            "done": None if self.done is None else self.done.as_json(),
+        }
+
+
+def look(wiring: Wiring, name: str, since: datetime) -> BroughtBack:
+    """What would come back: of what the catalog knows, what is as it knows it. Changes nothing."""
+    if since > wiring.clock():
+        raise UsageError("--since lies in the future", hint="say from when on what was done there is not believed")
+    return BroughtBack(name, find(wiring.destination(name), since, CatalogRecords(wiring.catalog, wiring.clock)))
+
+
+def if_deleted(destination: Destination) -> str:
+    """What else to do about a place that seems to be empty."""
+    if as_versioned(destination) is None:
+        return ""
+    return f" If somebody deleted it: `backupd bring-back {destination.name} --since TIME` shows what its versions have"
+
+
+def act(wiring: Wiring, name: str, since: datetime, report: Report) -> BroughtBack:
+    """Bring it back. Nothing of this installation removes anything meanwhile. What it knew of marks that are withdrawn
+    is forgotten."""
+    looked = look(wiring, name, since)
+    if looked.found.is_nothing:
+        return looked
+    with wiring.removing():
+        done = bring_back(wiring.destination(name), looked.found, clock=wiring.clock, report=report)
+        for owner in done.unmarked:
+            wiring.catalog.marks.forget(name, owner)
+    return BroughtBack(name, looked.found, done)

@@ -1,0 +1,182 @@
+"""Work that people ask for and do not wait for: each request becomes a job in the queue, or is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from backupd.app.context.audited_action import deed
+from backupd.app.context.scope import require_all, require_target, see
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.copy_selection import destinations_of
+from backupd.model.access import Actor
+from backupd.model.backup import BackupKind
+from backupd.model.errors import UsageError
+from backupd.model.ids import new_id
+from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+
+if TYPE_CHECKING:
+    from backupd.app.restores.progress import RestoreView
+    from backupd.app.restores.request import RestoreRequest
+    from backupd.app.retention.deletion import Deleted
+    from backupd.catalog.plans import StoredPlan
+
+
+class Requests:
+    """Of one actor. Every method raises errors of backupd.model.errors, and is in the audit, refused or not."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def backup(self, server: str, kind: BackupKind, *, table_set: str = "", tables: Sequence[str] = ()) -> JobRecord:
+        """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes."""
+        asked = {"set": table_set, "tables": list(tables)}
+        with deed(self._wiring, self._actor, "backup-requested", server=server, detail=str(kind)) as told:
+            found = self._wiring.settings.server(server)
+            if (table_set or tables) and kind is not BackupKind.LOGICAL:
+                raise UsageError("only logical backups take some of the tables", hint=f"kind: {BackupKind.LOGICAL}")
+            if kind is BackupKind.LOGICAL:
+                from backupd.app.backups.logical import chosen_tables
+
+                chosen_tables(found, asked)
+            else:
+                found.policy  # noqa: B018  raises what is wrong with it
+            job = self._queue(JobKind(kind), server, {name: value for name, value in asked.items() if value})
+            told.subject = job.id
+            return job
+
+    def test_restore(self, server: str, target: str = "latest") -> JobRecord:
+        """``target``: any of a restore, or ``random``."""
+        from backupd.app.restores.test_restore import RANDOM
+
+        with deed(self._wiring, self._actor, "test-restore-requested", server=server, detail=target) as told:
+            self._usable(server)
+            self._wiring.settings.needs_restore()
+            if target != RANDOM:
+                require_target(self._wiring, server, target)
+            job = self._queue(JobKind.TEST_RESTORE, server, {"target": target})
+            told.subject = job.id
+            return job
+
+    def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
+        """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
+        with deed(
+            self._wiring,
+            self._actor,
+            "verify-requested",
+            server=server or "",
+            detail="all" if subset is None else f"{subset:.0%}",
+        ) as told:
+            if server is not None:
+                self._usable(server)
+            if server is None:
+                require_all(self._actor)
+            if subset is not None and not 0 < subset <= 1:
+                raise UsageError(f"{subset:g} is not a share", hint="0.1 stands for 10%")
+            job = self._queue(JobKind.VERIFY, server or "", {"subset": subset} if subset is not None else {})
+            told.subject = job.id
+            return job
+
+    def replicate(self, server: str | None = None, place: str | None = None) -> tuple[JobRecord, ...]:
+        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
+        job for each; one that waits already is not asked for twice, and given."""
+        with deed(self._wiring, self._actor, "replicate-requested", server=server or "", detail=place or "") as told:
+            made = [self._copying(name, one) for name, one in destinations_of(self._wiring, server, place)]
+            told.subject = " ".join(job.id for job in made)
+            return tuple(made)
+
+    def retention(self, server: str, *, really: bool = False) -> JobRecord:
+        """Mark what the rules expire; ``really``: also what the brake holds back."""
+        with deed(
+            self._wiring, self._actor, "retention-requested", server=server, detail="really" if really else ""
+        ) as told:
+            self._usable(server)
+            job = self._queue(JobKind.RETENTION, server, {"really": True} if really else {})
+            told.subject = job.id
+            return job
+
+    def remove(self, backup_id: str, *, with_increments: bool = False) -> tuple[Deleted, JobRecord | None]:
+        """Mark a backup deleted, and have a job remove it at once, without the grace period; no job where nothing of it
+        is left. Raises what ``deletion.delete`` does."""
+        from backupd.app.retention import deletion
+
+        how = "at once, with its increments" if with_increments else "at once"
+        with deed(self._wiring, self._actor, "backup-deleted", subject=backup_id, detail=how) as told:
+            record = self._wiring.catalog.backups.get(backup_id)
+            see(self._actor, record.server, f"backup {backup_id}")
+            told.concerns(record.server)
+            done = deletion.delete(self._wiring, backup_id, now=False, with_increments=with_increments)
+            job = self._queue(JobKind.REMOVAL, record.server, {"backups": list(done.marked)}) if done.marked else None
+            told.detail = how if job is None else f"{how}: removal {job.id} of {', '.join(done.marked)}"
+            return done, job
+
+    # -- restores
+
+    def plan(self, request: RestoreRequest) -> StoredPlan:
+        """What a restore would do, kept under an id for an hour. Moves nothing."""
+        from backupd.app.restores.jobs import make_plan
+
+        return make_plan(self._wiring, self._actor, request)
+
+    def stored_plan(self, plan_id: str) -> StoredPlan:
+        """Raises NotFoundError, also for one that has expired."""
+        found = self._wiring.catalog.plans.get(plan_id, self._wiring.clock())
+        see(self._actor, found.server, f"plan {plan_id}")
+        return found
+
+    def restore(self, wanted: str | RestoreRequest, confirm: str | None = None) -> tuple[RestoreRecord, JobRecord]:
+        """Start the plan of this id, or this request. ``confirm``: the name of the server whose data it may replace.
+
+        Raises PlanChangedError where the plan would be another one by now, UnconfirmedError, and what ``plan`` does.
+        """
+        from backupd.app.restores.jobs import request_restore
+
+        named = wanted if isinstance(wanted, str) else f"{wanted.server} to {wanted.target}"
+        server = self.stored_plan(wanted).server if isinstance(wanted, str) else wanted.server
+        with deed(self._wiring, self._actor, "restore-requested", server=server, detail=named) as told:
+            record, job = request_restore(self._wiring, self._actor, wanted, confirm)
+            told.subject = record.id
+            told.detail = f"{record.target} into {record.datadir}"
+            return record, job
+
+    def restore_view(self, restore_id: str) -> RestoreView:
+        """How far it is. Raises NotFoundError."""
+        from backupd.app.restores.jobs import view
+
+        record = self._wiring.catalog.restores.get(restore_id)
+        see(self._actor, record.server, f"restore {restore_id}")
+        return view(self._wiring, record)
+
+    def runbook_of_restore(self, restore_id: str) -> str:
+        """What it did or will do, and how to do that by hand. Raises NotFoundError and what reading the runbook of its
+        backup raises."""
+        from backupd.app.restores.runbook_copy import runbook
+
+        record = self._wiring.catalog.restores.get(restore_id)
+        see(self._actor, record.server, f"restore {restore_id}")
+        return runbook(self._wiring, record)
+
+    # -- inside
+
+    def _usable(self, server: str) -> None:
+        """Raises NotFoundError, and ConfigurationError where its policy is broken."""
+        self._wiring.settings.server(server).policy  # noqa: B018  raises what is wrong with it
+
+    def _queue(self, kind: JobKind, server: str, arguments: dict[str, Any]) -> JobRecord:
+        now = self._wiring.clock()
+        job = JobRecord(
+            id=new_id(now),
+            kind=str(kind),
+            server=server,
+            state=JobState.QUEUED,
+            queued_at=now,
+            requested_by=self._actor.name,
+            arguments=arguments,
+        )
+        self._wiring.catalog.jobs.enqueue(job)
+        return job
+
+    def _copying(self, server: str, place: str) -> JobRecord:
+        waiting = self._wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=JobState.QUEUED)
+        found = next((job for job in waiting if job.arguments.get("destination") == place), None)
+        return found or self._queue(JobKind.REPLICATE, server, {"destination": place})

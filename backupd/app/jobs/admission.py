@@ -1,0 +1,104 @@
+"""Which queued jobs may start beside what runs, and why one may not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from backupd.app.context.settings import Settings
+from backupd.app.jobs.jobs import BACKUPS
+from backupd.catalog.jobs import Allowed
+from backupd.model.errors import NotFoundError
+from backupd.model.hold import EVERY_SERVER
+from backupd.model.job import JobKind, JobRecord
+
+_COPY = JobKind.REPLICATE
+_APART = (JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL)
+"""Kinds that take none of the places of the others."""
+_NO_POLICY = (JobKind.RESTORE, JobKind.REMOVAL)
+"""Kinds that a person asked for and that no policy has a say in, nor in where they read and write."""
+
+
+def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, running: Sequence[JobRecord]) -> str:
+    """What keeps ``job`` from starting beside ``running``, in words; empty when nothing does. ``paused``: servers,
+    ``*`` for all; of those only what a person asked for starts."""
+    limits = settings.configuration.concurrency
+    # Copies to a slow place may take a day, and somebody waits for a restore, or for room: each of these kinds has as
+    # many places as all the others, and takes none of theirs.
+    alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
+    if len(alike) >= limits.jobs:
+        return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
+    if job.leg and (job.server in paused or EVERY_SERVER in paused):
+        return "a pause (`backupd hold` lists it)"
+    if not job.server or (broken := _unusable(settings, job)):
+        return broken if job.server else ""
+    beside = [other for other in running if other.server == job.server and other.kind not in _APART]
+    if len(beside) >= limits.per_server and job.kind not in _APART:
+        return f"of {job.server} runs already {_named(beside)} (concurrency.per_server: {limits.per_server})"
+    if job.kind in BACKUPS and (backups := [other for other in beside if other.kind in BACKUPS]):
+        return f"another backup of {job.server} runs: {_named(backups)}"
+    return _crowded(settings, job, running)
+
+
+def _unusable(settings: Settings, job: JobRecord) -> str:
+    """Does it need a policy that is broken?"""
+    if job.kind in _NO_POLICY or job.server not in settings.servers:
+        return ""
+    found = settings.server(job.server)
+    return (
+        ""
+        if found.usable
+        else (f"policy {found.policy_name} of {job.server} cannot be used: mend it, then reload the service")
+    )
+
+
+def _crowded(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:
+    reasons = (_crowd(settings, name, running) for name in sorted(_destinations(settings, job)))
+    return next(filter(None, reasons), "")
+
+
+def _crowd(settings: Settings, name: str, running: Sequence[JobRecord]) -> str:
+    limit = settings.configuration.concurrency.per_destination
+    users = [other for other in running if name in _destinations(settings, other)]
+    if len(users) < limit:
+        return ""
+    return f"destination {name} is used by {_named(users)} (concurrency.per_destination: {limit})"
+
+
+def may_start(settings: Settings, paused: Collection[str]) -> Allowed:
+    """The same as a yes or no, for one look at the queue, whose jobs are asked about from the oldest on.
+
+    A place at a destination is kept for an older job that waits for it: a steady stream of younger ones, each content
+    with fewer destinations, would keep it waiting for ever.
+    """
+    waiting: dict[str, JobRecord] = {}
+
+    def allowed(job: JobRecord, running: Sequence[JobRecord]) -> bool:
+        why = obstacle(settings, paused, job, running)
+        older = [one for one in waiting.values() if (one.queued_at, one.id) < (job.queued_at, job.id)]
+        if not why and not _crowded(settings, job, [*running, *older]):
+            waiting.pop(job.id, None)
+            return True
+        if not why or why == _crowded(settings, job, running):
+            waiting[job.id] = job
+        return False
+
+    return allowed
+
+
+def _named(running: Sequence[JobRecord]) -> str:
+    return ", ".join(f"{job.kind} {job.id}" for job in running)
+
+
+def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
+    """Where a job writes or reads, as far as that can be told."""
+    if job.kind in _NO_POLICY:
+        return frozenset()
+    if job.kind == _COPY:
+        return frozenset({str(job.arguments.get("destination", ""))})
+    try:
+        found = settings.server(job.server)
+    except NotFoundError:  # of no server, or of one that is not configured any more
+        return frozenset()
+    if not found.usable:  # then only restores start, and what began before ends
+        return frozenset()
+    return frozenset(found.required if job.kind in BACKUPS else (*found.required, *found.others))

@@ -1,0 +1,395 @@
+"""Keys: who can open what, who has shown it lately, and asking them to.
+
+A challenge is a random phrase that is sealed for one key alone. Whoever tells the phrase holds the key, and its
+passphrase, today; a backup that nobody can open is none.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.run import JobRun
+from backupd.app.context.wiring import Wiring
+from backupd.app.keys.key_dependence import Dependence, dependence
+from backupd.backup.finding import Finding, warning
+from backupd.model.challenge import THIS_MACHINE, VALID_FOR, Challenge
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
+from backupd.model.event import Event, Severity
+from backupd.model.ids import is_id, new_id
+from backupd.transfer.keyring import KeyInfo, resolve_recipients, secret_fingerprints
+from backupd.transfer.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
+from policies.problems import suggestion
+
+EXPIRING = Pair("key-expiring", "key-renewed")
+OVERDUE = Pair("key-overdue", "key-proved")
+ANSWER_WITHIN = timedelta(days=14)
+"""How long the holder of a key may take to answer."""
+_SAID_AGAIN = timedelta(days=7)
+"""How long after an event the same one is told once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """One key: a configured recipient (``info``), or one that only older backups are sealed for (``info`` None).
+
+    ``proved_at``, ``proved_by``: the newest answer. ``due_at``: when the next one is wanted; None for a key that
+    was never asked. ``waiting``: challenges that can still be answered, the newest first. ``here``: its secret half is
+    in the restore keyring.
+    """
+
+    fingerprint: str
+    info: KeyInfo | None
+    proved_at: datetime | None
+    proved_by: str
+    due_at: datetime | None
+    overdue: bool
+    waiting: tuple[Challenge, ...]
+    here: bool
+    backups: Dependence
+
+    @property
+    def name(self) -> str:
+        return self.info.name if self.info else self.fingerprint
+
+    def as_json(self) -> dict[str, Any]:
+        info = self.info
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "configured": info is not None,
+            "user_ids": list(info.user_ids) if info else [],
+            "expires_at": _time(info.expires_at if info else None),
+            "problem": info.problem if info else None,
+            "warning": info.warning if info else None,
+            "proved_at": _time(self.proved_at),
+            "proved_by": self.proved_by,
+            "due_at": _time(self.due_at),
+            "overdue": self.overdue,
+            "open_challenge": self.waiting[0].id if self.waiting else None,
+            "secret_here": self.here,
+            "backups": self.backups.total,
+            "only_this_key": self.backups.alone,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """``challenge`` None: nothing could be sealed for that key, and ``problem`` says why. ``armored``: what its holder
+    has to decrypt, also in ``file`` until it is answered."""
+
+    name: str
+    fingerprint: str
+    challenge: Challenge | None
+    file: Path | None = None
+    armored: str = ""
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "challenge": self.challenge.as_json() if self.challenge else None,
+            "file": str(self.file) if self.file else None,
+            "message": self.armored,
+            "problem": self.problem,
+        }
+
+
+def keys(wiring: Wiring, *, with_backups: bool = True) -> list[KeyState]:
+    """Every configured key, and every other that backups still depend on. Reads the header of each backup, unless
+    ``with_backups`` is False. Raises KeyUnusableError, ToolError for a keyring that cannot be read."""
+    now = wiring.clock()
+    infos = _infos(wiring)
+    sealed = dependence(wiring) if with_backups else {}
+    here = _secrets(wiring)
+    asked: dict[str, list[Challenge]] = {}
+    for challenge in wiring.catalog.challenges.list():
+        asked.setdefault(challenge.fingerprint, []).append(challenge)
+    states = [
+        _state(info.fingerprint, info, asked.get(info.fingerprint, ()), wiring, now, here, sealed) for info in infos
+    ]
+    configured = {info.fingerprint for info in infos}
+    states += [
+        _state(fingerprint, None, asked.get(fingerprint, ()), wiring, now, here, sealed)
+        for fingerprint in sorted(set(sealed) - configured)
+    ]
+    return states
+
+
+def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:
+    """Ask every configured key, or ``recipient`` (its name in the configuration or its fingerprint).
+
+    A key that this machine itself can use is answered at once. Raises NotFoundError.
+    """
+    infos = _infos(wiring)
+    if recipient is not None:
+        infos = [info for info in infos if recipient in (info.name, info.fingerprint)]
+        if not infos:
+            names = [info.name for info in _infos(wiring)]
+            raise UnknownNameError(
+                f"{recipient} is no recipient of this configuration{suggestion(recipient, names)}",
+                hint="`backupd keys` lists them",
+            )
+    here = _secrets(wiring)
+    return [_issue(wiring, info, here) for info in infos]
+
+
+def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge:
+    """Record that ``by`` told the phrase. Raises NotFoundError, RefusedError for a wrong phrase or a second answer,
+    and for a challenge that has lapsed; then a new one waits."""
+    asked = wiring.catalog.challenges.get(challenge_id)
+    if not matches(phrase, asked.digest):
+        raise RefusedError(
+            f"that is not the phrase of challenge {challenge_id}",
+            hint=f"it is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}",
+        )
+    if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
+        raise _lapsed(wiring, asked)
+    wiring.catalog.challenges.answer(challenge_id, wiring.clock(), by)
+    _tell_proved(wiring, asked.fingerprint, f"{by} has proved the key of {asked.name}")
+    for one in wiring.catalog.challenges.list(asked.fingerprint):
+        _file(wiring, one.id).unlink(missing_ok=True)
+    return wiring.catalog.challenges.get(challenge_id)
+
+
+def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
+    """Ask the keys whose time has come and that are not being asked already; tell of those that are overdue or expire.
+
+    Gives what was issued. A key that cannot be used is an event, not a failure.
+    """
+    issued = []
+    incidents = Incidents(wiring.catalog)
+    for state in keys(wiring, with_backups=False):
+        run.check()
+        info = state.info
+        if info is None:
+            continue
+        if info.problem or info.warning:
+            _tell(
+                wiring,
+                Event(
+                    at=wiring.clock(),
+                    kind=EXPIRING.broken,
+                    severity=Severity.ERROR if info.problem else Severity.WARNING,
+                    subject=info.fingerprint or info.name,
+                    message=info.problem or info.warning or "",
+                    hint="backups fail when nothing can be sealed for one of their keys",
+                ),
+            )
+        else:
+            incidents.mended(
+                EXPIRING,
+                Event(
+                    wiring.clock(),
+                    EXPIRING.mended,
+                    Severity.INFO,
+                    f"the key of {info.name} does not expire soon any more",
+                    subject=info.fingerprint,
+                ),
+            )
+        if state.overdue:
+            _tell(
+                wiring,
+                Event(
+                    at=wiring.clock(),
+                    kind=OVERDUE.broken,
+                    severity=Severity.ERROR,
+                    subject=state.fingerprint,
+                    message=_overdue(state),
+                    hint=_how(wiring, state),
+                ),
+            )
+        else:
+            _tell_proved(wiring, state.fingerprint, f"the key of {info.name} was proved")
+        wanted = state.due_at is None or state.due_at <= wiring.clock()
+        if wanted and not state.waiting and not info.problem:
+            run.fence()
+            issued += challenge(wiring, info.fingerprint)
+    return issued
+
+
+def _tell_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
+    """Unless nobody missed it."""
+    Incidents(wiring.catalog).mended(
+        OVERDUE, Event(wiring.clock(), OVERDUE.mended, Severity.INFO, message, subject=fingerprint)
+    )
+
+
+def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
+    """Why an answer to ``asked`` does not count; sees to it that there is a challenge whose answer does."""
+    state = next((one for one in keys(wiring, with_backups=False) if one.fingerprint == asked.fingerprint), None)
+    if state is None:
+        hint = f"no recipient of this configuration has the key {asked.fingerprint} any more"
+    elif state.waiting:
+        hint = f"another one waits: {_how(wiring, state)}"
+    elif state.proved_at and state.proved_at > asked.issued_at:
+        hint = f"nothing is to be done: {state.proved_by} has proved the key since, on {state.proved_at:%Y-%m-%d}"
+    else:
+        new = challenge(wiring, asked.fingerprint)[0]
+        if new.challenge is None:
+            hint = f"no new one could be sealed: {new.problem}"
+        elif new.challenge.answered_at:
+            hint = "this machine has answered a new one, for its own copy of the key"
+        else:
+            hint = f"a new one was issued: {_open_with(wiring, new.challenge.id)}"
+    return RefusedError(
+        f"challenge {asked.id} is of {asked.issued_at:%Y-%m-%d}: an answer counts for {VALID_FOR.days} days", hint=hint
+    )
+
+
+def findings(wiring: Wiring) -> list[Finding]:
+    """What `backupd check` says about challenges, and about who may exchange the keys. That a keyring cannot be read,
+    preflight tells already."""
+    homes = [wiring.settings.encryption.gnupg_home]
+    homes += [wiring.settings.restore.gnupg_home] if wiring.settings.restore else []
+    found = [one for home in dict.fromkeys(homes) for one in _home(home)]
+    try:
+        states = keys(wiring, with_backups=False)
+    except BackupdError:
+        return found
+    return [*found, *(warning("keys", _overdue(state), _how(wiring, state)) for state in states if state.overdue)]
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    """Whoever writes there says for whom backups are sealed, and whose signatures are believed."""
+    with suppress(OSError):
+        told = home.stat()
+        mode = stat.S_IMODE(told.st_mode)
+        if told.st_uid not in (0, os.geteuid()):
+            yield warning(
+                "keys",
+                f"{home} belongs to another user (uid {told.st_uid}), who can exchange its keys",
+                f"chown -R {os.geteuid()} {home} && chmod 700 {home}; then compare the fingerprints: gpg "
+                f"--homedir {home} --list-keys",
+            )
+        elif mode & (stat.S_IWGRP | stat.S_IWOTH):
+            yield warning(
+                "keys",
+                f"{home} can be written by others (mode {mode:04o}), who can exchange its keys",
+                f"chmod 700 {home}; then compare the fingerprints: gpg --homedir {home} --list-keys",
+            )
+
+
+def _state(
+    fingerprint: str,
+    info: KeyInfo | None,
+    asked: Sequence[Challenge],
+    wiring: Wiring,
+    now: datetime,
+    here: frozenset[str],
+    sealed: Mapping[str, Dependence],
+) -> KeyState:
+    answered = max((one for one in asked if one.answered_at), key=lambda one: one.answered_at or now, default=None)
+    proved_at = answered.answered_at if answered else None
+    since = [one for one in asked if one.answered_at is None and (not proved_at or one.issued_at > proved_at)]
+    every = wiring.settings.encryption.challenge
+    due_at = proved_at + every if proved_at else since[-1].issued_at if since else None
+    late = bool(since) and since[-1].issued_at + ANSWER_WITHIN < now
+    late = late or (proved_at is not None and proved_at + every + ANSWER_WITHIN < now)
+    return KeyState(
+        fingerprint,
+        info,
+        proved_at,
+        answered.answered_by if answered else "",
+        due_at,
+        overdue=late and info is not None,
+        waiting=tuple(one for one in since if not one.has_lapsed(now)),
+        here=fingerprint in here,
+        backups=sealed.get(fingerprint, Dependence(0, 0)),
+    )
+
+
+def _issue(wiring: Wiring, info: KeyInfo, here: Iterable[str]) -> Issued:
+    if info.problem:
+        return Issued(info.name, info.fingerprint, None, problem=info.problem)
+    phrase = new_phrase()
+    try:
+        armored = seal_phrase(phrase, info.fingerprint, wiring.settings.encryption.gnupg_home)
+    except KeyUnusableError as error:
+        return Issued(info.name, info.fingerprint, None, problem=f"{error.message}: {error.detail}")
+    now = wiring.clock()
+    asked = Challenge(new_id(now), info.fingerprint, info.name, now, digest_of(phrase))
+    file = _file(wiring, asked.id)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(armored, encoding="ascii")
+        for one in wiring.catalog.challenges.list(info.fingerprint):
+            if one.has_lapsed(now):
+                _file(wiring, one.id).unlink(missing_ok=True)
+    except OSError as error:
+        raise RefusedError(
+            f"the challenge cannot be written to {file}: {error.strerror}", hint="see spool: in the configuration"
+        ) from error
+    wiring.catalog.challenges.add(asked)
+    problem = ""
+    if info.fingerprint in here:
+        try:
+            opened = _open_here(wiring, armored)
+        except KeyUnusableError as error:
+            problem = f"its secret key lies on this machine and does not work: {error.message}"
+        else:
+            return Issued(info.name, info.fingerprint, answer(wiring, asked.id, opened, THIS_MACHINE), None, armored)
+    return Issued(info.name, info.fingerprint, asked, file, armored, problem)
+
+
+def _open_here(wiring: Wiring, armored: str) -> str:
+    restore = wiring.settings.needs_restore()
+    return open_phrase(armored, restore.gnupg_home, restore.passphrase_file)
+
+
+def _infos(wiring: Wiring) -> list[KeyInfo]:
+    encryption = wiring.settings.encryption
+    return resolve_recipients(encryption.gnupg_home, encryption.recipients, now=wiring.clock())
+
+
+def _secrets(wiring: Wiring) -> frozenset[str]:
+    """Whose secret keys are in the restore keyring; a machine that only takes backups has none."""
+    restore = wiring.settings.restore
+    if restore is None or not restore.gnupg_home.is_dir():
+        return frozenset()
+    return secret_fingerprints(restore.gnupg_home)
+
+
+def _file(wiring: Wiring, challenge_id: str) -> Path:
+    if not is_id(challenge_id):
+        raise unknown("challenge", challenge_id, lists="keys", what="the open ones")
+    return wiring.settings.spool / "challenges" / f"{challenge_id}.asc"
+
+
+def _tell(wiring: Wiring, event: Event) -> None:
+    """Unless it was told in the last days."""
+    for before in wiring.catalog.events.list(kind=event.kind):
+        if before.at < event.at - _SAID_AGAIN:
+            break
+        if before.subject == event.subject and before.severity is event.severity:
+            return
+    wiring.catalog.events.add(event)
+
+
+def _overdue(state: KeyState) -> str:
+    last = f"last shown {state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never shown"
+    return f"nobody has shown lately that the key of {state.name} still opens backups ({last})"
+
+
+def _how(wiring: Wiring, state: KeyState) -> str:
+    if not state.waiting:
+        return f"backupd keys challenge --recipient {state.name}"
+    return _open_with(wiring, state.waiting[0].id)
+
+
+def _open_with(wiring: Wiring, challenge_id: str) -> str:
+    return f"gpg -d {_file(wiring, challenge_id)} where the key is, then: backupd keys answer {challenge_id}"
+
+
+def _time(moment: datetime | None) -> str | None:
+    return format_time(moment) if moment else None

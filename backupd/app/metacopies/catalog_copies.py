@@ -1,0 +1,453 @@
+"""What lies at every destination for the day on which nothing else is left: sealed copies of the catalog and of the
+configuration, proofs, and ``RECOVER.md``, which needs no key to be read.
+
+Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog that
+was made after the loss of another keeps that one's copies: what only they know is wanted yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.logging_setup import say
+from backupd.app.context.trust import signed_servers, signing
+from backupd.app.context.wiring import Wiring
+from backupd.app.metacopies.check import HERE, Rotten, Turn, of_server, tell
+from backupd.app.metacopies.configuration_copy import configuration_tar
+from backupd.app.metacopies.note import COPY_NOTE, CopyNote
+from backupd.app.metacopies.proofs import keep_proofs
+from backupd.app.metacopies.recover_document import made_by, recover_text, rows_in, rows_of
+from backupd.app.metacopies.signed_heads import renew_or_tell
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    DamagedError,
+    DestinationError,
+    KeyUnusableError,
+    LockedError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.ids import new_id
+from backupd.process.folders import locked_folder, remove_dead
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.remove import marks
+from backupd.transfer.scrub import Damage
+from backupd.transfer.seal import Sealer
+from backupd.transfer.signed import SignedDestination
+from storage import layout
+from storage.destination import Destination, ObjectInfo
+from storage.marker import marker_problem
+
+KEPT = 24
+"""Copies of the catalog, and of the configuration, that each installation keeps at each destination."""
+KEPT_OF_EARLIER = 3
+"""Copies of each earlier catalog of the installation that are kept once the present one has ``KEPT`` of its own."""
+PAUSE = timedelta(hours=1)
+"""The least time between two copies of the catalog at one destination."""
+WAIT = 60.0
+"""Seconds that a job waits for another one that is just copying, so that RECOVER.md tells of both."""
+SECOND = timedelta(days=1)
+"""So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
+COPIES = Pair("copies-failed", "copies-stored")
+_FOLDER = "copies-"
+_STALE = "is stale"
+_UNKNOWN = "is not what this version writes there, and nobody noted what was written (an earlier version?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was put at one destination: keys, "" where what is there is still good. ``proofs``: how many; ``problem``:
+    why not all of it was; ``damages``: what was read again and found damaged; None where nothing was read."""
+
+    destination: str
+    catalog: str = ""
+    configuration: str = ""
+    recover: bool = False
+    proofs: int = 0
+    problem: str = ""
+    damages: tuple[Damage, ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            "catalog": self.catalog,
+            "configuration": self.configuration,
+            "recover": self.recover,
+            "proofs": self.proofs,
+            "problem": self.problem,
+        }
+
+
+def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
+    """After a backup or a test restore: what is missing at the destinations is put. Never raises for their sake: what
+    fails is an event, and is tried again after the next job. ``turn``: what is read again, too."""
+    renew_or_tell(wiring)
+    try:
+        told = write_copies(wiring, turn=turn, wait=WAIT)
+    except BusyError:
+        say(
+            "copies-failed",
+            "another process has been copying the catalog for a minute, so nothing was put after this "
+            "job; the next one does it",
+            level=logging.WARNING,
+        )
+        return
+    except BackupdError as error:
+        say("copies-failed", str(error), level=logging.WARNING)
+        return
+    incidents = Incidents(wiring.catalog)
+    for one in told:
+        now = wiring.clock()
+        if one.damages is not None:
+            tell(wiring, one.destination, one.damages)
+        if one.problem:
+            say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
+            incidents.broken(
+                COPIES,
+                Event(
+                    now,
+                    COPIES.broken,
+                    Severity.WARNING,
+                    f"the catalog and the configuration could not be copied to destination {one.destination}",
+                    subject=one.destination,
+                    detail=one.problem,
+                    hint=(
+                        "backups are not concerned; after the next job it is tried again, or now: backupd catalog copy"
+                    ),
+                ),
+            )
+        else:
+            incidents.mended(
+                COPIES,
+                Event(
+                    now,
+                    COPIES.mended,
+                    Severity.INFO,
+                    f"the catalog and the configuration are copied to destination {one.destination} again",
+                    subject=one.destination,
+                ),
+            )
+
+
+def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tuple[Damage, ...]:
+    """Read again all that was put at the destinations (of proofs those of ``server``), without ``whole`` RECOVER.md
+    alone; what is damaged or stale is replaced, and told. Nothing is read while another process makes copies, or where
+    none could be made."""
+    try:
+        told = write_copies(wiring, turn=of_server(server) if whole else lambda _key: False, put=False)
+    except BackupdError as error:
+        say("copies-failed", str(error), level=logging.WARNING)
+        return ()
+    for one in told:
+        if one.damages is not None:
+            tell(wiring, one.destination, one.damages)
+        if one.problem:
+            say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
+    return tuple(damage for one in told for damage in one.damages or ())
+
+
+def write_copies(
+    wiring: Wiring, *, now: bool = False, turn: Turn | None = None, put: bool = True, wait: float = 0.0
+) -> tuple[Copied, ...]:
+    """Bring every destination that can be reached up to date; ``now``: also where the last copy is younger than
+    ``PAUSE``. ``turn``: what is read again first, and replaced where it is damaged; with ``put`` False nothing else is.
+    ``wait``: seconds for another process that is at it.
+
+    A destination that fails is told in the answer. Raises KeyUnusableError, CatalogError, RefusedError for the spool,
+    BusyError when another process is at it.
+    """
+    with wiring.locked("copies", "another process is just copying the catalog to the destinations", wait=wait):
+        usable = wiring.usable_destinations()
+        away = [Copied(name, problem=error.message) for name, error in sorted(wiring.unreachable().items())]
+        spool = wiring.settings.spool
+        try:
+            remove_dead(spool, _FOLDER)
+            with locked_folder(spool / f"{_FOLDER}{new_id(wiring.clock())}", mode=0o700) as folder:
+                writer = _Writer(wiring, folder, now=now, turn=turn, sources=usable)
+                return (*(writer.write(destination, put=put) for destination in usable), *away)
+        except OSError as error:
+            raise RefusedError(
+                f"the spool {spool} cannot be used: {error.strerror or error}",
+                hint="make room there; copies of the catalog are made in it",
+            ) from error
+
+
+class _Writer:
+    """Seals each thing once, when the first destination wants it."""
+
+    def __init__(
+        self, wiring: Wiring, folder: Path, *, now: bool, turn: Turn | None, sources: Sequence[Destination]
+    ) -> None:
+        self._wiring, self._folder, self._now = wiring, folder, now
+        self._turn, self._sources = turn, sources
+        self._at = wiring.clock()
+        self._installation = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
+        self._maker = f"{self._installation}-{wiring.catalog.identity()}"
+        _keys, self._recipients = wiring.recipients()
+        encryption = wiring.settings.encryption
+        self._sealer = Sealer(self._recipients, encryption.gnupg_home, level=encryption.compression_level)
+        self._note = CopyNote(wiring.settings.spool / COPY_NOTE)
+        self._made: dict[str, tuple[Path, str]] = {}
+
+    def write(self, destination: Destination, *, put: bool) -> Copied:
+        catalog = configuration = ""
+        recover = False
+        proofs: frozenset[str] = frozenset()
+        damages: tuple[Damage, ...] | None = None
+        texts: tuple[Damage, ...] = ()
+        try:
+            found = Rotten(self._wiring, destination, self._note)
+            if self._turn is not None:
+                found.find(self._turn, self._sources, self._folder)
+                damages = found.damages
+                if not put:
+                    texts = self._mended_text(destination)
+            if put or found.keys:
+                proofs = keep_proofs(self._wiring, destination, self._sealer, found.keys)
+                configuration = self._put(
+                    destination,
+                    layout.CONFIGURATIONS,
+                    self._installation,
+                    layout.configuration_key(self._at, self._installation),
+                    found.keys,
+                )
+                catalog = self._put(
+                    destination, layout.CATALOGS, self._maker, layout.catalog_key(self._at, self._maker), found.keys
+                )
+                found.settle(proofs)
+            if put:
+                recover = self._put_text(destination)
+                self._note_marker(destination)
+            damages = (*found.damages, *texts) if self._turn is not None else None
+        except (DestinationError, KeyUnusableError) as error:
+            return Copied(destination.name, catalog, configuration, recover, len(proofs), str(error), damages)
+        return Copied(destination.name, catalog, configuration, recover, len(proofs), "", damages)
+
+    def _put(self, destination: Destination, folder: str, maker: str, key: str, rotten: Collection[str]) -> str:
+        stored = self._note.stored(destination.name)
+        there = own_copies(destination, folder, maker)
+        # Anybody can put something under such a name; what is not known here neither counts nor pushes anything out.
+        ours = [info for info in there if info.key in stored and info.key not in rotten]
+        last = layout.copy_of(ours[-1].key) if ours else None
+        if folder == layout.CATALOGS and last and not self._now and timedelta() <= self._at - last[0] < PAUSE:
+            return ""
+        plain, digest = self._plain(folder)
+        alone = folder == layout.CONFIGURATIONS and len(ours) == 1
+        if (
+            last
+            and self._note.get(destination.name, folder) == digest
+            and not _lacks_signature(destination, ours[-1])
+            and not (alone and self._at - last[0] >= SECOND)
+        ):
+            return ""
+        sealed = self._sealed(plain)
+        with sealed.open("rb") as stream:
+            destination.put(key, stream)
+        with sealed.open("rb") as content:
+            self._note.set(destination.name, key, hashlib.file_digest(content, "sha256").hexdigest())
+        self._note.set(destination.name, folder, digest)
+        self._prune(destination, ours, KEPT - 1)
+        self._prune(
+            destination,
+            [info for info in there if info.key not in stored and info.key != key],
+            KEPT_OF_EARLIER if len(ours) + 1 >= KEPT else KEPT - 1,
+        )
+        if folder == layout.CATALOGS and len(ours) + 1 >= KEPT:
+            self._prune_earlier(destination)
+        return key
+
+    def _plain(self, folder: str) -> tuple[Path, str]:
+        """What is to be copied there, and its digest."""
+        if folder not in self._made:
+            file = self._folder / folder.strip("/")
+            if folder == layout.CATALOGS:
+                self._wiring.catalog.write_snapshot(file)
+            else:
+                file.write_bytes(configuration_tar(self._wiring.settings, self._recipients))
+            with file.open("rb") as content:
+                self._made[folder] = (file, hashlib.file_digest(content, "sha256").hexdigest())
+        return self._made[folder]
+
+    def _sealed(self, plain: Path) -> Path:
+        sealed = plain.with_suffix(layout.SEALED)
+        if not sealed.exists():
+            self._sealer.seal_file(plain, sealed)
+        return sealed
+
+    def _prune_earlier(self, destination: Destination) -> None:
+        infos = own_copies(destination, layout.CATALOGS)
+        makers = {copy[1] for info in infos if (copy := layout.copy_of(info.key)) is not None}
+        for maker in sorted(makers - {self._maker}):
+            if maker.startswith(self._installation):
+                self._prune(destination, own_copies(destination, layout.CATALOGS, maker), KEPT_OF_EARLIER)
+
+    def _prune(self, destination: Destination, copies: Sequence[ObjectInfo], keep: int) -> None:
+        for info in copies[: max(0, len(copies) - keep)]:
+            try:
+                destination.delete(info.key)
+            except LockedError:
+                return  # a rule of the place keeps it for now; a later copy tries again
+            self._note.forget(destination.name, info.key)
+
+    def _put_text(self, destination: Destination) -> bool:
+        text = _text(self._wiring, destination, self._recipients)
+        digest = hashlib.sha256(text).hexdigest()
+        try:
+            if get_bytes(destination, layout.RECOVER) == text and not _lacks_text_signature(destination, text):
+                if self._note.get(destination.name, layout.RECOVER) != digest:
+                    self._note.set(destination.name, layout.RECOVER, digest)
+                return False
+        except (ObjectMissingError, DamagedError):  # the latter of one that is longer than any text of ours
+            pass
+        if isinstance(destination, SignedDestination):
+            destination.sign(layout.RECOVER, text)  # which nobody but a person reads, with the page in the hand
+        put_bytes(destination, layout.RECOVER, text)
+        self._note.set(destination.name, layout.RECOVER, digest)
+        return True
+
+    def _mended_text(self, destination: Destination) -> tuple[Damage, ...]:
+        why = _text_problem(self._wiring, destination, self._note, self._recipients)
+        if not why:
+            return ()
+        self._put_text(destination)
+        aged = why.startswith((_STALE, _UNKNOWN))
+        return (Damage(destination.name, layout.RECOVER, why, repaired_from=HERE, aged=aged),)
+
+    def _note_marker(self, destination: Destination) -> None:
+        """What the marker of the place is, so that it is known again."""
+        try:
+            marker = get_bytes(destination, layout.REPOSITORY)
+        except ObjectMissingError:
+            return  # a place that needs none
+        before = self._note.marker(destination.name)
+        if marker != before and not marker_problem(marker, before):
+            self._note.set(destination.name, layout.REPOSITORY, marker.decode())
+
+
+def _text(
+    wiring: Wiring, destination: Destination, recipients: Sequence[str], named: Mapping[str, str] | None = None
+) -> bytes:
+    signed = signed_servers(wiring.settings)
+    return recover_text(
+        destination.name,
+        wiring.settings.destination(destination.name),
+        newest(destination) if named is None else named,
+        recipients=recipients,
+        signing=signing(wiring.settings) if signed else None,
+        signed=signed,
+    ).encode()
+
+
+def _stale(wiring: Wiring, destination: Destination, found: str, wanted: bytes, recipients: Sequence[str]) -> str:
+    """Why a text that we put there is not what it should say by now. That it names a backup that is gone is none of
+    it: of that others tell."""
+    named = rows_in(found)
+    late = [
+        f"{backup_id} of {server}"
+        for server, backup_id in sorted(newest(destination).items())
+        if named.get(server, "") < backup_id
+    ]
+    if late:
+        return f"{_STALE}: it does not name {', '.join(late)}"
+    if made_by(found.encode()) == made_by(wanted) and _text(wiring, destination, recipients, named) != found.encode():
+        return f"{_STALE}: the configuration has changed since it was written"
+    return ""
+
+
+def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, recipients: Sequence[str]) -> str:
+    """What is wrong with RECOVER.md; "" for nothing. Where installations share a place, that of another is as good as
+    ours while it names the same backups."""
+    wanted = _text(wiring, destination, recipients)
+    noted = note.get(destination.name, layout.RECOVER)
+    try:
+        found = get_bytes(destination, layout.RECOVER)
+    except ObjectMissingError:
+        return "is missing" if noted is not None or newest(destination) else ""
+    except DamagedError as error:
+        return " ".join((error.detail or error.message).split())
+    if found == wanted:
+        return ""
+    if hashlib.sha256(found).hexdigest() == noted:
+        return _stale(wiring, destination, found.decode(), wanted, recipients)
+    rows = rows_of(newest(destination)).encode()
+    mine = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
+    shared = any(
+        copy[1] != mine
+        for info in destination.list(layout.CONFIGURATIONS)
+        if (copy := layout.copy_of(info.key)) is not None
+    )
+    if rows in found and (shared or (noted is None and made_by(found) not in (None, made_by(wanted)))):
+        return ""  # of another installation, or of an earlier version: the next job writes it anew
+    return (
+        "holds other bytes than were written, or tells of other backups than lie beside it"
+        if noted is not None
+        else _UNKNOWN
+    )
+
+
+def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
+    """Of ``fsck``: what is wrong with the two documents at the top of a destination, by key. Changes nothing. Raises
+    DestinationError."""
+    note = CopyNote(wiring.settings.spool / COPY_NOTE)
+    found = {}
+    try:
+        found[layout.REPOSITORY] = marker_problem(
+            get_bytes(destination, layout.REPOSITORY), note.marker(destination.name)
+        )
+    except ObjectMissingError:
+        pass  # a place that needs none
+    except DamagedError as error:
+        found[layout.REPOSITORY] = " ".join((error.detail or error.message).split())
+    try:
+        _keys, recipients = wiring.recipients()
+    except KeyUnusableError:
+        recipients = ()  # `check` says so; without them nobody can say what the text should be
+    if recipients:
+        why = _text_problem(wiring, destination, note, recipients)
+        # A stale one the next job mends, and `verify` tells of it.
+        found[layout.RECOVER] = "" if why.startswith(_STALE) else why
+    return {key: why for key, why in found.items() if why}
+
+
+def mend_marker(wiring: Wiring, destination: Destination) -> bool:
+    """Put the marker back as it was seen; was it known? Raises DestinationError."""
+    noted = CopyNote(wiring.settings.spool / COPY_NOTE).marker(destination.name)
+    if noted is not None:
+        put_bytes(destination, layout.REPOSITORY, noted)
+    return noted is not None
+
+
+def noted_marker(wiring: Wiring, name: str) -> str:
+    """What ``repository.json`` of a destination holds, in one line; "" where that is not known."""
+    noted = CopyNote(wiring.settings.spool / COPY_NOTE).marker(name)
+    return " ".join(noted.decode().split()) if noted is not None else ""
+
+
+def own_copies(destination: Destination, folder: str, maker: str | None = None) -> list[ObjectInfo]:
+    """Copies below ``folder`` (of one ``maker``, see ``layout.copy_of``), oldest first."""
+    found = [(copy, info) for info in destination.list(folder) if (copy := layout.copy_of(info.key)) is not None]
+    return [info for copy, info in sorted(found, key=lambda item: item[0]) if maker is None or copy[1] == maker]
+
+
+def _lacks_text_signature(destination: Destination, text: bytes) -> bool:
+    return isinstance(destination, SignedDestination) and bool(destination.problem(layout.RECOVER, text))
+
+
+def _lacks_signature(destination: Destination, info: ObjectInfo) -> bool:
+    return isinstance(destination, SignedDestination) and destination.unsigned(info.key)
+
+
+def newest(destination: Destination) -> dict[str, str]:
+    """Of each server that has backups there, the newest that is not marked deleted."""
+    dying = marks(destination)
+    return {server: backup_id for server, backup_id in backup_ids(destination) if (server, backup_id) not in dying}

@@ -1,0 +1,503 @@
+"""Heads of histories at the destinations: renewed while backups are taken, compared when a catalog is made anew.
+
+A rebuild cannot know that the head that it finds is the last one. It says how old each is, and holds them against each
+other, against the counter in the last report mail, and against the time at which the operator says that all was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.logging_setup import say
+from backupd.app.context.trust import signing, wanting
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.side_files import detail
+from backupd.app.runtime.guarded_loop import Guard
+from backupd.model.backup import BackupState
+from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    DamagedError,
+    DestinationError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.manifest import Header
+from backupd.model.units import format_duration
+from backupd.process.durable import write_whole
+from backupd.recovery.runs import last_of
+from backupd.transfer import head as heads
+from backupd.transfer.head import Head, Reached, Retired
+from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.remove import marks
+from backupd.transfer.signed import SignedDestination
+from storage import layout
+from storage.destination import Destination
+
+EVERY = timedelta(minutes=15)
+AT_MOST_EVERY = timedelta(minutes=1)
+GRACE = timedelta(minutes=5)
+"""How much older than ``EVERY`` a head may be before the place counts as turned back."""
+ROLLED_BACK = Pair("rolled-back", "rolled-back-over")
+_NOTE = "heads.json"
+_WAIT = 60.0
+_NAMED = 5
+_LOOKS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The head that was put last. ``places``: the counter of the last one that each destination took; ``runbook``: id
+    of the newest backup and the SHA-256 of its runbook, "" where that could not be read."""
+
+    counter: int
+    at: datetime
+    digest: str
+    places: Mapping[str, int] = field(default_factory=dict)
+    runbook: str = ""
+
+
+def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "") -> int:
+    """Put a new head of each server whose policy is `signed` and whose last one is older than ``every``; gives how
+    many. ``former``: a key that signed up to the head before, and counts for nothing now. A destination that fails
+    keeps nobody from the others, and is told; one that was turned back is an incident. Raises CatalogError, BusyError,
+    RefusedError for the spool."""
+    now = wiring.clock()
+    due = [
+        name
+        for name in sorted(wanting(wiring.settings))
+        if (last := noted(wiring).get(name)) is None or not timedelta() <= now - last.at < every
+    ]
+    if not due:
+        return 0
+    with wiring.locked("heads", "another process is just renewing the heads"):
+        usable = {one.name: one for one in wiring.usable_destinations()}
+        for name in due:
+            server = wiring.settings.server(name)
+            _renew(wiring, name, [usable[place] for place in server.preferred if place in usable], now, former)
+    return len(due)
+
+
+def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
+    """Say in a new head of each server that ``former`` signed up to the one before; gives what the heads say now. That
+    it was said before stands."""
+    renew(wiring, every=timedelta(), former=former)
+    found = {}
+    for server in sorted(wanting(wiring.settings)):
+        told = [
+            one
+            for place in wiring.usable_destinations()
+            if (head := _there(place, server)[0]) is not None
+            for one in head.retired
+            if one.key == former
+        ]
+        if told:
+            found[server] = max(told, key=lambda one: one.counter)
+    return found
+
+
+def countersign(wiring: Wiring, place: SignedDestination) -> None:
+    """Put the signature of the key that signs now beside that of the heads which were put last."""
+    with wiring.locked("heads", "another process is just renewing the heads", wait=_WAIT):
+        for server, last in noted(wiring).items():
+            key = layout.head_key(server)
+            try:
+                document = place.as_it_lies(key)
+                if hashlib.sha256(document).hexdigest() == last.digest and place.doubt(key, document):
+                    place.sign(key, document, beside=place.signature(key))
+            except ObjectMissingError:
+                continue  # the next renewal puts one
+
+
+def renew_or_tell(wiring: Wiring) -> None:
+    """After a job: never raises for its sake; the service or the next job tries again."""
+    try:
+        renew(wiring)
+    except BusyError:
+        return  # somebody else is just doing it
+    except BackupdError as error:
+        say("head-not-renewed", str(error), level=logging.WARNING)
+
+
+def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime, former: str) -> None:
+    before = noted(wiring).get(server)
+    records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
+    audit = next(iter(wiring.catalog.audit.list(limit=1)), None)
+    there = [found for place in places if (found := _compared(wiring, place, server, before)[0]) is not None]
+    counter = max([before.counter if before else 0, *(one.counter for one in there)]) + 1
+    retired = max(there, key=lambda head: head.counter).retired if there else ()
+    if former and former not in {one.key for one in retired}:
+        retired = (*retired, Retired(former, counter - 1, now))
+    made = Head(
+        server,
+        counter,
+        now,
+        before.digest if before else "",
+        max((record.id for record in records), default=""),
+        len(records),
+        audit.number if audit else 0,
+        audit.digest if audit else "",
+        retired,
+        {
+            place.name: Reached(runs[-1].branch, *last_of(runs[-1]))
+            for place in places
+            if (runs := wiring.catalog.binlogs.runs(server, place.name))
+        },
+    )
+    took = dict(before.places) if before else {}
+    for place in places:
+        try:
+            heads.put(place, made)
+            took[place.name] = counter
+        except BackupdError as error:
+            say(
+                "head-not-renewed",
+                f"the head of {server} cannot be put to {place.name}: {error.message}",
+                level=logging.WARNING,
+                server=server,
+            )
+    runbook = (
+        before.runbook if before and made.newest and before.runbook.startswith(made.newest) else _runbook(wiring, made)
+    )
+    _note(wiring, server, Noted(counter, now, heads.digest(made), took, runbook))
+
+
+def _runbook(wiring: Wiring, head: Head) -> str:
+    try:
+        return f"{head.newest}, SHA-256 {detail(wiring, head.newest).runbook_sha256}" if head.newest else ""
+    except BackupdError:
+        return ""  # whoever reads the backup tells why it cannot be read
+
+
+def _there(place: Destination, server: str) -> tuple[Head | None, str]:
+    """The head that is there, and why none is believed, "" for one that is not there. Raises DestinationError."""
+    try:
+        return heads.read(place, server), ""
+    except DamagedError as error:
+        return None, " ".join((error.detail or error.message).split())
+
+
+def is_turned_back(wiring: Wiring, place: Destination, server: str) -> bool:
+    """Does it hold an older head of ``server`` than it took from here, or none? Then that is an incident. Raises
+    CatalogError, DestinationError."""
+    return server in wanting(wiring.settings) and _compared(wiring, place, server, noted(wiring).get(server))[1]
+
+
+def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | None) -> tuple[Head | None, bool]:
+    """The head that is believed there, and whether the place was turned back."""
+    try:
+        found, why = _there(place, server)
+    except DestinationError as error:
+        say(
+            "head-unread",
+            f"the head of {server} at {place.name} cannot be read: {error.message}",
+            level=logging.WARNING,
+            server=server,
+        )
+        return None, False
+    if why:
+        say(
+            "head-unread",
+            f"the head of {server} at {place.name} is not believed: {why}",
+            level=logging.WARNING,
+            server=server,
+        )
+    took = before.places.get(place.name) if before else None
+    if before is None or took is None or (found is not None and found.counter >= took):
+        return found, False
+    now = wiring.clock()
+    told = (
+        f"it holds the one with counter {found.counter}, of {format_time(found.at)}, with {found.newest or 'none'} "
+        "as the newest backup"
+        if found is not None
+        else why or "it holds none"
+    )
+    Incidents(wiring.catalog).broken(
+        ROLLED_BACK,
+        Event(
+            now,
+            ROLLED_BACK.broken,
+            Severity.ERROR,
+            server=server,
+            subject=place.name,
+            message=(
+                f"{place.name} was possibly rolled back: of {server} it took the head with counter {took}, and {told}"
+            ),
+            detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
+            hint=f"find out who writes there. `backupd verify {server}` names what is missing, and `backupd replicate "
+            f"{server} --to {place.name}` copies it again where another destination has it. This ends when a "
+            "verification finds all of it",
+        ),
+    )
+    return found, True
+
+
+def settle(wiring: Wiring, place: Destination, server: str) -> None:
+    """Everything of ``server`` that the catalog expects there is there."""
+    if not is_turned_back(wiring, place, server):
+        Incidents(wiring.catalog).mended(
+            ROLLED_BACK,
+            Event(
+                wiring.clock(),
+                ROLLED_BACK.mended,
+                Severity.INFO,
+                f"{place.name} holds all that it should of {server}, and its newest head",
+                server=server,
+                subject=place.name,
+            ),
+        )
+
+
+def noted(wiring: Wiring) -> Mapping[str, Noted]:
+    """The last head of each server, by the spool. What cannot be read there is made anew from the destinations."""
+    try:
+        found = json.loads(_file(wiring).read_text(encoding="utf-8"))
+        return {
+            name: Noted(
+                int(one["counter"]),
+                parse_time(one["at"]),
+                str(one["digest"]),
+                {place: int(counter) for place, counter in one.get("places", {}).items()},
+                str(one.get("runbook", "")),
+            )
+            for name, one in found.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _note(wiring: Wiring, server: str, last: Noted) -> None:
+    every = {**noted(wiring), server: last}
+    try:
+        write_whole(
+            _file(wiring),
+            json.dumps(
+                {
+                    name: {
+                        "counter": one.counter,
+                        "at": format_time(one.at),
+                        "digest": one.digest,
+                        "places": dict(one.places),
+                        "runbook": one.runbook,
+                    }
+                    for name, one in every.items()
+                },
+                sort_keys=True,
+            ).encode(),
+        )
+    except OSError as error:
+        raise RefusedError(
+            f"the note {_file(wiring)} of the heads cannot be written: {error.strerror}",
+            hint="make room in the spool, and let this user write there",
+        ) from error
+
+
+def _file(wiring: Wiring) -> Path:
+    return wiring.settings.spool / _NOTE
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``lines``: what each destination's head says; ``suspicions``: why a place may have been turned back."""
+
+    lines: tuple[str, ...]
+    suspicions: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"heads": list(self.lines), "suspicions": list(self.suspicions)}
+
+
+def compare(
+    wiring: Wiring,
+    *,
+    failed_at: datetime | None = None,
+    counters: Mapping[str, int] | None = None,
+) -> Comparison:
+    """Of every server whose manifests are signed, at every destination that answers. ``failed_at``: when the operator
+    says that the last good moment was; ``counters``: of each server, what the last report said."""
+    lines: list[str] = []
+    suspicions: list[str] = []
+    now = wiring.clock()
+    for server in sorted(wanting(wiring.settings)):
+        found: dict[str, Head] = {}
+        for place in wiring.usable_destinations():
+            try:
+                head = heads.read(place, server)
+                lacking = _lacking(place, server, head) if head is not None else []
+            except BackupdError as error:
+                suspicions.append(
+                    f"the head of {server} at {place.name} is not believed: "
+                    f"{' '.join((error.detail or error.message).split())}"
+                    f"{_outdated(wiring, place, server)}"
+                )
+                continue
+            if head is None:
+                lines.append(f"{place.name} holds no head of {server}")
+                if _had_heads(place, server):
+                    suspicions.append(
+                        f"{place.name} was possibly rolled back: it holds backups of {server}, and "
+                        "somebody took away the head that was put with them"
+                    )
+                continue
+            found[place.name] = head
+            lines.append(
+                f"head of {server} at {place.name}: counter {head.counter}, of {format_time(head.at)}, "
+                f"{format_duration(max((now - head.at).total_seconds(), 0.0))} ago; {head.backups} backups, "
+                f"the newest {head.newest or 'none'}"
+                + "".join(
+                    f"; {one.key} signed until counter {one.counter}, {format_time(one.at)}" for one in head.retired
+                )
+            )
+            suspicions += lacking
+        if found:
+            suspicions += _suspicions(server, found, failed_at, (counters or {}).get(server))
+    return Comparison(tuple(lines), tuple(suspicions))
+
+
+def _outdated(wiring: Wiring, place: Destination, server: str) -> str:
+    """Of a head that is not believed: does it say that a key which counts here was replaced? Then it may be the
+    configuration that is old. Anybody could write that, so nothing follows from it but these words."""
+    if not isinstance(place, SignedDestination):
+        return ""
+    try:
+        retired = heads.decode(place.as_it_lies(layout.head_key(server)), server).retired
+    except (DamagedError, ObjectMissingError):
+        return ""
+    trusted = signing(wiring.settings).trusted
+    return "".join(
+        f". It says that {one.key}, which is trusted here, was replaced at {format_time(one.at)}: if so, "
+        "this configuration is older than that, and what that key signed since may be a thief's. Compare it "
+        "with the newest recovery page"
+        for one in retired
+        if one.key in trusted
+    )
+
+
+def _lacking(place: Destination, server: str, head: Head) -> list[str]:
+    """What its own head tells of, and is not there: somebody may take away the newest, and leave the head."""
+    said, told = [], f"its head of {format_time(head.at)}"
+    if head.newest and not _is_there(place, server, head.newest):
+        said.append(
+            f"{place.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
+            "marked deleted there: where no other destination has it, somebody took it away"
+        )
+    reached = head.logs.get(place.name)
+    if reached is not None:
+        ends = [
+            (owner[1].number, owner[1].end)
+            for info in place.list(layout.branch_folder(server, reached.branch))
+            if (owner := layout.segment_of(info.key)) is not None and owner[2] == layout.SEGMENT
+        ]
+        number, end = max(ends, default=(0, 0))
+        if (number, end) < (reached.number, reached.end):
+            said.append(
+                f"binary logs of {server} at {place.name} end at byte {end} of file {number} of branch "
+                f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
+                "where no other destination has more, somebody took them away"
+            )
+    return said
+
+
+def _is_there(place: Destination, server: str, backup_id: str) -> bool:
+    try:
+        place.stat(layout.manifest_key(server, backup_id))
+    except ObjectMissingError:
+        return False
+    return (server, backup_id) not in marks(place)
+
+
+def _had_heads(place: Destination, server: str) -> bool:
+    """Is its newest backup of the time since when heads are put?"""
+    newest = next(reversed(backup_ids(place, server)), None)
+    found = read(place, *newest) if newest is not None else None
+    return found is not None and isinstance(found.header, Header) and found.header.is_bound
+
+
+def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | None, told: int | None) -> list[str]:
+    best = max(found.values(), key=lambda head: head.counter)
+    ahead = next(name for name, head in found.items() if head == best)
+    said = [
+        f"{name} was possibly rolled back to {format_time(head.at)}: its head of {server} has counter "
+        f"{head.counter}, that of {ahead} {best.counter} with {best.newest or 'no backup'} as the newest: rebuild "
+        f"from {ahead}"
+        for name, head in sorted(found.items())
+        if head.counter < best.counter
+    ]
+    if told is not None and best.counter < told:
+        said.append(
+            f"the store was possibly rolled back to {format_time(best.at)}: the last report told counter "
+            f"{told} of {server}, and the newest head has {best.counter}"
+        )
+    if failed_at is not None and best.at < failed_at - EVERY - GRACE:
+        said.append(
+            f"the store was possibly rolled back to {format_time(best.at)}: the newest head of {server} is of "
+            f"then, and until {format_time(failed_at)} one was due every {EVERY.seconds // 60} minutes"
+        )
+    return said
+
+
+def lists_compared(wiring: Wiring) -> tuple[str, ...]:
+    """What each destination that answers has more of than another one, in words: of each server the backups that are
+    not marked deleted there. Not each has to hold all: policies and retention say which."""
+    there = {place.name: _listed(place) for place in wiring.usable_destinations()}
+    return tuple(
+        f"{one} holds {len(more)} backup{'s' if len(more) > 1 else ''} of {server} that {other} does not: "
+        f"{', '.join(sorted(more, reverse=True)[:_NAMED])}{', ...' if len(more) > _NAMED else ''}"
+        for one, found in sorted(there.items())
+        for other in sorted(there)
+        if other != one
+        for server in sorted(found)
+        if (more := found[server] - there[other].get(server, set()))
+    )
+
+
+def _listed(place: Destination) -> dict[str, set[str]]:
+    dying = marks(place)
+    found: dict[str, set[str]] = {}
+    for server, backup_id in backup_ids(place):
+        if (server, backup_id) not in dying:
+            found.setdefault(server, set()).add(backup_id)
+    return found
+
+
+class HeadWatch:
+    """Renews them while the service runs: a thread, because a place that hangs must not hold up the rounds."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._ending = threading.Event()
+        self._guarded = Guard("heads-trouble")
+        self._thread = threading.Thread(target=self._loop, name="heads", daemon=True)
+
+    def __enter__(self) -> HeadWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self._thread.join(_LOOKS)
+
+    def reload(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+
+    def _loop(self) -> None:
+        while not self._ending.wait(_LOOKS):
+            self._guarded(self.step)
+
+    def step(self) -> None:
+        """Renew what would be too old at the next look. Raises CatalogError, BusyError."""
+        renew(self._wiring, every=EVERY - timedelta(seconds=2 * _LOOKS))

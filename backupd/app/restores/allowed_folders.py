@@ -1,0 +1,129 @@
+"""Where a restore may go: what can be told before it begins, and for whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from backupd.app.context.scope import see
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.request import RestoreRequest
+from backupd.model.access import Actor, Role
+from backupd.model.errors import BusyError, ForbiddenError, RefusedError
+from backupd.model.job import JobState
+from restore.occupancy import refuse_nested, refuse_non_empty
+from restore.staging import INSIDE, unfinished
+from restore.state import read_marker
+
+
+def at_real_place(request: RestoreRequest) -> RestoreRequest:
+    """With its folder as the system calls it: without symbolic links, dots and doubled slashes. One folder has one name
+    then, and a job can tell whether it is still the one that was allowed."""
+    return replace(
+        request, **{name: os.path.realpath(folder) for name in ("datadir", "sql") if (folder := getattr(request, name))}
+    )
+
+
+def refuse_unseen(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
+    """Raises NotFoundError for a server that is not there for ``actor``."""
+    for name in filter(None, (request.server, request.into)):
+        see(actor, name, f"server {name[:80]!r}")
+        wiring.settings.server(name)
+
+
+def refuse_place(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
+    """Raises ForbiddenError for a folder that ``actor`` may not restore into, RefusedError for one in which something
+    lies that is not of this very restore; what that is, only those who see all servers are told. ``request`` is
+    ``at_real_place``."""
+    folder = request.sql or request.datadir
+    if not folder:
+        return
+    _allowed(wiring, actor, folder)
+    _refuse_taken(request, named=actor.servers is None)
+
+
+def refuse_changed(request: RestoreRequest) -> None:
+    """For the job, once it begins: raises RefusedError where the folder has become another one since it was asked for,
+    or not fit any more. Whoever sees the server may read that, so nothing that lies there is named."""
+    folder = request.sql or request.datadir
+    if not folder:
+        return
+    if (leads := os.path.realpath(folder)) != folder:
+        raise RefusedError(
+            f"{folder} is not the folder any more that was asked for",
+            detail=f"it leads to {leads} now",
+            hint="somebody put a symbolic link on the way there: see who, then ask for it again",
+        )
+    _refuse_taken(request, named=False)
+
+
+def refuse_shared(wiring: Wiring, request: RestoreRequest) -> None:
+    """Raises BusyError where a restore of another server waits or runs that goes there."""
+    for state in (JobState.QUEUED, JobState.RUNNING):
+        found = wiring.catalog.restores.list(state=state, datadir=request.datadir) if request.datadir else ()
+        if any(row.server != request.server for row in found):
+            raise BusyError(
+                f"another restore into {request.datadir} waits or runs already", hint="choose another folder"
+            )
+
+
+def _allowed(wiring: Wiring, actor: Actor, folder: str) -> None:
+    if actor.has(Role.ADMIN):
+        return
+    allowed = wiring.settings.needs_restore().folders
+    real = Path(folder)
+    if not any(real.is_relative_to(os.path.realpath(one)) and real != Path(os.path.realpath(one)) for one in allowed):
+        raise ForbiddenError(
+            f"an operator may not restore into {folder}",
+            detail=f"allowed is any folder beneath {', '.join(map(str, allowed))}"
+            if allowed
+            else "restore.folders names no folder for operators",
+            hint="choose a folder beneath one of restore.folders in the configuration, or ask an admin",
+        )
+
+
+def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
+    folder = Path(request.sql or request.datadir)
+    with _discreet(named):
+        try:
+            refuse_nested(folder)
+            if request.sql:
+                refuse_non_empty(folder)
+            else:
+                _refuse_foreign(folder, request)
+        except OSError as error:
+            raise RefusedError(
+                f"{folder} cannot be looked at: {error.strerror or error}",
+                hint="name a folder that the service may read and write",
+            ) from error
+
+
+def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
+    """What an interrupted restore of the same server left is no obstacle: whether it is of the same backup, and nobody
+    lives there, the restore itself looks at."""
+    earlier = unfinished(datadir)
+    if earlier is not None and earlier.server == request.server:
+        return
+    if earlier is not None:
+        raise RefusedError(
+            f"an unfinished restore of another server is in the way of {datadir}",
+            detail=f"of {earlier.server}: backup {earlier.chain[-1]}, target {earlier.target}",
+            hint="choose another folder; whoever began that one goes on with it, or removes it",
+        )
+    marker = read_marker(datadir)
+    if marker is not None and marker.server == request.server and request.start:
+        return  # one that is finished: its server is asked for again
+    refuse_non_empty(datadir, ours=(INSIDE,))
+
+
+@contextmanager
+def _discreet(named: bool) -> Iterator[None]:
+    try:
+        yield
+    except RefusedError as error:
+        if not named:
+            error.detail = ""
+        raise

@@ -1,0 +1,301 @@
+"""Restores as jobs: planned under an id, started by it, done by a process of the service, gone on with when asked for
+again.
+
+The row of a restore stays the same however often it is taken up; each attempt is a job of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from backupd.app.context.run import JobRun, Result
+from backupd.app.context.wiring import Wiring
+from backupd.app.keys.key_dependence import require_keys
+from backupd.app.restores.allowed_folders import (
+    at_real_place,
+    refuse_changed,
+    refuse_place,
+    refuse_shared,
+    refuse_unseen,
+)
+from backupd.app.restores.progress import RestoreView
+from backupd.app.restores.request import RestoreRequest
+from backupd.app.restores.service import earlier_attempt, foresee, plan, restore
+from backupd.app.restores.table_restore import place_of, restore_tables
+from backupd.app.restores.table_sources import chosen_way
+from backupd.app.thaw.storage_tiers import refuse_cold
+from backupd.catalog.plans import StoredPlan
+from backupd.model.access import Actor
+from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
+from backupd.model.ids import new_id
+from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+from restore.executor import RestoreOutcome
+from restore.handover import Triggers
+from restore.plan import Plan
+from restore.tableoutcome import TablesOutcome
+from restore.tableplan import TablePlan
+from restore.target import Latest, parse_target
+
+VALID = timedelta(hours=1)
+"""How long a plan can be started."""
+
+
+class PlanChangedError(RefusedError):
+    """Started now, it would come to something else than what was shown. ``plan``: what, to be started instead."""
+
+    problem_type = "plan-changed"
+
+    def __init__(self, message: str, plan: StoredPlan, *, detail: str = "") -> None:
+        super().__init__(message, detail=detail, hint=f"look at the new plan, {plan.id}, and start that one")
+        self.plan = plan
+
+
+class UnconfirmedError(RefusedError):
+    """Data may be replaced, and nobody has said so. ``confirm``: the name to repeat."""
+
+    problem_type = "unconfirmed"
+
+    def __init__(self, message: str, confirm: str) -> None:
+        super().__init__(message, hint=f"look twice, then confirm with the name of that server: {confirm}")
+        self.confirm = confirm
+
+
+def make_plan(wiring: Wiring, actor: Actor, request: RestoreRequest) -> StoredPlan:
+    """Raises UsageError, and what planning raises."""
+    request.check()
+    refuse_unseen(wiring, actor, request)
+    return _store(wiring, actor, request, _planned(wiring, request))
+
+
+def request_restore(
+    wiring: Wiring, actor: Actor, wanted: str | RestoreRequest, confirm: str | None
+) -> tuple[RestoreRecord, JobRecord]:
+    """Queue it. Raises whatever would make it fail as far as that can be told now."""
+    shown = wiring.catalog.plans.get(wanted, wiring.clock()) if isinstance(wanted, str) else None
+    request = RestoreRequest.from_json(shown.request) if shown is not None else wanted
+    if isinstance(request, str):
+        raise NotFoundError(f"there is no plan {request}")
+    request.check()
+    request.check_place()
+    wiring.settings.needs_restore()
+    refuse_unseen(wiring, actor, request)
+    request = at_real_place(request)
+    refuse_place(wiring, actor, request)
+    chosen = _planned(wiring, request)
+    if shown is not None and (other := _difference(promise(shown.document), promise(chosen.as_json()), request)):
+        raise PlanChangedError(
+            "the plan would be another one by now", _store(wiring, actor, request, chosen), detail=other
+        )
+    _refuse_unconfirmed(request, confirm)
+    base = chosen.base if isinstance(chosen, TablePlan) else chosen
+    require_keys(wiring, request.server, base.chain)
+    if not request.thaw:
+        refuse_cold(base)
+    return _queue(wiring, actor, request, chosen, base)
+
+
+def perform_restore(wiring: Wiring, run: JobRun) -> Result:
+    """Do the restore that the job's arguments name."""
+    record = wiring.catalog.restores.get(str(run.job.arguments["restore"]))
+    kept = record.request or {}
+    request = RestoreRequest.from_json(kept["request"])
+    promised: Mapping[str, Any] = kept["promise"]
+    refuse_changed(request)
+    outcome: RestoreOutcome | TablesOutcome
+    if request.of_tables:
+
+        def as_promised(chosen: TablePlan) -> None:
+            if other := _difference(promised, promise(chosen.as_json()), request):
+                raise RefusedError(
+                    "the restore would come to something else by now",
+                    detail=other,
+                    hint="make the plan again, and start that one",
+                )
+
+        outcome = restore_tables(
+            wiring,
+            request.server,
+            request.target,
+            request.table_wishes,
+            into=request.into or None,
+            sql=Path(request.sql) if request.sql else None,
+            confirm=request.into or None,
+            compare=request.compare,
+            ask=None,
+            triggers=Triggers(request.triggers),
+            run=run,
+            restore_id=record.id,
+            promise=as_promised,
+        )
+    else:
+        outcome = restore(
+            wiring,
+            request.server,
+            request.target if promised["until"] else f"backup:{record.backup_id}",
+            Path(request.datadir),
+            start=request.start,
+            mode=request.mode,
+            run=run,
+            wishes=request.wishes,
+            restore_id=record.id,
+            base=record.backup_id,
+        )
+    wiring.catalog.restores.keep_outcome(record.id, _without_rows(outcome.as_json()))
+    return of_restore(outcome)
+
+
+def of_restore(outcome: RestoreOutcome | TablesOutcome) -> Result:
+    """What the row of a restore's job says."""
+    problem = None
+    if not outcome.is_good:
+        problem = BackupdError(
+            f"restore {outcome.restore_id} ended, not all of it well",
+            detail=_trouble(outcome),
+            hint="what could be restored is there; look at what is named before using it",
+        )
+    # Without phases: rates count those of the restore itself.
+    return Result(
+        outcome.restore_id,
+        max((phase.bytes for phase in outcome.phases), default=0),
+        problem=problem,
+        partial=problem is not None,
+    )
+
+
+def view(wiring: Wiring, record: RestoreRecord) -> RestoreView:
+    """How far it is by now."""
+    job = None
+    if record.job_id:
+        try:
+            job = wiring.catalog.jobs.get(record.job_id)
+        except NotFoundError:
+            job = None  # forgotten after a while, like every job
+    return RestoreView.of(record, job)
+
+
+def promise(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a plan must not be otherwise when it is carried out."""
+    until = document.get("until")
+    return {
+        "chain": list(document["chain"]),
+        "way": document.get("way"),
+        "tables": sorted(f"{one['source']} as {one['target']}" for one in document.get("tables", ())),
+        "until": {name: until[name] for name in ("branch", "file", "pos", "gtid")} if until else None,
+    }
+
+
+# -- inside
+
+
+def _planned(wiring: Wiring, request: RestoreRequest) -> Plan | TablePlan:
+    if request.of_tables:
+        return chosen_way(wiring, request.server, request.target, request.table_wishes)[0]
+    if not request.datadir:
+        return plan(wiring, request.server, request.target, None, start=request.start, wishes=request.wishes)
+    return foresee(
+        wiring, request.server, request.target, Path(request.datadir), start=request.start, wishes=request.wishes
+    )
+
+
+def _store(wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan) -> StoredPlan:
+    now = wiring.clock()
+    found = StoredPlan(new_id(now), request.server, now, actor.name, now + VALID, request.as_json(), chosen.as_json())
+    wiring.catalog.plans.add(found, now)
+    return found
+
+
+def _difference(shown: Mapping[str, Any], now: Mapping[str, Any], request: RestoreRequest) -> str:
+    """How two promises differ, in a line each. The newest moment is another one each time, and that is what it means:
+    then the place does not count."""
+    ignored = {"until"} if isinstance(parse_target(request.target).goal, Latest) else set()
+    return "\n".join(
+        f"{name}: {now[name]}, was {shown[name]}"
+        for name in ("chain", "way", "tables", "until")
+        if name not in ignored and now[name] != shown[name]
+    )
+
+
+def _refuse_unconfirmed(request: RestoreRequest, confirm: str | None) -> None:
+    if not request.replaces_live:
+        return
+    if confirm is None:
+        raise UnconfirmedError(
+            f"tables go into the running server {request.into}, and nobody confirmed that", request.into
+        )
+    if confirm != request.into:
+        raise UnconfirmedError(
+            f"{confirm[:80]} is not the server that gets the tables, which is {request.into}", request.into
+        )
+
+
+def _queue(
+    wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan, base: Plan
+) -> tuple[RestoreRecord, JobRecord]:
+    now = wiring.clock()
+    place = (
+        place_of(
+            chosen,
+            request.into or None,
+            Path(request.sql) if request.sql else None,
+            request.table_wishes,
+            Triggers(request.triggers),
+        )
+        if isinstance(chosen, TablePlan)
+        else request.datadir
+    )
+    wiring.catalog.restores.settle(now)
+    earlier = earlier_attempt(wiring, base, place, exactly=request.of_tables)
+    if earlier is not None and (ending := view(wiring, earlier).job) is not None and ending.state is JobState.RUNNING:
+        raise BusyError(f"the attempt before, job {ending.id}, is about to end", hint="ask again in a few seconds")
+    refuse_shared(wiring, request)
+    restore_id = earlier.id if earlier is not None else new_id(now)
+    job = JobRecord(
+        id=new_id(now),
+        kind=str(JobKind.RESTORE),
+        server=request.server,
+        state=JobState.QUEUED,
+        queued_at=now,
+        requested_by=actor.name,
+        arguments={"restore": restore_id, "target": request.target},
+    )
+    kept = {
+        "request": request.as_json(),
+        "promise": promise(chosen.as_json()),
+        "steps": [{"name": step.name, "seconds": round(step.seconds, 1), "bytes": step.bytes} for step in chosen.steps],
+    }
+    record = RestoreRecord(
+        id=restore_id,
+        server=request.server,
+        backup_id=base.backup_id,
+        target=base.target,
+        datadir=place,
+        state=JobState.QUEUED,
+        started_at=now,
+        job_id=job.id,
+        request=kept,
+    )
+    return wiring.catalog.restores.queue(record, job), job
+
+
+def _trouble(outcome: RestoreOutcome | TablesOutcome) -> str:
+    if isinstance(outcome, RestoreOutcome):
+        return "\n".join(f"{check.name}: {check.detail}" for check in outcome.checks if check.outcome == "failed")
+    lost = outcome.handed_over.orphans if outcome.handed_over else ()
+    return "\n".join(
+        [
+            *(f"{one.goal.source.shown}: {one.trouble}" for one in outcome.tables if one.trouble),
+            *lost,
+            *(f"{one['kind']} {one['name']}: {one['why']}" for one in outcome.objects.as_json()["failed"]),
+        ]
+    )
+
+
+def _without_rows(document: dict[str, Any]) -> dict[str, Any]:
+    """Nothing that stood in a table goes into the catalog."""
+    for table in document.get("tables", ()):
+        if table["difference"]:
+            table["difference"].pop("samples")
+    return document

@@ -1,0 +1,500 @@
+"""The way back: plan and restore. Resolve from the catalog, execute without it, record. ``proving`` tests it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from backupd.app.binlogs.status import stream_of
+from backupd.app.binlogs.targets import Targets, history
+from backupd.app.context.run import JobRun
+from backupd.app.context.server_identity import own_branches
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.app.keys.key_dependence import require_keys
+from backupd.app.reconcile.lookback import doubt
+from backupd.app.thaw.restore_wait import ThawGate
+from backupd.app.thaw.storage_tiers import refuse_cold, with_thaw
+from backupd.catalog.rates import Rate as Measured
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import ReplayMethod
+from backupd.model.clock import format_time
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    ConfigurationError,
+    KeyUnusableError,
+    NotFoundError,
+    RefusedError,
+)
+from backupd.model.ids import new_id
+from backupd.model.job import JobState, RestoreRecord
+from backupd.model.proof import Phase, Witness
+from backupd.model.server import Flavour
+from restore import executor
+from restore.executor import RestoreOutcome, RestoreSpec
+from restore.gate import NO_GATE, Gate
+from restore.inexact import InexactError, refuse_pipe
+from restore.ownership import find_account, refuse_closed
+from restore.plan import DEFAULT_RATES, Plan, Rate
+from restore.planner import Preferences, make_plan
+from restore.points import same_gtid
+from restore.staging import choose_site, unfinished
+from restore.target import AtBackup, AtTime, one_gtid, parse_target
+from storage.destination import Destination
+
+MODES = ("new-server", "replica")
+OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+"""States of a restore that can be gone on with."""
+_NO_BYTES = 1e18
+"""Bytes a second for a phase whose time does not depend on the size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How binary logs are replayed, and what is done about archive classes. ``exclude``: GTIDs of transactions to leave
+    out; ``replay_with``: the method, None for the planner's choice. ``thaw``: the tier to thaw at, "" for what is
+    configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured.
+    ``everywhere``: see ``with_thaw``. ``accept_older``: restore the newest moment that can be restored although
+    something later is known to exist; ``accept_inexact``: replay what may give other rows than the source had."""
+
+    exclude: tuple[str, ...] = ()
+    replay_with: ReplayMethod | None = None
+    thaw: str = ""
+    days: int = 0
+    everywhere: bool = False
+    accept_older: bool = False
+    accept_inexact: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        exclude: Sequence[str],
+        replay_with: str | None,
+        thaw: str | None = None,
+        days: int | None = None,
+        *,
+        accept_older: bool = False,
+        accept_inexact: bool = False,
+    ) -> Wishes:
+        """Raises UsageError for what is not the GTID of one transaction."""
+        return cls(
+            tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
+            ReplayMethod(replay_with) if replay_with else None,
+            thaw or "",
+            days or 0,
+            accept_older=accept_older,
+            accept_inexact=accept_inexact,
+        )
+
+
+NO_WISHES = Wishes()
+
+
+def plan(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    datadir: Path | None,
+    *,
+    start: bool = False,
+    verify: bool = False,
+    wishes: Wishes = NO_WISHES,
+    base: str | None = None,
+    dumps: Collection[str] | None = None,
+    cold: bool = True,
+    narrowed: bool = False,
+) -> Plan:
+    """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
+    backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
+    ``cold`` False: whether something has to be thawed first is not asked. ``narrowed``: only changes of some tables
+    will be replayed.
+    Raises UsageError, NotFoundError, RefusedError (OlderError, see ``make_plan``); and where a sealed index has to be
+    read, KeyUnusableError, DamagedError."""
+    server = wiring.settings.server(server_name)
+    if datadir is not None:
+        refuse_closed(choose_site(datadir).datadir, find_account(server.owner))
+    records = wiring.catalog.backups.list(server_name, foreign=isinstance(parse_target(target).goal, AtBackup))
+    if dumps is not None:
+        records = tuple(
+            replace(record, kind=BackupKind.PHYSICAL_FULL)
+            for record in records
+            if record.kind is BackupKind.LOGICAL and record.id not in dumps
+        )
+    objectives = server.policy.objectives if server.usable else None
+    reachable, past = within_reach(wiring, records), history(wiring, server)
+    preferences = Preferences(
+        destinations=(*server.required, *server.others),
+        rates=measured_rates(wiring, server_name),
+        datadir=datadir,
+        start=start,
+        verify=verify,
+        rto=objectives.rto if objectives else None,
+        replay_with=wishes.replay_with,
+        exclude=wishes.exclude,
+        base=base,
+        stream=stream_of(wiring, server),
+        accept_older=wishes.accept_older,
+    )
+
+    def made(base: str | None) -> Plan:
+        return make_plan(
+            server_name,
+            reachable,
+            parse_target(target),
+            replace(preferences, base=base),
+            now=wiring.clock(),
+            history=past,
+        )
+
+    try:
+        found = made(base)
+        if found.replay is not None:
+            found = _replayable(
+                wiring, server, found, wishes, lambda: () if base else _newer(records, found, made), narrowed=narrowed
+            )
+    except NotFoundError as error:
+        error.detail = "\n".join(
+            [*([error.detail] if error.detail else []), *_left_out(wiring, records), *not_believed(wiring, server_name)]
+        )
+        raise
+    left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
+    left_out += not_believed(
+        wiring, server_name, since=next(record.finished_at for record in records if record.id == found.backup_id)
+    )
+    found = replace(found, warnings=(*found.warnings, *left_out))
+    return (
+        with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days, everywhere=wishes.everywhere)
+        if cold
+        else found
+    )
+
+
+def _newer(records: Sequence[BackupRecord], found: Plan, made: Callable[[str], Plan]) -> Iterator[Plan]:
+    """Plans to the same target from backups that are newer than that of ``found``, from the newest one on."""
+    chosen = next(record for record in records if record.id == found.backup_id)
+    newer = (
+        record
+        for record in records
+        if record.kind is not BackupKind.LOGICAL and record.finished_at > chosen.finished_at
+    )
+    for record in sorted(newer, key=lambda one: one.finished_at, reverse=True):
+        with contextlib.suppress(NotFoundError, RefusedError):
+            yield made(record.id)
+
+
+def _replayable(
+    wiring: Wiring,
+    server: ServerSettings,
+    found: Plan,
+    wishes: Wishes,
+    newer: Callable[[], Iterable[Plan]],
+    *,
+    narrowed: bool,
+) -> Plan:
+    """The plan, with what is inexact about its replay; one of ``newer`` instead where that is possible and exact.
+    Raises RefusedError for one that cannot be done, or not by the asked-for method, InexactError where one that may
+    give other rows was not accepted."""
+    replay = found.replay
+    if replay is None:
+        return found
+    targets = Targets(wiring, server.name, own_branches(wiring, server.name), prefer=server.preferred)
+    flavour = wiring.catalog.backups.get(found.backup_id).flavour
+    impossible: RefusedError | None = None
+    try:
+        if replay.method is ReplayMethod.PIPE and flavour == Flavour.MARIADB:
+            refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
+        why = targets.over_temporary(replay.legs, found.backup_id)
+        if not narrowed:
+            impossible = targets.beyond_replay(replay.legs, replay.exclude)
+        for other in newer() if why or impossible else ():
+            with contextlib.suppress(RefusedError):
+                return _replayable(
+                    wiring, server, other, replace(wishes, accept_inexact=False), tuple, narrowed=narrowed
+                )
+    except (ConfigurationError, KeyUnusableError) as error:
+        unseen = (
+            "whether statements use temporary tables from before the backup, or make files outside of the data "
+            f"directory, was not looked at: {error.message}"
+        )
+        return replace(found, warnings=(*found.warnings, unseen))
+    if impossible is not None:
+        raise impossible
+    if not why:
+        return found
+    if not wishes.accept_inexact:
+        raise InexactError(why)
+    return replace(found, inexact=why, warnings=(f"the restored data is inexact: {why}", *found.warnings))
+
+
+def foresee(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    datadir: Path,
+    *,
+    start: bool = False,
+    wishes: Wishes = NO_WISHES,
+    base: str | None = None,
+) -> Plan:
+    """The plan that ``restore`` makes: where an interrupted one waits in ``datadir``, to go on with that. ``base``: the
+    backup to begin from otherwise."""
+    wanted, earlier = _going_on(server_name, target, datadir)
+    return plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=earlier or base)
+
+
+def restore(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    datadir: Path,
+    *,
+    start: bool,
+    mode: str,
+    run: JobRun,
+    wishes: Wishes = NO_WISHES,
+    restore_id: str = "",
+    base: str | None = None,
+) -> RestoreOutcome:
+    """Restore into ``datadir`` as ``run``, or go on with what an interrupted call left there. ``restore_id``: the row
+    that waits for it; without one it gets a new one, or that of the interrupted one. ``base``: see ``foresee``.
+
+    Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
+    """
+    if mode not in MODES:
+        raise RefusedError(f"mode {mode} is not known to this version", hint=f"use one of {', '.join(MODES)}")
+    server = wiring.settings.server(server_name)
+    chosen = foresee(wiring, server_name, target, datadir, start=start, wishes=wishes, base=base)
+    settings = wiring.settings.needs_restore()
+    require_keys(wiring, server_name, chosen.chain)
+    gate = gate_of(wiring, chosen, wishes)
+    record = wiring.catalog.backups.get(chosen.backup_id)
+    row = (
+        wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
+        if restore_id
+        else _begin(wiring, chosen, datadir, run)
+    )
+    spec = RestoreSpec(
+        restore_id=row.id,
+        server=server_name,
+        target=target,
+        chain=chosen.chain,
+        replay=chosen.replay,
+        moment=moment_of(chosen, record),
+        datadir=datadir,
+        owner=server.owner,
+        start=start,
+        replica=mode == "replica",
+        checks=statements(server),
+        witness=_witness_at_the_end(wiring, chosen, record),
+        workers=worker_count(),
+        templates=templates(wiring),
+        memory_cap=settings.scratch.memory,
+        programs=wiring.settings.programs,
+        key_files=settings.key_files,
+    )
+    try:
+        outcome = executor.execute(
+            spec,
+            destinations=sources(wiring, chosen),
+            archives=archives(wiring, chosen),
+            unsealer=wiring.unsealer(),
+            clock=wiring.clock,
+            report=run.report,
+            cancel=run.cancel,
+            on_phase=lambda phase: _note(wiring, row.id, phase),
+            gate=gate,
+        )
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | CancelledError)
+        text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
+        state = JobState.CANCELLED if stopped else JobState.FAILED
+        wiring.catalog.restores.finish(row.id, state, wiring.clock(), error=text)
+        if isinstance(error, BackupdError):
+            doubt(wiring, record.id, error)
+        raise
+    wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
+    return replace(
+        outcome, inexact=bool(chosen.inexact), warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings)))
+    )
+
+
+def gate_of(wiring: Wiring, chosen: Plan, wishes: Wishes) -> Gate:
+    """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
+    something has to be thawed."""
+    if wishes.thaw:
+        return ThawGate(wiring, chosen, wishes.thaw, wishes.days)
+    refuse_cold(chosen)
+    return NO_GATE
+
+
+def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:
+    """The target, and the backup to begin from. Where an interrupted restore to the very same target waits in
+    ``datadir``, its backup: a newer one that came meanwhile must not keep it from being finished."""
+    earlier = unfinished(datadir)
+    if earlier is None or (earlier.server, earlier.target) != (server, target):
+        return target, None
+    return (target, earlier.chain[-1]) if earlier.goal else (f"backup:{earlier.chain[-1]}", None)
+
+
+def moment_of(chosen: Plan, record: BackupRecord) -> datetime:
+    """The moment that the restored data is of."""
+    goal = parse_target(chosen.target).goal
+    if isinstance(goal, AtTime):
+        return goal.moment
+    return (chosen.until.at if chosen.until else None) or record.finished_at
+
+
+def _witness_at_the_end(wiring: Wiring, chosen: Plan, record: BackupRecord) -> Witness | None:
+    """A witness of the very place that is restored."""
+    if chosen.replay is None:
+        return wiring.catalog.witnesses.of_backup(record.id)
+    stop = chosen.replay.stop
+    taken = wiring.catalog.witnesses.between(chosen.server, record.started_at, wiring.clock())
+    return next(
+        (
+            witness
+            for witness in taken
+            if (witness.position.file, witness.position.pos) == (stop.file, stop.pos)
+            and same_gtid(witness.position.gtid, stop.gtids)
+        ),
+        None,
+    )
+
+
+def templates(wiring: Wiring) -> Path:
+    """Where empty systems of servers are kept, which replays begin with."""
+    return wiring.settings.spool / "templates"
+
+
+def archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
+    """Destinations that may hold binary logs of the plan, those with the backup first, those where they are archived
+    last."""
+    holding = [run.destination for run in wiring.catalog.binlogs.runs(chosen.server)] if chosen.replay else []
+    configured = wiring.settings.destinations
+    names = [*chosen.destinations, *(name for name in holding if name in configured)]
+    retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
+    ordered = sorted(
+        dict.fromkeys(names),
+        key=lambda name: (
+            configured[name].kept_in(logs=True) in retrieval and bool(retrieval[configured[name].kept_in(logs=True)])
+        ),
+    )
+    return [wiring.destination(name) for name in ordered]
+
+
+def statements(server: ServerSettings) -> tuple[str, ...]:
+    tests = server.policy.test_restore if server.usable else None  # a broken policy must not keep from restoring
+    return tuple(check.sql for check in tests.checks) if tests else ()
+
+
+def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool = False) -> RestoreRecord | None:
+    """The interrupted restore at ``place`` that ``chosen`` goes on with. ``exactly``: only to the very same target,
+    which without a replay says no more than the backup does."""
+    restores = wiring.catalog.restores
+    restores.abandon_dead(owner_is_alive, wiring.clock())
+    for row in restores.list(chosen.server, datadir=place, limit=1):
+        same = row.backup_id == chosen.backup_id and (
+            (chosen.replay is None and not exactly) or row.target == chosen.target
+        )
+        if row.state in OVER and same:
+            return row
+    return None
+
+
+def _begin(wiring: Wiring, chosen: Plan, datadir: Path, run: JobRun) -> RestoreRecord:
+    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+    restores = wiring.catalog.restores
+    place = os.path.realpath(datadir)
+    earlier = earlier_attempt(wiring, chosen, place)
+    if earlier is not None:
+        return restores.take_up(earlier.id, run.job.id, owner())
+    row = RestoreRecord(
+        id=new_id(wiring.clock()),
+        server=chosen.server,
+        backup_id=chosen.backup_id,
+        target=chosen.target,
+        datadir=place,
+        state=JobState.RUNNING,
+        started_at=wiring.clock(),
+        owner=owner(),
+        job_id=run.job.id,
+    )
+    restores.start(row)
+    return row
+
+
+def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
+    wiring.catalog.restores.phase_done(restore_id, phase)
+
+
+def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
+    return [wiring.destination(name) for name in chosen.destinations]
+
+
+def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
+    """``records`` without copies at destinations that are not configured any more."""
+    configured = wiring.settings.destinations
+    return tuple(
+        replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
+        for record in records
+    )
+
+
+def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...]:
+    names = {copy.destination for record in records for copy in record.copies}
+    return tuple(
+        f"destination {name} is not configured any more, so what it holds is not read"
+        for name in sorted(names - set(wiring.settings.destinations))
+    )
+
+
+def not_believed(wiring: Wiring, server: str, *, since: datetime | None = None) -> tuple[str, ...]:
+    """What to say of whole backups that nothing shows to be ours, of those that ended after ``since``. Where an older
+    catalog was put back, they are."""
+    found = [
+        record
+        for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE, foreign=True)
+        if record.foreign and (since is None or record.finished_at > since)
+    ]
+    if not found:
+        return ()
+    newest = max(found, key=lambda record: record.finished_at)
+    words = (
+        f"{len(found)} backups are there that count for nothing, the newest {newest.id} of "
+        f"{format_time(newest.finished_at)}, since nothing in this catalog shows that this installation took "
+        f"them; where an older catalog was put back, look at them, then: backupd catalog adopt {newest.id}"
+    )
+    return (words,)
+
+
+def measured_rates(wiring: Wiring, server: str, *, tables: bool = False) -> Mapping[str, Rate]:
+    """Measured rates of a server by phase, as the planner wants them; with ``tables`` of restores of tables, too."""
+    found = wiring.catalog.rates.of(server)
+    if tables:
+        found = {**found, **wiring.catalog.rates.of_tables(server)}
+    return {
+        name: _replay_rate(rate)
+        if name == "rolled_forward"
+        else Rate(
+            bytes_per_second=rate.bytes_per_second or _NO_BYTES,
+            seconds=0.0 if rate.bytes_per_second else rate.seconds,
+            samples=rate.samples,
+        )
+        for name, rate in found.items()
+    }
+
+
+def _replay_rate(measured: Measured) -> Rate:
+    """Of a replay both what it takes to begin and its speed count; what was not measured is assumed."""
+    usual = DEFAULT_RATES["rolled_forward"]
+    return Rate(
+        measured.bytes_per_second or usual.bytes_per_second,
+        measured.start if measured.start is not None else usual.seconds,
+        measured.samples,
+        speed_assumed=measured.bytes_per_second is None,
+    )

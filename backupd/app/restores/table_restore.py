@@ -1,0 +1,318 @@
+"""Restores of tables: which way is taken, from the catalog; then done without it, and recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from backupd.app.context.run import JobRun
+from backupd.app.context.server_identity import refuse_stranger
+from backupd.app.context.wiring import Wiring, owner, worker_count
+from backupd.app.keys.key_dependence import require_keys
+from backupd.app.restores.service import archives, earlier_attempt, gate_of, sources, templates
+from backupd.app.restores.table_sources import TableWishes, chosen_way
+from backupd.app.thaw.restore_wait import parts_of
+from backupd.engine.client import Connection
+from backupd.model.clock import format_time
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    DamagedError,
+    DestinationError,
+    RefusedError,
+    UnknownNameError,
+)
+from backupd.model.ids import is_id, new_id
+from backupd.model.job import JobState, RestoreRecord
+from backupd.model.proof import Phase
+from policies.problems import suggestion
+from restore import tablerestore
+from restore.difference import SAMPLE
+from restore.handover import LostError, Pending, Triggers, pending, settle
+from restore.stagingschema import Staging, drop_staging, stagings
+from restore.tableoutcome import TablesOutcome
+from restore.tableplan import Source, TablePlan
+from restore.tablerestore import Confirm
+from restore.tablespec import TablesSpec
+from restore.workplace import discard
+
+_LOOKED_AT = 50
+"""Restores of a server, the newest, among which earlier attempts at the same are looked for."""
+
+
+def plan_tables(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> TablePlan:
+    """What a restore of these tables to ``target`` would do. Moves nothing, reads manifests, and where binary logs are
+    replayed their indexes. Raises what ``restores.plan`` raises, for want of any way."""
+    return chosen_way(wiring, server_name, target, wanted)[0]
+
+
+def restore_tables(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    wanted: TableWishes,
+    *,
+    into: str | None,
+    sql: Path | None,
+    confirm: str | None,
+    compare: bool,
+    ask: Confirm | None,
+    triggers: Triggers,
+    run: JobRun,
+    restore_id: str = "",
+    keys: int = SAMPLE,
+    promise: Callable[[TablePlan], None] = lambda _chosen: None,
+) -> TablesOutcome:
+    """Restore them into the server ``into``, or as SQL files into ``sql``, as ``run``. ``restore_id``: the row that
+    waits for it; ``keys``: the most that are told of each sort of rows that differ; ``promise`` raises where what is
+    done now is not what was asked for.
+
+    Without a renaming they take the place of live tables: ``confirm`` must be the name of that server, or ``ask`` is
+    asked once it is known how they differ. Raises what ``plan_tables`` raises, RefusedError without confirmation, and
+    what the execution raises; no live table was touched then, or a repeated call finishes what had begun.
+    """
+    settings = wiring.settings.needs_restore()
+    goal = wiring.settings.server(into) if into is not None else None
+    chosen, way = chosen_way(wiring, server_name, target, wanted)
+    promise(chosen)
+    refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
+    if goal is not None:
+        refuse_stranger(
+            wiring,
+            goal.name,
+            goal.restore_connection(),
+            "its tables are neither compared nor replaced: they are not those that are meant",
+        )
+    require_keys(wiring, server_name, chosen.base.chain)
+    gate = gate_of(wiring, chosen.base, wanted.wishes)
+    for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
+        gate.wait(part, run.report, run.cancel.is_set)
+    for one in wiring.catalog.restores.list(server_name, limit=_LOOKED_AT):
+        if one.state is JobState.SUCCEEDED:  # and killed while it put its tools away
+            discard(settings.scratch.path, one.id)
+    row = (
+        wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
+        if restore_id
+        else _begin(wiring, chosen, place_of(chosen, into, sql, wanted, triggers), run)
+    )
+    spec = TablesSpec(
+        restore_id=row.id,
+        server=server_name,
+        target=target,
+        way=chosen.chosen.way,
+        chain=chosen.base.chain,
+        replay=chosen.base.replay,
+        statements=way.statements,
+        goals=chosen.goals,
+        into=into or "",
+        sql=sql,
+        whole=wanted.whole_schemas(chosen.goals),
+        missing=way.missing,
+        replace=wanted.renaming is None,
+        compare=compare,
+        keys=keys,
+        triggers=triggers,
+        folder=settings.scratch.path,
+        memory=settings.scratch.memory,
+        max_bytes=settings.scratch.max_bytes,
+        workers=worker_count(),
+        templates=templates(wiring),
+        programs=wiring.settings.programs,
+        key_files=settings.key_files,
+    )
+    try:
+        outcome = tablerestore.execute(
+            spec,
+            goal.restore_connection() if goal else None,
+            destinations=sources(wiring, chosen.base),
+            archives=archives(wiring, chosen.base),
+            unsealer=wiring.unsealer(),
+            clock=wiring.clock,
+            report=run.report,
+            cancel=run.cancel,
+            confirm=_answer(into, confirm, ask),
+            on_phase=lambda phase: _note(wiring, row.id, phase),
+            on_done=lambda phases: _succeeded(wiring, row.id, phases),
+        )
+    except BaseException as error:
+        if isinstance(error, DamagedError | DestinationError) and wanted.source is None:
+            other = Source.PHYSICAL if chosen.chosen.way is Source.LOGICAL else Source.LOGICAL
+            error.hint = "; ".join(filter(None, (error.hint, f"or take the other way: --from {other}")))
+        stopped = isinstance(error, KeyboardInterrupt | CancelledError)
+        text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
+        with contextlib.suppress(RefusedError):  # it was over, and stopped while it put its tools away
+            wiring.catalog.restores.finish(
+                row.id, JobState.CANCELLED if stopped else JobState.FAILED, wiring.clock(), error=text
+            )
+        raise
+    left = _forget_superseded(wiring, goal.restore_connection() if goal else None, row, settings.scratch.path)
+    return replace(
+        outcome,
+        inexact=bool(chosen.base.inexact),
+        warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings, *left))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What an unfinished restore of tables left on a server. ``pending``: the hand-over of tables that it was in the
+    middle of (None: none); ``finished``: its tables were in their places, and what they lacked was put on now (one that
+    was dropped and not finished was taken back); ``dropped``: it is not there any more."""
+
+    staging: Staging
+    pending: Pending | None = None
+    finished: bool = False
+    dropped: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        one = self.staging
+        moving = self.pending
+        return {
+            "restore": self.restore_id,
+            "schemas": list(one.schemas),
+            "tables": one.tables,
+            "bytes": one.bytes,
+            "begun": format_time(one.begun) if one.begun else None,
+            "active": one.active,
+            "hand_over": {"tables": [name.shown for name in moving.tables], "renamed": moving.renamed}
+            if moving
+            else None,
+            "finished": self.finished,
+            "dropped": self.dropped,
+        }
+
+    @property
+    def restore_id(self) -> str:
+        """As it is called elsewhere: names of schemas are in small letters."""
+        moment, dash, number = self.staging.restore_id.partition("-")
+        name = f"{moment.upper()}{dash}{number}"
+        return name if is_id(name) else self.staging.restore_id
+
+
+def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> tuple[Leftover, ...]:
+    """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that nobody is at) these
+    are removed, after a hand-over that had begun is taken back, or finished where its tables are in their places.
+    Raises UnknownNameError, BusyError, ServerError, RefusedError where another server than the one meant answers."""
+    connection = wiring.settings.server(server_name).restore_connection()
+    refuse_stranger(wiring, server_name, connection, "what is on it was left by no restore into the one that is meant")
+    found = stagings(connection)
+    wanted = [
+        one
+        for one in found
+        if drop is not None and (one.restore_id == drop.lower() or (drop == "all" and not one.active))
+    ]
+    if drop not in (None, "all") and not wanted:
+        near = suggestion(drop, [one.restore_id for one in found])
+        raise UnknownNameError(
+            f"restore {drop} left nothing on {server_name}{near}",
+            hint=f"`backupd leftovers {server_name}` lists what there is",
+        )
+    told = []
+    for one in found:
+        begun = next((moving for schema in one.schemas if (moving := pending(connection, schema))), None)
+        if one not in wanted:
+            told.append(Leftover(one, begun))
+            continue
+        finished = False
+        for schema in one.schemas:
+            with contextlib.suppress(LostError):  # taken back, and what is gone was to be dropped anyway
+                finished = settle(connection, schema) is not None or finished
+        drop_staging(connection, one.schemas)
+        told.append(Leftover(one, begun, finished=finished, dropped=True))
+    return tuple(told)
+
+
+def refuse_unconfirmed(
+    wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
+) -> None:
+    if into is None or wanted.renaming is not None or compare:
+        return
+    if confirm is not None and confirm != into:
+        raise RefusedError(
+            f"--confirm {confirm} is not the server that gets the tables, which is {into}",
+            hint=f"look twice; to replace tables of {into} say --confirm {into}",
+        )
+    if confirm is None and not asked:
+        raise RefusedError(
+            f"these tables take the place of those on {into} that have the same names, and nobody confirmed that",
+            hint=f"look first with --compare; then say --confirm {into}, or give them other names with --as",
+        )
+
+
+def _answer(into: str | None, confirm: str | None, ask: Confirm | None) -> Confirm:
+    if ask is None or (confirm is not None and confirm == into):
+        return lambda _found: True
+    return ask
+
+
+def place_of(chosen: TablePlan, into: str | None, sql: Path | None, wanted: TableWishes, triggers: Triggers) -> str:
+    """What tells one restore from another in the catalog, where those of whole servers have their data directory. An
+    interrupted one is gone on with only for the very same rows (``latest`` is another place each time) and names."""
+    tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
+    name = f" as {wanted.renaming.schema}.{wanted.renaming.table}" if wanted.renaming else ""
+    replay = chosen.base.replay
+    rows = (
+        str(chosen.chosen.way),
+        chosen.base.chain,
+        chosen.base.until,
+        replay.exclude if replay else (),
+        [goal.as_json() for goal in chosen.goals],
+        str(triggers),
+    )
+    return f"{tables}{name} -> {into or sql} [{hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}]"
+
+
+def _begin(wiring: Wiring, chosen: TablePlan, place: str, run: JobRun) -> RestoreRecord:
+    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+    restores = wiring.catalog.restores
+    base = chosen.base
+    earlier = earlier_attempt(wiring, base, place, exactly=True)
+    if earlier is not None:
+        return restores.take_up(earlier.id, run.job.id, owner())
+    row = RestoreRecord(
+        id=new_id(wiring.clock()),
+        server=base.server,
+        backup_id=base.backup_id,
+        target=base.target,
+        datadir=place,
+        state=JobState.RUNNING,
+        started_at=wiring.clock(),
+        owner=owner(),
+        job_id=run.job.id,
+    )
+    restores.start(row)
+    return row
+
+
+def _succeeded(wiring: Wiring, restore_id: str, phases: Sequence[Phase]) -> None:
+    wiring.catalog.restores.finish(restore_id, JobState.SUCCEEDED, wiring.clock(), phases=phases)
+
+
+def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreRecord, folder: Path) -> list[str]:
+    """Remove what earlier attempts at the same tables left that came to be done in another way, or to another moment.
+    Gives what could not be removed."""
+    order = row.datadir.rpartition(" [")[0]
+    over = {
+        one.id.lower(): one.id
+        for one in wiring.catalog.restores.list(row.server, limit=_LOOKED_AT)
+        if one.id != row.id and one.datadir.rpartition(" [")[0] == order and one.state is not JobState.RUNNING
+    }
+    for restore_id in over.values():
+        discard(folder, restore_id)
+    if into is None or not over:
+        return []
+    try:
+        for one in stagings(into):
+            if one.restore_id in over and not one.active:
+                drop_staging(into, one.schemas)
+    except BackupdError as error:
+        return [f"what earlier attempts left is still there: {error.message}"]
+    return []
+
+
+def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
+    wiring.catalog.restores.phase_done(restore_id, phase)

@@ -1,0 +1,463 @@
+"""The ways to some tables at a target: out of a logical backup, or out of a physical one, and what each would move."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from backupd.app.binlogs.targets import Targets
+from backupd.app.context.server_identity import own_branches
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.service import NO_WISHES, Wishes, measured_rates, plan, sources
+from backupd.app.thaw.storage_tiers import with_thaw
+from backupd.engine.census import CLONE
+from backupd.engine.tablefiles import stem_of, table_of
+from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.model.backup import BackupKind
+from backupd.model.binlog import ReplaySpec, Transaction
+from backupd.model.clock import format_time
+from backupd.model.dump import PREPARED_XA, Outcome
+from backupd.model.errors import (
+    BackupdError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
+from backupd.model.server import Flavour, ServerInfo
+from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.recovery.windows import not_rolled
+from restore.beyond import OlderError
+from restore.inexact import InexactError
+from restore.plan import Plan
+from restore.relatives import Relatives, relatives
+from restore.sources import Loaded, load_chain, load_dump
+from restore.steps import thaw_step
+from restore.subset import subset_of, tables_in
+from restore.tablecopy import refuse_inexact
+from restore.tablenames import Renaming, TableGoal, goals
+from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose, no_table
+from restore.tablesource import part_of_dump
+
+_NAMED = 3
+"""Tables that are needed besides, of which the reason is told."""
+_INNODB = ".ibd"
+_DOUBTFUL = "CREATE ... IF NOT EXISTS made it unless it was there before, and the backup does not tell whether it was"
+_MOST_TRIES = 8
+"""Logical backups that are looked at for tables which the newer ones do not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableWishes:
+    """``tables``: patterns; ``renaming``: other names for them, None for their own; ``source``: out of which sort of
+    backup, None for the planner's choice."""
+
+    tables: tuple[TablePattern, ...]
+    renaming: Renaming | None = None
+    wishes: Wishes = NO_WISHES
+    source: Source | None = None
+
+    @classmethod
+    def of(
+        cls, tables: Sequence[str], rename: str | None, wishes: Wishes = NO_WISHES, source: str | None = None
+    ) -> TableWishes:
+        """Raises UsageError with everything that is wrong."""
+        patterns, problems = [], []
+        for text in tables:
+            try:
+                patterns.append(TablePattern.parse(text))
+            except ValueError as error:
+                problems.append(str(error))
+        renaming = None
+        try:
+            renaming = Renaming.parse(rename) if rename is not None else None
+        except UsageError as error:
+            problems.append(f"{error.message} ({error.hint})")
+        if not tables:
+            problems.append("no table is named")
+        if problems:
+            raise UsageError(
+                "these tables cannot be restored",
+                detail="\n".join(problems),
+                hint="--tables shop.orders, --tables 'shop.*'",
+            )
+        return cls(tuple(patterns), renaming, wishes, Source(source) if source is not None else None)
+
+    def whole_schemas(self, found: Sequence[TableGoal]) -> tuple[str, ...]:
+        """Those of which every table was asked for, and whose tables keep the schema's name: with what else they have,
+        as one."""
+        moved = {goal.source.schema for goal in found if goal.source.schema != goal.target.schema}
+        return tuple(
+            schema
+            for schema in sorted({goal.source.schema for goal in found} - moved - set(SYSTEM_SCHEMAS))
+            if any(pattern.takes_all_of(schema) for pattern in self.tables)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A candidate with what its execution needs besides. ``statements``: of the transactions that are replayed, those
+    that the index has the text of. ``missing``: tables that a pattern fits and the backup could not take, and why.
+    ``objects``: the names of those that are fetched."""
+
+    candidate: Candidate
+    wanted: tuple[TableName, ...]
+    objects: frozenset[str]
+    statements: tuple[Transaction, ...] = ()
+    missing: Mapping[TableName, str] = field(default_factory=dict)
+
+
+def _refuse_moment(wiring: Wiring, server_name: str, target: str) -> None:
+    """Raises RefusedError for a moment of a server of which only backups are restored."""
+    newest = max(wiring.catalog.backups.list(server_name), key=lambda one: one.finished_at, default=None)
+    if newest is not None and (why := not_rolled(newest)) and not target.startswith("backup:"):
+        raise RefusedError(
+            f"tables of {newest.flavour} {newest.server_version} are restored out of a named backup only",
+            detail=why,
+            hint=f"name the backup, and write them as SQL files: --to backup:{newest.id} --sql FOLDER",
+        )
+
+
+def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
+    """The plan that is best for ``wanted``, and its way. Where an older or inexact one is accepted it
+    is taken only where no other is there. Raises the reasons for want of any."""
+    _refuse_moment(wiring, server_name, target)
+    if wanted.wishes.accept_older or wanted.wishes.accept_inexact:
+        try:
+            return chosen_way(
+                wiring,
+                server_name,
+                target,
+                replace(wanted, wishes=replace(wanted.wishes, accept_older=False, accept_inexact=False)),
+            )
+        except (OlderError, InexactError):
+            pass
+    ways: list[Way] = []
+    impossible: list[Impossible] = []
+    for source, look in ((Source.LOGICAL, _logical), (Source.PHYSICAL, _physical)):
+        if wanted.source not in (None, source):
+            continue
+        try:
+            ways.append(look(wiring, server_name, target, wanted))
+        except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
+            impossible.append(Impossible(source, error))
+    names = {name for way in ways for name in way.wanted}
+    made = choose([way.candidate for way in ways], impossible, (), measured_rates(wiring, server_name, tables=True))
+    way = next(way for way in ways if way.candidate is made.chosen)
+    found = goals(sorted({*way.wanted, *way.missing}), wanted.renaming)
+    warnings = [
+        f"{name.shown} is not in backup {made.base.backup_id}, and is left out: {why}"
+        for name, why in way.missing.items()
+    ]
+    warnings += [f"only another way has {name.shown}" for name in sorted(names - set(way.wanted))]
+    return _with_thaw(wiring, replace(made, goals=found, warnings=(*made.warnings, *warnings)), way, wanted), way
+
+
+def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableWishes) -> TablePlan:
+    """The plan with what has to be thawed for these tables."""
+    before = made.base
+    base = with_thaw(
+        wiring,
+        before,
+        wiring.catalog.backups.list(before.server),
+        tier=wanted.wishes.thaw,
+        days=wanted.wishes.days,
+        only=way.objects,
+        everywhere=wanted.wishes.everywhere,
+    )
+    steps = (thaw_step(base.thaw), *made.steps) if base.thaw is not None else made.steps
+    said = tuple(text for text in base.warnings if text not in before.warnings)
+    return replace(made, chosen=replace(made.chosen, base=base), steps=steps, warnings=(*made.warnings, *said))
+
+
+def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
+    base = plan(wiring, server_name, target, None, wishes=wanted.wishes, cold=False, narrowed=True)
+    chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
+    _refuse_without_rows(chain[-1], wanted.tables)
+    there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
+    apart = _without_files(chain[-1], there, wanted.tables)
+    found = _resolve(
+        wiring,
+        server_name,
+        wanted,
+        there,
+        base,
+        chain[-1].body.facts.server,
+        before=(*there, *(table.name for table in listed)) if listed is not None else None,
+    )
+    needed = frozenset(found.needed)
+    cut = subset_of(chain, lambda name: name in needed)
+    nothing = subset_of(chain, lambda _name: False)
+    stored, source = _bytes(cut)
+    rows = max(0, source - _bytes(nothing)[1])
+    missing = {**found.doubtful, **apart}
+    return Way(
+        Candidate(
+            Source.PHYSICAL,
+            _narrowed(base, found),
+            found.needed,
+            stored,
+            source,
+            rows,
+            (*base.warnings, *said, *found.remarks),
+            tuple(missing),
+        ),
+        found.wanted,
+        _objects(cut),
+        found.statements,
+        missing,
+    )
+
+
+def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> None:
+    """Raises NotFoundError for a table, asked for by its name, that a clone has no rows of. Others that a pattern fits
+    are named when the restore has found them."""
+    if loaded.header.tool != CLONE:
+        return
+    stems: dict[str, bool] = {}
+    for entry in loaded.body.entries:
+        if stem := stem_of(entry.path):
+            stems[stem] = stems.get(stem, False) or entry.path.endswith(_INNODB)
+    bare = {table_of(stem) for stem, rows in stems.items() if not rows}
+    for pattern in patterns:
+        if pattern.table in bare:
+            raise NotFoundError(
+                f"backup {loaded.header.backup_id} holds no rows of {pattern.table.shown}: a clone has those of InnoDB "
+                "only",
+                hint="take it out of a logical backup",
+            )
+
+
+def _without_files(
+    loaded: Loaded, there: Collection[TableName], patterns: Sequence[TablePattern]
+) -> dict[TableName, str]:
+    """Tables that a pattern fits and that have no files of their own, such as RocksDB's, and why they are left out.
+    Raises NotFoundError where a pattern fits nothing else."""
+    listed = loaded.body.facts.inventory or ()
+    found = {
+        table.name: f"it is of engine {table.engine or 'unknown'} and has no file of its own there, so it comes "
+        "back only with the whole server"
+        for table in listed
+        if table.name not in there and fits_any(table.name, patterns)
+    }
+    for pattern in patterns:
+        only = next((name for name in found if pattern.fits(name)), None)
+        if only is not None and not any(map(pattern.fits, there)):
+            raise NotFoundError(
+                f"{only.shown} cannot be taken out of backup {loaded.header.backup_id} alone: {found[only]}",
+                hint="take it out of a logical backup (--from logical), or restore the whole server beside this one "
+                "(--datadir DIR)",
+            )
+    return found
+
+
+def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
+    """The newest logical backup before the target that holds all of the tables. With patterns one that lacks some of
+    them will do, unless an older one with all of them leads to the same target."""
+    if not any(record.kind is BackupKind.LOGICAL for record in wiring.catalog.backups.list(server_name)):
+        raise NotFoundError(
+            f"server {server_name} has no logical backup", hint=f"take one: backupd backup {server_name} --kind logical"
+        )
+    lacking: set[str] = set()
+    refused: BackupdError | None = None
+    partial: Way | None = None
+    for _ in range(_MOST_TRIES):
+        try:
+            base = plan(
+                wiring,
+                server_name,
+                target,
+                None,
+                wishes=wanted.wishes,
+                dumps=frozenset(lacking),
+                cold=False,
+                narrowed=True,
+            )
+            loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
+        except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
+            if partial is not None:
+                break
+            raise refused or error from error
+        try:
+            way = _dumped(wiring, server_name, wanted, base, loaded, said)
+            if not way.missing and (partial is None or base.until is not None):
+                return way
+            partial = partial or way
+        except (NotFoundError, RefusedError) as error:
+            refused = refused or error
+        if partial is not None and base.until is None:
+            break
+        lacking.add(base.backup_id)
+    if partial is not None:
+        return partial
+    raise refused or NotFoundError(f"server {server_name} has no logical backup of these tables")
+
+
+def _dumped(
+    wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, loaded: Loaded, said: Sequence[str]
+) -> Way:
+    facts = loaded.body.facts
+    if facts.dump is None:
+        raise NotFoundError(f"backup {base.backup_id} is no logical one")
+    if base.replay is not None and (names := facts.dump.settings.get(PREPARED_XA)):
+        raise RefusedError(
+            f"backup {base.backup_id} cannot be rolled forward: XA transactions were prepared at its position, which "
+            "it does not hold",
+            detail=names,
+            hint="physical backups hold them (--from physical); without a replay it can be restored "
+            f"(--to backup:{base.backup_id})",
+        )
+    there = tuple(table.name for table in facts.dump.dumped)
+    broken = [table for table in facts.dump.tables if table.name not in there and fits_any(table.name, wanted.tables)]
+    if any(pattern.table == table.name for pattern in wanted.tables for table in broken) or (
+        broken and not any(fits_any(name, wanted.tables) for name in there)
+    ):
+        raise NotFoundError(
+            f"backup {base.backup_id} does not hold {broken[0].name.shown}: {broken[0].reason or broken[0].outcome}",
+            detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]),
+        )
+    found = _resolve(wiring, server_name, wanted, there, base, facts.server)
+    needed = frozenset(found.needed)
+    if base.replay is not None:
+        refuse_inexact([table for table in facts.dump.dumped if table.name in needed], base.replay)
+    part = part_of_dump(loaded, lambda name: name in needed)
+    stored, source = _bytes([part])
+    rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
+    missing = {
+        table.name: table.reason
+        for table in broken
+        if table.outcome is Outcome.FAILED and table.name not in found.wanted
+    }
+    missing |= found.doubtful
+    skipped = [
+        f"{table.name.shown} was left out of backup {base.backup_id}: {table.reason}"
+        for table in broken
+        if table.outcome is Outcome.SKIPPED and table.name not in found.wanted
+    ]
+    return Way(
+        Candidate(
+            Source.LOGICAL,
+            _narrowed(base, found),
+            found.needed,
+            stored,
+            source,
+            rows,
+            (*base.warnings, *said, *found.remarks, *skipped),
+            tuple(missing),
+        ),
+        found.wanted,
+        _objects([part]),
+        found.statements,
+        missing,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs tell. ``doubtful``: what
+    is there at the target, too, and cannot be told from the backup, and why."""
+
+    wanted: tuple[TableName, ...]
+    needed: tuple[TableName, ...]
+    statements: tuple[Transaction, ...]
+    remarks: tuple[str, ...]
+    doubtful: Mapping[TableName, str]
+
+
+def _resolve(
+    wiring: Wiring,
+    server_name: str,
+    wanted: TableWishes,
+    there: Sequence[TableName],
+    base: Plan,
+    info: ServerInfo,
+    before: Sequence[TableName] | None = None,
+) -> _Resolved:
+    """Which tables the patterns mean at the target. ``before``: all that the server had when the backup was taken, None
+    where that is not known. Raises NotFoundError for a name that means none there, RefusedError where they cannot be
+    told from all others."""
+    lower = info.variables.get("lower_case_table_names") == "1"
+    statements = tuple(_statements(wiring, server_name, base.replay, info.flavour)) if base.replay else ()
+    changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
+    fitting = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
+    kin = relatives(fitting, statements, lambda _name: (), known=there, before=before, lower_case=lower)
+    left = [name for name in fitting if name not in kin.gone]
+    names = [name for name in left if name in there or name in kin.made]
+    doubtful = {name: _DOUBTFUL for name in left if name in kin.perhaps and name not in there}
+    asked = [name for name in doubtful if not names or any(pattern.table == name for pattern in wanted.tables)]
+    if asked and not kin.inseparable:
+        raise NotFoundError(
+            f"backup {base.backup_id} does not hold {asked[0].shown}: {_DOUBTFUL}",
+            hint="take another backup, from before or after that statement (--to backup:ID)",
+        )
+    for pattern in wanted.tables:
+        # Where a statement is known in part only, so is what came of the tables that it names.
+        if not any(pattern.fits(name) for name in (left if kin.inseparable else [*names, *doubtful])):
+            raise _missing(pattern, base, kin, there)
+    if kin.inseparable:
+        raise RefusedError(
+            "these tables cannot be rolled forward without all others",
+            detail="\n".join(kin.inseparable),
+            hint="restore the whole server beside it (--datadir DIR --start), or choose a target without a replay: "
+            f"backup:{base.backup_id}",
+        )
+    remarks = [f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items()]
+    if len(remarks) > _NAMED:
+        more = ", ".join(name.shown for name in list(kin.reasons)[_NAMED:])
+        remarks = [*remarks[:_NAMED], f"so are {len(kin.reasons) - _NAMED} more tables: {more}"]
+    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks), doubtful)
+
+
+def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[TableName]) -> NotFoundError:
+    only = pattern.table
+    if only is not None and only in kin.gone:
+        now = kin.gone[only]
+        fate = f"it was renamed to {now.shown}" if now else "it was dropped"
+        return NotFoundError(
+            f"{only.shown} is not there at the target: {fate} after backup {base.backup_id}",
+            hint=f"name {now.shown}, or an earlier target"
+            if now
+            else "`backupd binlog search SERVER --kind drop` finds when; restore to before that",
+        )
+    return no_table(str(pattern), known, base.backup_id)
+
+
+def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, flavour: Flavour) -> Iterator[Transaction]:
+    """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions when
+    it has filters (error 3898)."""
+    server = wiring.settings.server(server_name)
+    targets = Targets(wiring, server_name, own_branches(wiring, server_name), prefer=_preferred(server))
+    for leg in replay.legs:
+        for one in targets.within(leg):
+            if one.state and flavour is not Flavour.MARIADB:
+                raise RefusedError(
+                    "single tables cannot be rolled forward over XA transactions on this server",
+                    detail=f"{one.gtid or f'byte {one.start}'} is one, of {format_time(one.at)}",
+                    hint="restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose a "
+                    "target without a replay, or one before that transaction",
+                )
+            if one.statement:
+                yield one
+
+
+def _preferred(server: ServerSettings) -> tuple[str, ...]:
+    return (*server.required, *server.others) if server.usable else ()
+
+
+def _narrowed(base: Plan, found: _Resolved) -> Plan:
+    if base.replay is None:
+        return base
+    return replace(base, replay=replace(base.replay, tables=tuple(str(name) for name in found.needed)))
+
+
+def _objects(chain: Iterable[Loaded]) -> frozenset[str]:
+    return frozenset(item.name for loaded in chain for item in loaded.header.objects)
+
+
+def _bytes(chain: Iterable[Loaded]) -> tuple[int, int]:
+    """What has to be fetched, and what that becomes."""
+    headers = [loaded.header for loaded in chain]
+    stored = {item.name: item.size for header in headers for item in header.objects}
+    return sum(stored.values()), sum(header.stats.bytes_source for header in headers)

@@ -1,0 +1,235 @@
+"""Test restores: onto a throw-away server, rolled forward to the target, compared with the source on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from backupd.app.binlogs.targets import Targets, history
+from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.keys.key_dependence import require_keys
+from backupd.app.metacopies.catalog_copies import after_job
+from backupd.app.reconcile.lookback import doubt, settle_doubts
+from backupd.app.restores.service import (
+    Wishes,
+    archives,
+    moment_of,
+    plan,
+    sources,
+    statements,
+    templates,
+    within_reach,
+)
+from backupd.app.thaw.storage_tiers import refuse_cold
+from backupd.model.backup import BackupRecord
+from backupd.model.binlog import ReplaySpec, Stop
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, DamagedError
+from backupd.model.ids import new_id
+from backupd.model.progress import Report
+from backupd.model.proof import Check, Phase, Proof, Tally, Witness
+from backupd.recovery.branches import Histories
+from backupd.recovery.chains import restorable
+from backupd.recovery.windows import windows
+from restore.build import merged
+from restore.checks import PASSED, compare_with_witness, examine
+from restore.plan import Plan
+from restore.points import none_restorable
+from restore.proof import make_proof
+from restore.rollforward import RolledForward
+from restore.scratch import Scratch, ScratchSpec, scratch_instance
+
+_WITNESSES = 50
+"""How many of the newest witnesses are looked at."""
+RANDOM = "random"
+"""The target of a test restore that picks one of all moments."""
+REPLAYED = "binary logs replayed to the target"
+
+
+def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) -> Proof:
+    """Restore onto a throw-away server, ask it everything, keep the proof; a failure is a proof too.
+
+    ``target`` may be ``random``: any moment that is recoverable. Where binary logs are replayed, the newest witness
+    between the backup and the target is compared on the way. Raises only what makes a test impossible to begin:
+    UsageError, NotFoundError, ConfigurationError, and what reading the archive's indexes does.
+    """
+    server = wiring.settings.server(server_name)
+    chosen = _anywhere(wiring, server_name) if target == RANDOM else _planned(wiring, server_name, target)
+    settings = wiring.settings.needs_restore()
+    refuse_cold(
+        chosen,
+        hint=f"a test restore thaws nothing by itself: `backupd thaw {server_name} --to "
+        f"{chosen.target}`, and test it then; or keep backups that are tested elsewhere, too",
+    )
+    unsealer = wiring.unsealer()
+    record = wiring.catalog.backups.get(chosen.backup_id)
+    trial = _trial(wiring, chosen, record)
+    phases: list[Phase] = []
+    checks: list[Check] = []
+    started_at, tally, trouble, obstacle = wiring.clock(), Tally(), "", ""
+    scratch = ScratchSpec(
+        scratch_id=new_id(started_at),
+        server=server_name,
+        chain=chosen.chain,
+        replay=trial.replay,
+        path=settings.scratch.path,
+        max_bytes=settings.scratch.max_bytes,
+        memory=settings.scratch.memory,
+        workers=worker_count(),
+        templates=templates(wiring),
+        programs=wiring.settings.programs,
+        key_files=settings.key_files,
+    )
+    try:
+        require_keys(wiring, server_name, chosen.chain)
+        with scratch_instance(
+            scratch,
+            destinations=sources(wiring, chosen),
+            archives=archives(wiring, chosen),
+            unsealer=unsealer,
+            clock=wiring.clock,
+            report=report,
+            on_phase=phases.append,
+        ) as copy:
+            examination = _Examination(wiring, copy, trial, report, phases)
+            rolled = examination.roll_forward()
+            begun = wiring.clock()
+            checks, tally = examine(
+                copy.connection,
+                statements=statements(server),
+                target=moment_of(chosen, record),
+                witness=trial.witness,
+                position=rolled.stop.position if rolled else record.position,
+                workers=worker_count(),
+                report=report,
+                compared=examination.compared,
+            )
+            checks += _told(rolled)
+            full = wiring.catalog.backups.get(chosen.chain[0])
+            phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
+    except DamagedError as error:
+        trouble = str(error)
+        doubt(wiring, record.id, error)
+    except BackupdError as error:
+        obstacle = str(error)
+    proof = make_proof(
+        proof_id=scratch.scratch_id,
+        server=server_name,
+        backup_id=record.id,
+        target=chosen.target if target == RANDOM else target,
+        started_at=started_at,
+        finished_at=wiring.clock(),
+        phases=merged(phases),
+        checks=checks,
+        tally=tally,
+        error=trouble,
+        obstacle=obstacle,
+        warnings=chosen.warnings,
+        older=chosen.older is not None,
+        inexact=bool(chosen.inexact),
+    )
+    wiring.catalog.proofs.add(proof)
+    if proof.is_good:
+        settle_doubts(wiring, chosen.chain)
+    after_job(wiring)
+    return proof
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What is replayed, and where it stops to be compared. ``witness``: what to compare with, at ``stop``; None as a
+    stop: at the backup itself, before anything is replayed."""
+
+    replay: ReplaySpec | None
+    witness: Witness | None
+    stop: Stop | None
+
+
+class _Examination:
+    def __init__(self, wiring: Wiring, copy: Scratch, trial: _Trial, report: Report, phases: list[Phase]) -> None:
+        self._wiring = wiring
+        self._copy = copy
+        self._trial = trial
+        self._report = report
+        self._phases = phases
+        self.compared: tuple[Sequence[Check], Tally] | None = None
+
+    def roll_forward(self) -> RolledForward | None:
+        """Replay, and compare on the way; None where there is nothing to replay."""
+        if self._copy.roll_forward is None:
+            return None
+        if self._trial.stop is None:
+            self._compare()
+        return self._copy.roll_forward(self._at)
+
+    def _at(self, stop: Stop) -> None:
+        if self._trial.stop is not None and (stop.file, stop.pos) == (self._trial.stop.file, self._trial.stop.pos):
+            self._compare()
+
+    def _compare(self) -> None:
+        witness = self._trial.witness
+        if witness is None or self.compared is not None:
+            return
+        begun = self._wiring.clock()
+        self.compared = compare_with_witness(
+            self._copy.connection, witness, witness.position, workers=worker_count(), report=self._report
+        )
+        self._phases.append(Phase("verified", (self._wiring.clock() - begun).total_seconds()))
+
+
+def _planned(wiring: Wiring, server: str, target: str) -> Plan:
+    """A test goes on with what there is, and its proof tells how old that is."""
+    return plan(
+        wiring, server, target, None, start=True, verify=True, wishes=Wishes(accept_older=True, accept_inexact=True)
+    )
+
+
+def _anywhere(wiring: Wiring, server: str) -> Plan:
+    """To a moment drawn from all that are recoverable, or, where no binary logs are archived, to any backup."""
+    usable = restorable(within_reach(wiring, wiring.catalog.backups.list(server)))
+    if not usable:
+        raise none_restorable(server, [one for one in wiring.catalog.backups.list(server) if one.server == server])
+    archived = history(wiring, wiring.settings.server(server))
+    found = (
+        windows(
+            Histories(archived.branches, archived.runs), usable, now=wiring.clock(), repeats=archived.resolver.repeats
+        )
+        if archived
+        else ()
+    )
+    wide = [window for window in found if window.run is not None and window.end > window.begin]
+    if wide:
+        window = random.choices(wide, [(one.end - one.begin).total_seconds() for one in wide])[0]  # noqa: S311  lottery
+        moment = window.begin + timedelta(seconds=random.uniform(0, (window.end - window.begin).total_seconds()))  # noqa: S311
+        return _planned(wiring, server, f"{format_time(moment)}@{window.branch}")
+    return _planned(wiring, server, f"backup:{random.choice(usable).id}")  # noqa: S311  a lottery, not a secret
+
+
+def _trial(wiring: Wiring, chosen: Plan, record: BackupRecord) -> _Trial:
+    """The newest witness between the backup and the target, with the replay cut in two where it was taken."""
+    own = wiring.catalog.witnesses.of_backup(record.id)
+    spec = chosen.replay
+    if spec is None:
+        return _Trial(None, own, None)
+    server = wiring.settings.server(chosen.server)
+    targets = Targets(
+        wiring, chosen.server, wiring.catalog.binlogs.branches(chosen.server), prefer=(*server.required, *server.others)
+    )
+    for witness in wiring.catalog.witnesses.between(chosen.server, record.started_at, wiring.clock(), limit=_WITNESSES):
+        for number, leg in enumerate(spec.legs):
+            parts = targets.split(leg, witness.position)
+            if parts:
+                legs = (*spec.legs[:number], *parts, *spec.legs[number + 1 :])
+                return _Trial(replace(spec, legs=legs), witness, parts[0].stop)
+    return _Trial(spec, own, None)
+
+
+def _told(rolled: RolledForward | None) -> list[Check]:
+    if rolled is None:
+        return []
+    place = f"{rolled.stop.file}:{rolled.stop.pos}" + (f" (GTID {rolled.stop.gtids})" if rolled.stop.gtids else "")
+    events = f"; events given back their state: {', '.join(rolled.events)}" if rolled.events else ""
+    remarks = f"; {'; '.join(rolled.remarks)}" if rolled.remarks else ""
+    return [Check(REPLAYED, PASSED, f"{rolled.transactions} transactions to {place}{events}{remarks}")]

@@ -1,0 +1,409 @@
+"""Deleting backups: marked first, gone after the grace period, and never the last one by accident.
+
+The catalog's row changes before the mark is put and after it is taken away, so that a process that dies in between
+leaves a backup that nobody offers but everybody can undelete, never one that is offered and swept. What builds on a
+backup goes before it and comes back after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from backupd.app.context.audit import audit, by_itself
+from backupd.app.context.destinations import require_single
+from backupd.app.context.wiring import GRACE, Wiring
+from backupd.app.reconcile.adopt import adopt_unknown, soundness
+from backupd.app.retention.holds_at_destinations import holds_of, kept_anywhere, kept_by_catalog, written
+from backupd.app.retention.mark_provenance import believed, sightings_at
+from backupd.app.retention.sweep_incidents import tell
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.hold import EVERY_SERVER
+from backupd.recovery.chains import chain_of, dependants
+from backupd.recovery.lineage import lineages
+from backupd.transfer.collect import living_intents
+from backupd.transfer.collected import Collected
+from backupd.transfer.inventory import read
+from backupd.transfer.keeping import Backup, put_keep, remove_keep
+from backupd.transfer.lease import exists
+from backupd.transfer.remove import mark, mark_of, marks, restorable_at, sweep, unmark
+from storage import layout
+from storage.destination import Destination
+
+DELETED = str(BackupState.DELETED)
+"""The state of a copy that is marked at its destination."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """``held``: why something is still there that was to go at once; ``forgotten``: what is to be said of copies at
+    destinations that are not configured any more, which nobody can touch from here; ``marked``: ids of the backups that
+    are marked now, what builds on others before them."""
+
+    held: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
+
+
+def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool = False) -> Deleted:
+    """Mark a backup deleted at every destination; ``now`` also removes it at once.
+
+    ``with_increments``: and everything that builds on it. A backup whose manifest is nowhere any more is forgotten, and
+    so is a copy whose destination is not configured any more.
+    Raises NotFoundError, and RefusedError for a pinned or held backup, one that others build on, or the last
+    restorable one of its server.
+    """
+    with wiring.removing():
+        record = wiring.catalog.backups.get(backup_id)
+        for destination in _holding(wiring, record):
+            # A backup that the catalog does not know yet may build on it.
+            adopt_unknown(wiring, destination, record.server)
+        others = [other for other in wiring.catalog.backups.list(record.server, foreign=True) if other.id != backup_id]
+        children = [
+            other for other in dependants(backup_id, [record, *others]) if other.state is not BackupState.DELETED
+        ]
+        if children and not with_increments:
+            raise RefusedError(
+                f"backup {backup_id} is needed by {_named(children)}, which build on it",
+                hint="--with-increments deletes those too, all or none",
+            )
+        victims = [*reversed(children), record]
+        _may_go(wiring, victims, [other for other in others if other not in children])
+        held: list[str] = []
+        forgotten: list[str] = []
+        for victim in victims:
+            forgotten += _forget_unconfigured(wiring, victim)
+            _mark_everywhere(wiring, victim)
+        if now:
+            at_once = frozenset((victim.server, victim.id) for victim in victims)
+            for destination in _holding(wiring, record):
+                held += _remove(wiring, destination, at_once)
+        known = {other.id for other in wiring.catalog.backups.list(record.server, foreign=True)}
+        return Deleted(tuple(held), tuple(forgotten), tuple(victim.id for victim in victims if victim.id in known))
+
+
+def remove_marked(wiring: Wiring, backup_ids: Sequence[str]) -> tuple[str, ...]:
+    """Remove backups that ``delete`` has marked at once, without the grace period; one that came back since, or is gone
+    by now, is left alone. Gives why something is still there."""
+    with wiring.removing():
+        wanted = frozenset(backup_ids)
+        records = [record for record in wiring.catalog.backups.list(foreign=True) if record.id in wanted]
+        at_once = frozenset((record.server, record.id) for record in records if _is_dead(record))
+        names = dict.fromkeys(copy.destination for record in records for copy in record.copies if copy.state == DELETED)
+        return tuple(
+            reason
+            for name in names
+            if name in wiring.settings.destinations
+            for reason in _remove(wiring, wiring.destination(name), at_once)
+        )
+
+
+def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
+    """Forget the copies that ``_holding`` leaves out; gives what to say about them."""
+    gone = [copy.destination for copy in record.copies if copy.destination not in wiring.settings.destinations]
+    for name in gone:
+        _forget_copy(wiring, name, record.id)
+    return [
+        f"{record.id}: its copy at {name} was forgotten, since {name} is not configured any more; files that are "
+        f"still there stay, and the backup comes back when {name} is configured again"
+        for name in gone
+    ]
+
+
+def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
+    for destination in _holding(wiring, record):
+        wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
+    for destination in _holding(wiring, record):
+        if not mark_copy(wiring, destination, record, "", confirmed=True):
+            forget_swept(wiring, destination, [record.id])
+
+
+def mark_copy(
+    wiring: Wiring, destination: Destination, record: BackupRecord, reason: str, *, confirmed: bool = False
+) -> bool:
+    """Mark one copy deleted, in the catalog and then at its destination. ``confirmed``: a person wants it, so no brake
+    holds it. False where its manifest is not there: it may be out of sight, so only a person forgets it."""
+    if read(destination, record.server, record.id) is None:
+        return False
+    wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
+    before = mark_of(destination, record.server, record.id)
+    wiring.catalog.marks.take(
+        destination.name,
+        (record.server, record.id),
+        wiring.clock(),
+        confirmed=confirmed,
+        stored=before.stored if before is not None else None,
+    )
+    mark(destination, record.server, record.id, wiring.clock(), reason=reason)
+    return True
+
+
+def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[str, str]]) -> list[str]:
+    swept = sweep_locked(wiring, destination, at_once=at_once)
+    left = [name for _server, name in at_once if name not in swept.backups]
+    return [reason for reason in swept.held if any(name in reason for name in left)] or (swept.held if left else [])
+
+
+def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = True) -> list[str]:
+    """Remove what is due and what dead runs left, and the rows of what is gone; gives what was held back, and why.
+    With ``wait`` False it is left to the next one while somebody else removes."""
+    with wiring.removing(wait=wait) as held:
+        if not held:
+            return []
+        reconcile(wiring, destination)
+        return sweep_locked(wiring, destination).held
+
+
+def sweep_locked(
+    wiring: Wiring, destination: Destination, *, at_once: frozenset[tuple[str, str]] = frozenset()
+) -> Collected:
+    """One sweep by somebody who is ``removing`` already; rows of what is gone go with it. A place that another name
+    leads to, too, is left alone: that name may have other rules."""
+    try:
+        require_single(wiring, destination)
+    except RefusedError as error:
+        return Collected(held=[f"everything: {error.message}: {error.hint}"], skipped=True)
+    swept = sweep(
+        destination,
+        clock=wiring.clock,
+        grace=GRACE,
+        sightings=sightings_at(wiring, destination),
+        kept=kept_by_catalog(wiring),
+        at_once=at_once,
+        brake=wiring.settings.brake,
+        expected=expected_at(wiring, destination),
+    )
+    _record_removed(wiring, destination, swept.backups, at_once)
+    forget_swept(wiring, destination, swept.backups)
+    tell(wiring, destination, swept)
+    return swept
+
+
+def _record_removed(
+    wiring: Wiring,
+    destination: Destination,
+    removed: Sequence[str],
+    at_once: frozenset[Backup],
+) -> None:
+    """What is gone for good stands in the audit, whoever marked it."""
+    servers = {record.id: record.server for record in wiring.catalog.backups.list(foreign=True)} if removed else {}
+    waived = {name for _server, name in at_once}
+    for name in removed:
+        audit(
+            wiring,
+            by_itself(),
+            "backup-removed",
+            server=servers.get(name, ""),
+            subject=name,
+            detail=f"at {destination.name}" + (", without its grace period" if name in waived else ""),
+        )
+
+
+def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
+    """What the catalog says is there, whole or damaged, and not on its way out. Somebody else's mark that is not due
+    does not put it on its way."""
+    found, trusted = believed(wiring, destination)
+    return frozenset(
+        owner
+        for record in wiring.catalog.backups.list(foreign=True)
+        for copy in record.copies
+        if copy.destination == destination.name
+        and ((owner := (record.server, record.id)) in found - trusted or DELETED not in (copy.state, str(record.state)))
+    )
+
+
+def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
+    """Make rows agree with ``destination``: the copy of what carries a mark is deleted, and a deleted copy whose
+    manifest is gone is forgotten. Gives the ids changed. An older catalog, or a process that died, leaves such rows.
+
+    A removal takes the body after the manifest and the mark last. So where the manifest is gone, and somebody else's
+    mark that is not due is there, or none beside a body, nothing was removed: that copy is damaged, and expected."""
+    marked, trusted = believed(wiring, destination)
+    changed = []
+    for record in wiring.catalog.backups.list(foreign=True):
+        copy = next((one for one in record.copies if one.destination == destination.name), None)
+        if copy is None:
+            continue
+        owner = (record.server, record.id)
+        deleted = DELETED in (copy.state, str(record.state))
+        if copy.state != DELETED and (owner in trusted or (owner in marked and read(destination, *owner) is not None)):
+            wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
+            changed.append(record.id)
+        elif deleted and read(destination, *owner) is None:
+            if owner not in trusted and (owner in marked or exists(destination, layout.body_key(*owner))):
+                wiring.catalog.backups.set_copy_state(record.id, destination.name, str(BackupState.DAMAGED))
+            else:
+                forget_swept(wiring, destination, [record.id])
+            changed.append(record.id)
+    return changed
+
+
+def forget_swept(wiring: Wiring, destination: Destination, backups: Sequence[str]) -> None:
+    """Take removed copies out of the catalog; a backup without any copy is forgotten."""
+    for backup_id in backups:
+        _forget_copy(wiring, destination.name, backup_id)
+
+
+def _forget_copy(wiring: Wiring, place: str, backup_id: str) -> None:
+    wiring.catalog.backups.remove_copy(backup_id, place)
+    try:
+        left = wiring.catalog.backups.get(backup_id).copies
+    except NotFoundError:
+        return
+    if not left:
+        wiring.catalog.backups.remove(backup_id)
+        wiring.catalog.witnesses.forget(backup_id)
+
+
+def undelete(wiring: Wiring, backup_id: str) -> list[str]:
+    """Take the marks away, whatever the catalog says, of the backup and of everything it builds on, wherever all of
+    that is still there. Gives the ids that came back, what others build on first.
+
+    Raises NotFoundError, RefusedError when nothing is marked, or when something it builds on is gone.
+    """
+    with wiring.removing():
+        record = wiring.catalog.backups.get(backup_id)
+        chain = chain_of(backup_id, wiring.catalog.backups.list(record.server, foreign=True))
+        holding = _holding(wiring, record)
+        marked = {owner for destination in holding for owner in marks(destination)}
+        dead = [member for member in chain if (member.server, member.id) in marked or _is_dead(member)]
+        if not dead:
+            raise RefusedError(f"backup {backup_id} is not marked as deleted: it is {record.state}")
+        places = [
+            destination
+            for destination in holding
+            if all(read(destination, member.server, member.id) is not None for member in chain)
+        ]
+        if not places:
+            gone = "" if len(chain) == 1 else f", with {_named(chain[:-1])}, on which it builds"
+            raise NotFoundError(
+                f"no destination holds backup {backup_id} any more{gone}",
+                hint="`backupd fsck` says what is left; `backupd backups` lists what can be restored",
+            )
+        for destination in places:
+            for member in chain:
+                # Sweeps of this installation wait for our lock, and those of others are waited for, so the grace period
+                # need not have time left.
+                unmark(destination, member.server, member.id, now=wiring.clock(), grace=timedelta.max)
+                wiring.catalog.marks.forget(destination.name, (member.server, member.id))
+                state = soundness(destination, member.server, member.id)
+                wiring.catalog.backups.set_copy_state(member.id, destination.name, state)
+        return [member.id for member in dead]
+
+
+def _is_dead(record: BackupRecord) -> bool:
+    return record.state is BackupState.DELETED or any(copy.state == DELETED for copy in record.copies)
+
+
+def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
+    """Keep a backup whatever rules say, or no longer; it is written at the destinations, too. Gives those that could
+    not be told, with why. Raises NotFoundError, RefusedError for a deleted one."""
+    with wiring.removing():
+        record = wiring.catalog.backups.get(backup_id)
+        if pinned and record.state is BackupState.DELETED:
+            raise RefusedError(
+                f"backup {backup_id} is marked as deleted, so it cannot be kept",
+                hint=f"first: backupd backups undelete {backup_id}",
+            )
+        wiring.catalog.backups.pin(backup_id, pinned=pinned)
+
+        def tell(destination: Destination) -> None:
+            if pinned:
+                put_keep(destination, record.server, record.id, wiring.clock())
+            else:
+                remove_keep(destination, record.server, record.id)
+
+        return written(wiring, [copy.destination for copy in record.copies], tell)
+
+
+def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
+    """Raises RefusedError when one of ``victims`` has to stay; ``others``: what the server has besides."""
+    server = victims[0].server
+    kept = kept_anywhere(wiring)
+    for hold in holds_of(kept, server):
+        raise RefusedError(
+            f"nothing of {server} is deleted: {hold.text}",
+            hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` allows it again",
+        )
+    for victim in victims:
+        if (victim.server, victim.id) in kept.backups:
+            raise RefusedError(
+                f"backup {victim.id} is kept on purpose",
+                hint=f"`backupd backups keep {victim.id} --release` takes that back",
+            )
+        if victim.foreign:
+            raise RefusedError(
+                f"backup {victim.id} is foreign: nothing shows that this installation took it",
+                hint=f"if it is yours: backupd catalog adopt {victim.id}; then it can be deleted",
+            )
+        for destination in _holding(wiring, victim):
+            for lease in living_intents(destination, wiring.clock()):
+                if victim.id in lease.parents:
+                    raise RefusedError(
+                        f"backup {victim.id} is needed by {lease.id}, which is being written",
+                        hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id,
+                    )
+    lineage = lineages((*victims, *others))
+    # The catalog alone may be wrong in both directions, so the destinations are asked.
+    believed = [other for other in others if not other.foreign]
+    if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
+        _is_restorable(wiring, other)
+        for other in believed
+        if all(_stands_in(other, victim) and (lineage[victim.id] or not lineage[other.id]) for victim in victims)
+    ):
+        what = victims[-1].id if len(victims) == 1 else _named(victims)
+        kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
+        raise RefusedError(
+            f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
+            hint=f"take another one first: backupd backup {server} {_another(victims)}",
+        )
+
+
+def _another(victims: Sequence[BackupRecord]) -> str:
+    """Options for a backup that stands in for ``victims``."""
+    sets = {victim.table_set for victim in victims}
+    if any(victim.kind is not BackupKind.LOGICAL for victim in victims) or len(sets) > 1:
+        return "--kind full"
+    return "--kind logical" + "".join(f" --set {name}" for name in sets if name)
+
+
+def _stands_in(other: BackupRecord, victim: BackupRecord) -> bool:
+    """A dump may lack tables, so it stands in for dumps of the same tables only."""
+    if other.doubtful or (other.missing and not victim.missing):
+        return False
+    if other.kind is not BackupKind.LOGICAL:
+        return True
+    same = victim.kind is BackupKind.LOGICAL and victim.table_set == other.table_set
+    return same and (not other.tables_missing or bool(victim.tables_missing))
+
+
+def _is_somewhere(wiring: Wiring, record: BackupRecord) -> bool:
+    return any(read(destination, record.server, record.id) is not None for destination in _holding(wiring, record))
+
+
+def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
+    """Complete by the catalog, and whole and unmarked at one destination at least, with everything it builds on."""
+    if record.state is not BackupState.COMPLETE:
+        return False
+    for destination in _holding(wiring, record):
+        try:
+            if restorable_at(destination, record.server, record.id):
+                return True
+        except BackupdError:
+            continue  # a destination that cannot be reached does not vouch for anything
+    return False
+
+
+def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
+    """Where it lies, without destinations that are not configured any more."""
+    return [
+        wiring.destination(copy.destination)
+        for copy in record.copies
+        if copy.destination in wiring.settings.destinations
+    ]
+
+
+def _named(records: Sequence[BackupRecord]) -> str:
+    return ", ".join(record.id for record in records)

@@ -1,0 +1,188 @@
+"""What an operator forbids for a while: deleting (hold), and starting by itself (pause); the kill switch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.context.scope import require_known
+from backupd.app.context.wiring import Wiring
+from backupd.app.jobs import jobs
+from backupd.app.retention.holds_at_destinations import holds_of, kept_anywhere, written
+from backupd.backup.finding import Finding, warning
+from backupd.model.errors import BackupdError, RefusedError, UsageError
+from backupd.model.event import Event, Severity
+from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from backupd.model.job import JobRecord, JobState
+from backupd.model.units import format_duration
+from backupd.transfer.keeping import put_hold, remove_hold
+
+_REMINDED = timedelta(hours=12)
+"""A hold or pause that is younger needs no reminder yet."""
+
+_WORDS = {HoldKind.HOLD: ("held", "released"), HoldKind.PAUSE: ("paused", "resumed")}
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """``stopped``: jobs that were asked to stop; they end within seconds, as cancelled. ``problems``: those that could
+    not be asked, with why."""
+
+    pause: Hold
+    stopped: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.pause.as_json(), "stopped": list(self.stopped), "problems": list(self.problems)}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """``problems``: destinations that could not be told, with why: another installation may still delete there."""
+
+    hold: Hold
+    problems: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.hold.as_json(), "problems": list(self.problems)}
+
+
+def hold(wiring: Wiring, server: str, reason: str, by: str) -> Held:
+    """Delete nothing of ``server`` (``*``: of any) until it is released: neither by rule nor by hand, and no sweep
+    takes what is marked already. It is written at the destinations, too, so that it binds every installation and
+    outlives the catalog. Raises NotFoundError, UsageError."""
+    # A sweep that runs right now goes by what it read before; with its lock, this takes hold when it returns.
+    with wiring.removing():
+        found = _set(wiring, server, HoldKind.HOLD, reason, by)
+        return Held(found, written(wiring, _places(wiring, server), lambda there: put_hold(there, found)))
+
+
+def listed(wiring: Wiring) -> tuple[Hold, ...]:
+    """Every hold and pause, with the holds of others that are only written at a destination."""
+    known = wiring.catalog.holds.all()
+    ours = {one.server for one in known if one.kind is HoldKind.HOLD}
+    return known + tuple(one for name, one in sorted(kept_anywhere(wiring).holds.items()) if name not in ours)
+
+
+def pause(wiring: Wiring, server: str, reason: str, by: str, *, stop_running: bool = False) -> Paused:
+    """Start no job of ``server`` (``*``: of any) by itself; ``stop_running`` also stops those that run and takes those
+    that wait out of the queue. Raises NotFoundError, UsageError."""
+    found = _set(wiring, server, HoldKind.PAUSE, reason, by)
+    stopped: list[str] = []
+    problems: list[str] = []
+    if stop_running:
+        for job in _open_jobs(wiring, server):
+            try:
+                jobs.cancel(wiring, job.id, by)
+            except RefusedError:
+                continue  # it ended meanwhile
+            except BackupdError as error:
+                problems.append(f"{job.id}: {error.message}")
+            else:
+                stopped.append(job.id)
+    return Paused(found, tuple(stopped), tuple(problems))
+
+
+def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, ...]:
+    """Take a hold or pause back; gives the destinations where a hold may still be written, with why. Raises
+    RefusedError where there is none of exactly this name, UnknownNameError where no server is called so."""
+    found = [wiring.catalog.holds.release(server, kind)]
+    problems: tuple[str, ...] = ()
+    if kind is HoldKind.HOLD:
+        problems = written(wiring, _places(wiring, server), lambda there: found.append(remove_hold(there, server)))
+    if not any(found):
+        if server != EVERY_SERVER:
+            require_known(wiring, server)
+        others = (
+            holds_of(kept_anywhere(wiring), server) if kind is HoldKind.HOLD else wiring.catalog.holds.of(server, kind)
+        )
+        word = _WORDS[kind][0]
+        command = "hold --all --release" if kind is HoldKind.HOLD else "resume --all"
+        hint = f"every server is: backupd {command}" if others else "`backupd hold` lists what there is"
+        raise RefusedError(f"{_named(server)} is not {word} by itself", hint=hint)
+    _tell(wiring, kind, server, _WORDS[kind][1], f"by {by}")
+    return problems
+
+
+def findings(wiring: Wiring, servers: Collection[str]) -> list[Finding]:
+    """What `backupd check` says about holds and pauses of these servers and of all."""
+    return [
+        warning(str(one.kind), _lasting(one, wiring.clock()), _end(one))
+        for one in wiring.catalog.holds.all()
+        if one.server in (EVERY_SERVER, *servers)
+    ]
+
+
+def remind(wiring: Wiring) -> None:
+    """An event for each hold and pause that is still there, so that none is forgotten."""
+    for one in wiring.catalog.holds.all():
+        now = wiring.clock()
+        if now - one.since >= _REMINDED:
+            wiring.catalog.events.add(
+                Event(
+                    at=now,
+                    kind=_WORDS[one.kind][0],
+                    severity=Severity.WARNING,
+                    server="" if one.server == EVERY_SERVER else one.server,
+                    subject=str(one.kind),
+                    message=_lasting(one, now),
+                    hint=_end(one),
+                )
+            )
+
+
+def _lasting(one: Hold, now: datetime) -> str:
+    age = format_duration((now - one.since).total_seconds())
+    effect = "nothing is deleted" if one.kind is HoldKind.HOLD else "nothing starts by itself"
+    return f"{_named(one.server)} has been {_WORDS[one.kind][0]} for {age}, {effect}: {one.text}"
+
+
+def _end(one: Hold) -> str:
+    whose = "--all" if one.server == EVERY_SERVER else one.server
+    return f"backupd hold {whose} --release" if one.kind is HoldKind.HOLD else f"backupd resume {whose}"
+
+
+def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> Hold:
+    if server != EVERY_SERVER:
+        require_known(wiring, server)
+    if not reason.strip():
+        raise UsageError("a reason is needed: others will ask", hint='--reason "audit until March"')
+    found = wiring.catalog.holds.set(server, kind, reason.strip(), by, wiring.clock())
+    _tell(wiring, kind, server, _WORDS[kind][0], f"by {by}: {found.reason}")
+    return found
+
+
+def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
+    """Every configured destination, and where else the catalog knows backups of ``server``."""
+    records = wiring.catalog.backups.list(None if server == EVERY_SERVER else server)
+    return tuple(
+        dict.fromkeys(
+            [*wiring.settings.destinations, *sorted({copy.destination for record in records for copy in record.copies})]
+        )
+    )
+
+
+def _open_jobs(wiring: Wiring, server: str) -> list[JobRecord]:
+    whose = None if server == EVERY_SERVER else server
+    states = (JobState.QUEUED, JobState.RUNNING)
+    return [job for state in states for job in wiring.catalog.jobs.list(whose, state=state)]
+
+
+def _tell(wiring: Wiring, kind: HoldKind, server: str, word: str, detail: str) -> None:
+    wiring.catalog.events.add(
+        Event(
+            at=wiring.clock(),
+            kind=word,
+            severity=Severity.WARNING,
+            server="" if server == EVERY_SERVER else server,
+            subject=str(kind),
+            message=f"{_named(server)} was {word}",
+            detail=detail,
+        )
+    )
+
+
+def _named(server: str) -> str:
+    return "every server" if server == EVERY_SERVER else f"server {server}"

@@ -1,0 +1,504 @@
+"""Applying the rules: what no rule keeps is marked at its destination, and goes after the grace period.
+
+It runs after each successful backup, once a day, and on demand; never after a failed one. Each destination is decided
+by itself. Nothing is marked while more than half of a server's backups at a destination would go at once, unless
+somebody confirmed it: an empty or changed policy must not cost a history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from backupd.app.context.audit import audit, by_itself
+from backupd.app.context.destinations import require_single
+from backupd.app.context.run import JobRun
+from backupd.app.context.wiring import Wiring
+from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.retention.deletion import DELETED, expected_at, mark_copy, reconcile, sweep_locked
+from backupd.app.retention.deletion_limit import refuse_mass, tell_stopped
+from backupd.app.retention.holds_at_destinations import holds_of, kept_anywhere
+from backupd.app.retention.log_retention import Archive, Cleared, archive, clear, settled
+from backupd.app.retention.mark_provenance import confirm, own
+from backupd.app.retention.missing_copies import as_if_there, is_complete, may_come
+from backupd.app.retention.storage_minimums import logs_minimum, minimum_of
+from backupd.app.retention.sweep_incidents import MISSING_HINT
+from backupd.app.runtime.clock_check import careful
+from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, NotFoundError, RefusedError
+from backupd.model.event import Event, Severity
+from backupd.model.job import JobKind, JobState
+from backupd.model.proof import FAILED, PROVED
+from backupd.recovery.lineage import lineages, strangers
+from backupd.retention.decisions import Decisions
+from backupd.retention.solver import solve
+from backupd.retention.view import Stored, View
+from backupd.transfer.collect import living_intents, living_pins
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.keeping import Backup, Kept
+from backupd.transfer.remove import marked
+from policies.schema import Keep
+from storage.destination import Capability, Destination
+
+REASON = "retention: "
+"""What the reason of a mark begins with that the rules put."""
+_MANY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """``marked``: ids per destination; ``cleared``: what went of the binary logs; ``held``: what was left alone, and
+    why."""
+
+    decisions: tuple[Decisions, ...]
+    marked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+    cleared: dict[str, Cleared] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "marked": {name: list(ids) for name, ids in self.marked.items()},
+            "held": list(self.held),
+            "binlogs": {name: one.as_json() for name, one in self.cleared.items()},
+            "destinations": [decisions.as_json() for decisions in self.decisions],
+        }
+
+
+def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stored] = ()) -> tuple[Decisions, ...]:
+    """What the rules say, one for each destination; changes nothing. ``future``: backups that do not exist yet, as if
+    every destination held them.
+
+    Raises NotFoundError for a server that is neither configured nor has any backup.
+    """
+    records = wiring.catalog.backups.list(server, foreign=True)
+    if server not in wiring.settings.servers and not records:
+        wiring.settings.server(server)
+    logs = archive(wiring, server, records)
+    return tuple(_decide(wiring, server, name, records, now, future, logs) for name in _places(wiring, server, records))
+
+
+def foresee(
+    wiring: Wiring, server: str, place: str, *, now: datetime, future: Sequence[Stored], sources: Collection[str]
+) -> Decisions:
+    """What the rules of ``place`` would say, did it hold the backups ``future``, too, and the binary logs of
+    ``sources``; changes nothing."""
+    records = wiring.catalog.backups.list(server, foreign=True)
+    logs = archive(wiring, server, records)
+    here = tuple(replace(run, destination=place) for run in logs.runs if run.destination in {place, *sources})
+    return _decide(wiring, server, place, records, now, future, replace(logs, runs=here), awaiting=False)
+
+
+def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
+    """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is,
+    and what another destination keeps and has not got yet.
+
+    Raises RefusedError (with an event) when it is too much at once, and whatever keeps it from a destination (where
+    backups are missing that the catalog expects: DamagedError), after the others were done.
+    """
+    with wiring.removing():
+        troubles: list[BackupdError] = []
+        opened: list[Destination] = []
+        held: list[str] = []
+        known = wiring.catalog.backups.list(server, foreign=True)
+        for name in _places(wiring, server, known):
+            run.check()
+            if name not in wiring.settings.destinations:
+                held.append(f"everything at {name}: this destination is not configured any more")
+                continue
+            try:
+                opened.append(_brought_up_to_date(wiring, name, server))
+            except BackupdError as error:
+                if _holds(known, name):
+                    troubles.append(error)
+        records = wiring.catalog.backups.list(server, foreign=True)
+        logs = archive(wiring, server, records)
+        missing = {
+            destination.name: expected_at(wiring, destination) - set(backup_ids(destination)) for destination in opened
+        }
+        now = careful(wiring.catalog, wiring.clock())
+        decided = [
+            (
+                destination,
+                _decide(wiring, server, destination.name, records, now, (), logs, awaiting=not really, missing=missing),
+            )
+            for destination in opened
+        ]
+        if not really:
+            refuse_mass(wiring, decided, run)
+        expired: dict[str, tuple[str, ...]] = {}
+        cleared: dict[str, Cleared] = {}
+        for destination, decisions in decided:
+            run.check()
+            run.fence()
+            if gone := missing[destination.name]:
+                # The rules would count on what is not there. The sweep tells it and collects nothing.
+                troubles.append(_out_of_sight(destination, gone))
+                sweep_locked(wiring, destination)
+                continue
+            tell_stopped(wiring, decisions, run)
+            expired[destination.name] = _mark_expired(wiring, destination, decisions, records, run, confirmed=really)
+            held += sweep_locked(wiring, destination).held
+            cleared[destination.name] = clear(wiring, destination, decisions, run)
+            held += cleared[destination.name].held
+        if troubles:
+            raise troubles[0]
+        return Applied(tuple(decisions for _destination, decisions in decided), expired, tuple(held), cleared)
+
+
+def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: JobRun) -> bool:
+    """Apply the rules of every server at a full destination, as if the run that filled it did not exist, and sweep what
+    they expired without waiting for the grace period, the oldest chain first, until ``needed_bytes`` are free (0: all
+    of it). What a person marked waits as ever. Is there room now that was not there before?
+
+    Where nobody knows how much room there is, only what is due anyway is removed.
+    """
+    with wiring.removing():
+        destination = _opened(wiring, destination_name)
+        require_single(wiring, destination)
+        adopt_unknown(wiring, destination)
+        reconcile(wiring, destination)
+        # First of all what the failed run left: a mark needs room, too.
+        swept = sweep_locked(wiring, destination)
+        removed = swept.backups
+        if swept.missing:
+            return bool(removed)  # no object may go
+        if Capability.SPACE not in destination.capabilities:
+            return bool(removed)  # nobody can tell when to stop, so nothing goes before its time
+        decided: list[Decisions] = []
+        logs = 0
+        for server in wiring.catalog.backups.servers():
+            run.check()
+            records = wiring.catalog.backups.list(server, foreign=True)
+            decisions = _decide(
+                wiring,
+                server,
+                destination_name,
+                records,
+                careful(wiring.catalog, wiring.clock()),
+                (),
+                archive(wiring, server, records),
+            )
+            try:
+                refuse_mass(wiring, [(destination, decisions)], run)
+            except RefusedError:
+                continue  # told as an event; the other servers may have enough to give
+            tell_stopped(wiring, decisions, run)
+            _mark_expired(wiring, destination, decisions, records, run)
+            logs += clear(wiring, destination, decisions, run).bytes
+            decided.append(decisions)
+        waived: list[str] = []
+        for chain in _expired_chains(wiring, destination):
+            if needed_bytes and _free(destination) >= needed_bytes:
+                break
+            run.check()
+            waived += sweep_locked(wiring, destination, at_once=chain).backups
+            logs += sum(clear(wiring, destination, decisions, run).bytes for decisions in decided)
+        if waived:
+            wiring.catalog.events.add(
+                Event(
+                    at=wiring.clock(),
+                    kind="grace-waived",
+                    severity=Severity.WARNING,
+                    server=run.job.server,
+                    subject=destination_name,
+                    job_id=run.job.id,
+                    message=f"destination {destination_name} was full: {len(waived)} expired backups went at once, "
+                    "without "
+                    "their grace period",
+                    detail=", ".join(waived),
+                    hint=f"give {destination_name} more room, or keep less there",
+                )
+            )
+        # What the failed run itself left behind was collected, too, and is no room that was not there before.
+        return _free(destination) >= needed_bytes if needed_bytes else bool(removed or waived or logs)
+
+
+def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
+    """After a run that failed for lack of room: make some, so that it can be tried again. Raises DestinationFullError
+    that says what to do when nothing may be deleted."""
+    if make_room(wiring, error.destination, 0, run):
+        return
+    if Capability.SPACE not in wiring.destination(error.destination).capabilities:
+        raise DestinationFullError(
+            f"destination {error.destination} says that it is full, and does not tell how much room it has",
+            detail=f"{error.message}\nwhat has expired there goes after its grace period, as ever: nobody could tell "
+            "when enough of it is gone",
+            destination=error.destination,
+            hint=f"raise the quota of {error.destination}, or shorten its rules in the policy; `backupd backups delete "
+            "ID --now` removes one that you can do without",
+        ) from error
+    told = []
+    for server in wiring.catalog.backups.servers():
+        records = wiring.catalog.backups.list(server, foreign=True)
+        decisions = _decide(
+            wiring, server, error.destination, records, wiring.clock(), (), archive(wiring, server, records)
+        )
+        told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
+        told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
+        if decisions.expired:
+            told.append(
+                f"{server}: {len(decisions.expired)} expired, but that is more than half at once: backupd "
+                f"retention {server} --apply --really lets them go"
+            )
+    raise DestinationFullError(
+        f"destination {error.destination} is full, and nothing there may be deleted",
+        detail="\n".join([error.message, *told]),
+        destination=error.destination,
+        hint=f"give {error.destination} more room, or shorten its rules in the policy (`backupd retention "
+        f"{run.job.server}` shows what each backup is kept for); `backupd backups delete ID --now` removes one "
+        "that you can do without",
+    ) from error
+
+
+def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> DamagedError:
+    return DamagedError(
+        f"the rules were not applied at destination {destination.name}: {len(missing)} backups that the catalog "
+        "expects there have no manifest",
+        [f"{name} of {server}" for server, name in sorted(missing)],
+        hint=MISSING_HINT,
+    )
+
+
+def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
+    """What the rules of this installation have marked here, by the full backup it builds on, the oldest first."""
+    by_id = {record.id: record for record in wiring.catalog.backups.list(foreign=True)}
+    chains: dict[str, set[tuple[str, str]]] = {}
+    for owner, note in own(wiring, destination).items():
+        if note.reason.startswith(REASON):
+            root = owner[1]
+            seen = {root}
+            while (record := by_id.get(root)) is not None and record.parent in by_id and record.parent not in seen:
+                root = record.parent
+                seen.add(root)
+            chains.setdefault(root, set()).add(owner)
+    order = sorted(chains, key=lambda root: (by_id[root].finished_at if root in by_id else wiring.clock(), root))
+    return [frozenset(chains[root]) for root in order]
+
+
+def _free(destination: Destination) -> int:
+    space = destination.space()
+    return space.free if space is not None else 0
+
+
+def _places(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> tuple[str, ...]:
+    """Where the server's backups go by its policy, then where else the catalog knows some."""
+    names: list[str] = []
+    if server in wiring.settings.servers:
+        settings = wiring.settings.server(server)
+        names += [*settings.required, *settings.others]
+    names += sorted({copy.destination for record in records for copy in record.copies})
+    return tuple(dict.fromkeys(names))
+
+
+def _holds(records: Iterable[BackupRecord], place: str) -> bool:
+    return any(copy.destination == place for record in records for copy in record.copies)
+
+
+def _opened(wiring: Wiring, name: str) -> Destination:
+    destination = wiring.destination(name)
+    if not destination.is_initialised():
+        raise NotFoundError(f"destination {name} is no repository", hint="is its file system mounted?")
+    return destination
+
+
+def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
+    """The catalog may be wrong in both directions, so the destination is asked first."""
+    destination = _opened(wiring, name)
+    require_single(wiring, destination)
+    reconcile(wiring, destination)
+    adopt_unknown(wiring, destination, server)
+    return destination
+
+
+def _decide(
+    wiring: Wiring,
+    server: str,
+    place: str,
+    records: Sequence[BackupRecord],
+    now: datetime,
+    future: Sequence[Stored],
+    logs: Archive,
+    *,
+    awaiting: bool = True,
+    missing: Mapping[str, Collection[Backup]] = MappingProxyType({}),
+) -> Decisions:
+    settings = wiring.settings
+    zone = settings.configuration.timezone
+    keep: Keep | None = None
+    unconfigured = ""
+    if server not in settings.servers:
+        unconfigured = f"server {server} is not configured any more, so what is left of it is kept"
+    elif place not in settings.destinations:
+        unconfigured = f"destination {place} is not configured any more, so it keeps everything"
+    else:
+        policy = settings.server(server).policy
+        keep, zone = policy.retention.get(place), policy.timing.timezone or zone
+    reading, building = _in_use(wiring, server, place) if awaiting else (frozenset[str](), frozenset[str]())
+    kept = kept_anywhere(wiring)
+    view = View(
+        server,
+        place,
+        (*_stored(wiring, server, place, records, kept, logs), *future),
+        runs=logs.at(place, records),
+        branches=logs.branches,
+        being_read=reading,
+        built_on=building,
+        unconfigured=unconfigured,
+        hold="; ".join(hold.text for hold in holds_of(kept, server)),
+        logs_minimum=logs_minimum(wiring, place),
+        awaited=_awaited(wiring, server, place, records, now, logs, missing) if awaiting else {},
+    )
+    return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
+
+
+def _stored(
+    wiring: Wiring,
+    server: str,
+    place: str,
+    records: Sequence[BackupRecord],
+    kept: Kept,
+    logs: Archive,
+) -> tuple[Stored, ...]:
+    proved, restored = _proofs(wiring, server)
+    lineage = lineages(tuple(records))
+    strange = {name for one in strangers(records) for name in one.backups}
+    strange |= {record.id for record in records if record.foreign}
+    return tuple(
+        Stored(
+            record.id,
+            record.kind,
+            record.parent,
+            record.started_at,
+            record.finished_at,
+            usable=copy.state == "complete",
+            pinned=(server, record.id) in kept.backups,
+            proved_at=proved.get(record.id),
+            restored_at=restored.get(record.id),
+            marked=copy.state == DELETED or record.state is BackupState.DELETED,
+            bytes=record.stats.bytes_stored,
+            place=logs.places.get(record.id),
+            table_set=record.table_set,
+            missing=record.not_dumped,
+            minimum=minimum_of(wiring, copy, record.stats),
+            lineage=lineage[record.id],
+            strange=record.id in strange,
+            doubtful=bool(record.doubtful),
+        )
+        for record in records
+        for copy in record.copies
+        if copy.destination == place
+    )
+
+
+def _awaited(
+    wiring: Wiring,
+    server: str,
+    place: str,
+    records: Sequence[BackupRecord],
+    now: datetime,
+    logs: Archive,
+    missing: Mapping[str, Collection[Backup]],
+) -> dict[str, str]:
+    """Backups at ``place`` that another destination of the policy would keep, and has not got, or lost (``missing``:
+    it is copied there again from here, and only then can the rules let it go there): by id, why."""
+    settings = wiring.settings
+    if server not in settings.servers or not settings.server(server).usable:
+        return {}
+    others = settings.server(server).others
+    records = [record for record in records if not record.foreign]
+    by_id = {record.id: record for record in records}
+    lost = {
+        record.id: name
+        for name in (*settings.server(server).required, *others)
+        if name != place
+        for record in records
+        if (server, record.id) in missing.get(name, ()) and is_complete(record, place)
+    }
+    found: dict[str, str] = {}
+    for name in others:
+        if name == place or name not in settings.destinations:
+            continue
+        lacking = [record for record in records if may_come(record, name, by_id)]
+        if not any(is_complete(record, place) for record in lacking):
+            continue
+        said = _decide(wiring, server, name, records, now, as_if_there(records, lacking, logs), logs, awaiting=False)
+        kept = {decision.backup.id for decision in said.kept} & {record.id for record in lacking}
+        for backup_id in sorted(kept):
+            found[backup_id] = f"{found[backup_id]} and {name}" if backup_id in found else name
+    return {backup_id: f"it is missing at {name}, and is copied there again" for backup_id, name in lost.items()} | {
+        backup_id: f"it is not yet at {names}, which keeps it" for backup_id, names in found.items()
+    }
+
+
+def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:
+    """When each backup was last proved, and when it was last restored and found good with or without a witness. A later
+    ``failed`` takes both back; a test that never came to a verdict says nothing."""
+    proved: dict[str, datetime] = {}
+    restored: dict[str, datetime] = {}
+    revoked: set[str] = set()
+    for proof in wiring.catalog.proofs.list(server):  # newest first
+        if proof.outcome == FAILED:
+            revoked.add(proof.backup_id)
+        elif proof.is_good and proof.backup_id not in revoked:
+            restored.setdefault(proof.backup_id, proof.finished_at)
+            if proof.outcome == PROVED:
+                proved.setdefault(proof.backup_id, proof.finished_at)
+    return proved, restored
+
+
+def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Ids that restores read, or that are being thawed for one, and that running backups build on. Nothing where the
+    destination cannot be asked: then nothing can be marked there either."""
+    try:
+        destination = _opened(wiring, place)
+        now = wiring.clock()
+        reading = {name for lease in living_pins(destination, now) for owner, name in lease.backups if owner == server}
+        reading |= {
+            part
+            for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING)
+            for part in job.arguments["parts"]
+        }
+        building = {name for lease in living_intents(destination, now) for name in lease.parents}
+    except BackupdError:
+        return frozenset(), frozenset()
+    return frozenset(reading), frozenset(building)
+
+
+def _mark_expired(
+    wiring: Wiring,
+    destination: Destination,
+    decisions: Decisions,
+    records: Iterable[BackupRecord],
+    run: JobRun,
+    *,
+    confirmed: bool = False,
+) -> tuple[str, ...]:
+    """Newest first, so that what builds on another is marked before it. What the catalog calls deleted and nobody has
+    marked, because the process died, is marked now; its grace period begins. ``confirmed``: so many at once are right,
+    and those that were marked before, too."""
+    by_id = {record.id: record for record in records}
+    gone = []
+    for decision in decisions.expired:
+        name, why = decision.backup.id, "; ".join(decision.reasons)
+        if mark_copy(wiring, destination, by_id[name], REASON + why, confirmed=confirmed):
+            gone.append(name)
+            audit(
+                wiring,
+                by_itself(),
+                "backup-expired",
+                server=decisions.server,
+                subject=name,
+                detail=f"marked at {destination.name} by {run.job.kind} {run.job.id}: {why}",
+            )
+    if confirmed:
+        confirm(wiring, destination, decisions.server)
+    notes = marked(destination, decisions.server)
+    for decision in decisions.backups:
+        name = decision.backup.id
+        if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:
+            mark_copy(wiring, destination, by_id[name], "its deletion was begun and not finished")
+    return tuple(gone)

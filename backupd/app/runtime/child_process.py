@@ -1,0 +1,107 @@
+"""Processes of our own program that the service starts: each with the settings in force, and watched to its end.
+
+They die with the service (parent-death signal), and what they start dies with them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.app.context.settings import Settings
+from backupd.process.command import Command
+from backupd.process.runtime import runtime_directory
+from backupd.process.stderr import StderrReader
+from backupd.process.supervise import Child, spawn, stop
+
+LOG_SIZE = 4 * 1024 * 1024
+"""Bytes after which a new process begins a new log; one older log is kept."""
+_TAIL_LINES = 30
+
+
+@dataclass(slots=True)
+class Offspring:
+    """One process. ``settings``: the file it goes by."""
+
+    child: Child
+    settings: Path
+    _stderr: StderrReader
+
+    def ended(self) -> int | None:
+        """Its exit code, once it has ended and all that it said was read."""
+        code = self.child.poll()
+        if code is not None:
+            self._stderr.finish()
+        return code
+
+    def last_words(self) -> str:
+        """The end of what it said on stderr, redacted."""
+        return self._stderr.tail(0, _TAIL_LINES)
+
+
+def start(
+    settings: Settings, held: Path, *arguments: str, log: Path | None = None, pass_fds: Sequence[int] = ()
+) -> Offspring:
+    """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too;
+    ``pass_fds``: descriptors that it has under the same numbers. Raises ToolError, OSError."""
+    here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    command = Command(
+        (sys.executable, "-P", "-m", "backupd", *arguments, "--config", str(settings.file), "--settings", str(held)),
+        env=here,
+    )
+    with ExitStack() as both, ExitStack() as ours:
+        ear, mouth = os.pipe2(os.O_CLOEXEC)
+        both.callback(os.close, mouth)
+        ours.callback(os.close, ear)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        both.callback(os.close, nothing)
+        child = spawn(command, stdin=nothing, stdout=nothing, stderr=mouth, pass_fds=pass_fds)
+        ours.callback(stop, [child], polite_seconds=0.0)
+        stderr = StderrReader(["backupd"], [ear], log=log)
+        stderr.start()
+        ours.pop_all()  # the reader closes the ear
+        return Offspring(child, held, stderr)
+
+
+def open_log(path: Path) -> Path | None:
+    """Make a log that a process may complain into before it has one of its own, once a long one was put aside; None
+    where that cannot be."""
+    with suppress(OSError):  # there is none yet, or it grows on
+        if path.stat().st_size > LOG_SIZE:
+            path.replace(path.with_suffix(".log.1"))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except OSError:
+        return None  # its process finds the same, and says so
+    return path
+
+
+class HeldSettings:
+    """Files with the settings in force: a process goes by what was valid, not by what its files say by now."""
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+        self._files: set[Path] = set()
+
+    def file(self, settings: Settings) -> Path:
+        """That of ``settings``, which are in force until ``changed``. Raises OSError, RefusedError."""
+        if self._file is None or not self._file.exists():
+            self._file = settings.hold(runtime_directory())
+            self._files.add(self._file)
+        return self._file
+
+    def changed(self) -> None:
+        """Others are in force from now on."""
+        self._file = None
+
+    def let_go(self, used: Iterable[Path]) -> None:
+        """Remove those that are not in force any more and that nobody uses."""
+        needed = {self._file, *used}
+        for file in [file for file in self._files if file not in needed]:
+            file.unlink(missing_ok=True)
+            self._files.remove(file)

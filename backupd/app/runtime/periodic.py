@@ -1,0 +1,58 @@
+"""A look at several things now and then, beside the service's other work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from backupd.app.context.logging_setup import say
+from backupd.app.context.wiring import Wiring
+from backupd.model.errors import BackupdError
+
+
+class Lookout(ABC):
+    """Looks in a thread of its own, so that the service goes on meanwhile. ``what``: the thread's name, and how its
+    trouble is called in the log; ``every``: the time from one look to the next."""
+
+    def __init__(self, what: str, every: timedelta) -> None:
+        self._what, self._every = what, every
+        self._due: datetime | None = None
+        self._thread: threading.Thread | None = None
+        self._trouble = ""
+
+    def look(self, wiring: Wiring, now: datetime) -> None:
+        """Begin, if it is time for it and the last time is over."""
+        soon = self._due is not None and timedelta(0) < self._due - now <= self._every
+        if soon or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due = now + self._every
+        # A daemon thread: the service may end in the middle, and the next one looks again.
+        self._thread = threading.Thread(target=self.step, args=(wiring, now), name=self._what, daemon=True)
+        self._thread.start()
+
+    def step(self, wiring: Wiring, now: datetime) -> None:
+        """One look at each. What fails is logged, once, and tried again."""
+        troubles = []
+        for name in self._names(wiring):
+            try:
+                self._look(wiring, name, now)
+            except BackupdError as error:
+                troubles.append(f"{name}: {error}")
+            except Exception as error:  # noqa: BLE001  what is wrong with one must not be the others' trouble; all is told
+                troubles.append(f"{name}: {''.join(traceback.format_exception(error))}")
+        trouble = "\n".join(troubles)
+        if trouble and trouble != self._trouble:
+            say(f"{self._what}-trouble", trouble, level=logging.WARNING)
+        self._trouble = trouble
+
+    @abstractmethod
+    def _names(self, wiring: Wiring) -> Iterable[str]:
+        """What is looked at."""
+
+    @abstractmethod
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        """Raises BackupdError."""

@@ -1,0 +1,220 @@
+"""`backupd check`: the preflight of each server, and what its policy asks for that is not done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from backupd.app.alerting import channels
+from backupd.app.binlogs.stream_report import SILENT, STOPPED
+from backupd.app.context import destinations as places
+from backupd.app.context import listening, trust
+from backupd.app.context.server_identity import accept_hint, finding_of, meet
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring, absent_hint, is_bare, stored_already
+from backupd.app.copies import copy_selection as replicating
+from backupd.app.destinations.forecast import room
+from backupd.app.jobs import waiting_jobs as queuewatch
+from backupd.app.keys import keys
+from backupd.app.reconcile.adopt import STRANGE_HINT
+from backupd.app.retention import holds
+from backupd.app.service import confinement_check as confinement
+from backupd.app.service import transport_check as transport
+from backupd.backup.binarylog import SUBJECT, Streaming
+from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.catalog.session import catalog_name, is_there
+from backupd.engine.client import Connection
+from backupd.engine.probe import examine
+from backupd.model.backup import BackupKind
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, RefusedError, ServerError
+from backupd.recovery.lineage import strangers
+from policies.contradictions import distances
+from policies.lint import advice, crowds, not_yet_active, streams
+from policies.schema import Policy
+from storage.destination import Destination
+
+_SEVERITIES = ("error", "warning", "ok")
+_NO_STREAM = "is the service running, and the server not paused? `backupd serve` streams it"
+
+
+def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
+    """Everything that would make a backup fail or be worthless, of one server or of all, the worst first.
+
+    With several servers each subject begins with the server's name.
+    """
+    names = [server_name] if server_name is not None else sorted(wiring.settings.servers)
+    found: list[Finding] = [
+        warning("policy", f"{problem} (no server follows it)") for problem in wiring.settings.unused()
+    ]
+    for name in names:
+        server = wiring.settings.server(name)
+        findings = (
+            _check_server(wiring, server)
+            if server.usable
+            else [
+                error(
+                    "policy",
+                    str(problem),
+                    f"nothing that needs policy {server.policy_name} works for {name}; the "
+                    "service looks after the others",
+                )
+                for problem in server.problems
+            ]
+        )
+        if len(names) > 1:
+            findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
+        found += findings
+    found += _catalog(wiring)
+    found += keys.findings(wiring)
+    found += trust.findings(wiring.settings)
+    found += confinement.findings(wiring.settings)
+    found += holds.findings(wiring, names)
+    found += places.findings(wiring)
+    found += queuewatch.findings(wiring)
+    found += channels.findings(wiring)
+    found += listening.findings(wiring.settings, wiring.clock())
+    configuration = wiring.settings.configuration
+    usable = [server for server in map(wiring.settings.server, names) if server.usable]
+    for name in sorted({place for server in usable for place in server.required}):
+        found += room(wiring, name)
+    found += [warning("policy", text) for text in crowds(configuration, wiring.settings.policies)]
+    return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
+
+
+def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
+    found = [warning("policy", text) for text in advice(server.policy, wiring.settings.configuration)]
+    found += [warning("policy", text) for text in not_yet_active(server.policy)]
+    destinations: list[Destination] = []
+    for name in server.required:
+        try:
+            destinations.append(wiring.destination(name))
+        except BackupdError as error:
+            found.append(from_error(f"destination {name}", error))
+    try:
+        connection = server.connection()
+    except BackupdError as error:
+        return [from_error("server", error), *found]
+    settings = wiring.settings
+    recent = wiring.catalog.backups.list(server.name, kind=BackupKind.PHYSICAL_FULL, limit=3)
+    spec = PreflightSpec(
+        server=server.name,
+        connection=connection,
+        destinations=tuple(destinations),
+        gnupg_home=settings.encryption.gnupg_home,
+        recipients=settings.encryption.recipients,
+        spool=settings.spool,
+        new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
+        restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
+        key_files=settings.restore.key_files if settings.restore else None,
+        secret_files=_secret_files(server),
+        programs=settings.programs,
+        streaming=_streaming(server.policy),
+        expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
+        physical=server.policy.physical is not None,
+        logical=server.policy.logical,
+    )
+    return (
+        preflight(spec, now=wiring.clock())
+        + transport.findings(connection)
+        + stream_findings(wiring, server)
+        + found
+        + replicating.findings(wiring, server)
+        + _identity(wiring, server.name, connection)
+        + _foreign(wiring, server.name)
+    )
+
+
+def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Finding]:
+    """Is the server that answers the one whose backups there are? Of one that does not answer others tell."""
+    try:
+        with connection.connect() as session:
+            return finding_of(meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False), server)
+    except ServerError:
+        return []
+    except RefusedError as refused:
+        return [error("identity", f"{refused.message}: {refused.detail}", refused.hint)]
+
+
+def _catalog(wiring: Wiring) -> list[Finding]:
+    """Is there one, and is it the one that belongs to what is stored?"""
+    settings = wiring.settings
+    there = is_there(settings.catalog)
+    if there and not is_bare(wiring.catalog):
+        return []
+    name = catalog_name(settings.catalog)
+    if (found := stored_already(settings)) is not None:
+        return [
+            error(
+                "catalog",
+                f"destination {found[0]} holds {found[1]} backups of {found[2]}, and the catalog {name} knows none",
+                absent_hint(settings),
+            )
+        ]
+    return (
+        []
+        if there
+        else [fine("catalog", f"there is no catalog at {name} yet: the first backup or the service makes it")]
+    )
+
+
+def _foreign(wiring: Wiring, server: str) -> list[Finding]:
+    """Backups of another server under the same name."""
+    return [
+        warning(
+            "backups",
+            f"{one.words(server)}, and all of those are older: was the server replaced?",
+            "no rule deletes them; `backupd backups delete ID` removes what you can do without",
+        )
+        if one.former
+        else warning(
+            "backups",
+            f"{one.words(server)}: they are kept apart",
+            f"{accept_hint(server)}; else `backupd backups delete ID` removes them",
+        )
+        if one.apart
+        else error("backups", one.words(server), STRANGE_HINT)
+        for one in strangers(wiring.catalog.backups.list(server, foreign=True))
+    ]
+
+
+def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
+    """Is the binary log that the policy asks for streamed now?"""
+    if not streams(server.policy):
+        return []
+    found = wiring.catalog.binlogs.stream_state(server.name)
+    if found is None:
+        return [warning(SUBJECT, f"the binary log of {server.name} has never been streamed", _NO_STREAM)]
+    row, at = found
+    if row["state"] == STOPPED or wiring.clock() - at > SILENT:
+        return [
+            warning(
+                SUBJECT, f"the binary log of {server.name} has not been streamed since {format_time(at)}", _NO_STREAM
+            )
+        ]
+    troubles = [
+        str(row["error"]),
+        str(row["trouble"]),
+        *(f"{name}: {one['error']}" for name, one in sorted(row["destinations"].items()) if one["error"]),
+    ]
+    return [
+        warning(
+            SUBJECT,
+            f"the stream of {server.name} is {row['state']}: {text}",
+            "it is tried again all the time, and goes on where it was",
+        )
+        for text in troubles
+        if text
+    ]
+
+
+def _streaming(policy: Policy) -> Streaming | None:
+    if not streams(policy):
+        return None
+    return Streaming(distances(policy.physical.full)[1] if policy.physical is not None else None)
+
+
+def _secret_files(server: ServerSettings) -> tuple[Path, ...]:
+    named = (server.config.defaults_file, server.config.password_file)
+    return tuple(path for path in named if path is not None)

@@ -1,0 +1,102 @@
+"""Is the way to each server safe from whoever stands on it? What `tls:` says, or that nobody said anything."""
+
+from __future__ import annotations
+
+import logging
+
+from backupd.app.context.incidents import TLS, Incidents
+from backupd.app.context.logging_setup import say
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.backup.finding import Finding, error, fine, warning
+from backupd.engine.client import Connection
+from backupd.engine.tls import Tls, is_this_host, verifies
+from backupd.model.errors import ConfigurationError
+from backupd.model.event import Event, Severity
+
+SUBJECT = "tls"
+_HINT = (
+    "set `tls: verify-full` and `tls_ca` for it (docs/installing.md says where its CA is), or `tls: off` where "
+    "nobody can stand between; a later version will take no such server without it"
+)
+_KNOWN = {
+    Tls.VERIFY_FULL: "its certificate has to be of a known CA, and for its name",
+    Tls.VERIFY_CA: "its certificate has to be of a known CA; who has another one of that CA can answer in its place",
+    Tls.REQUIRED: "nobody reads along, but anybody may answer in its place",
+}
+
+
+def is_open(connection: Connection) -> bool:
+    """Can somebody between read and change what goes over this connection, without anybody having chosen that?"""
+    return (
+        not connection.socket
+        and not is_this_host(connection.host)
+        and connection.tls is None
+        and not verifies(connection.ssl)
+    )
+
+
+def findings(connection: Connection) -> list[Finding]:
+    """Of one server."""
+    if connection.socket:
+        return []
+    if is_open(connection):
+        return [
+            error(
+                SUBJECT,
+                f"nothing says how the connection to {connection.address} is secured: whoever stands "
+                "between can read and change what is backed up, and learns what the account proves itself with",
+                _HINT,
+            )
+        ]
+    if connection.tls is Tls.OFF:
+        return (
+            []
+            if is_this_host(connection.host)
+            else [
+                warning(
+                    SUBJECT,
+                    f"tls: off: whoever stands between here and {connection.address} can read and change what "
+                    "is backed up",
+                    "say verify-full where the server has a certificate",
+                )
+            ]
+        )
+    return [fine(SUBJECT, f"{connection.tls}: {_KNOWN[connection.tls]}")] if connection.tls is not None else []
+
+
+def tell_transport(wiring: Wiring) -> None:
+    """One incident for each server that is reached without a word on TLS, until there is one. Raises CatalogError."""
+    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    for name in wiring.settings.servers:
+        server = wiring.settings.server(name)
+        if not _is_open(server):
+            incidents.mended(
+                TLS,
+                Event(now, TLS.mended, Severity.INFO, f"how {name} is reached is chosen", server=name, subject=name),
+            )
+            continue
+        message = (
+            f"{name} is reached over the network, and its configuration does not say `tls:`; whoever stands "
+            "between can read and change its backups"
+        )
+        if incidents.broken(
+            TLS,
+            Event(
+                now,
+                TLS.broken,
+                Severity.ERROR,
+                message,
+                server=name,
+                subject=name,
+                hint=f"its backups go on as before. {_HINT}",
+            ),
+        ):
+            say(TLS.broken, message, level=logging.ERROR, server=name)
+
+
+def _is_open(server: ServerSettings) -> bool:
+    try:
+        return is_open(server.connection())
+    except ConfigurationError:
+        return False  # of files that cannot be read, `check` and each job tell

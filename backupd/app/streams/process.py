@@ -1,0 +1,375 @@
+"""The process that streams one server's binary log: copies it into the spool, and from there to every destination.
+
+One thread copies (``Streamer``), this one archives (``Archiver``), one writes into the catalog (``Scribe``). All that
+has to outlive the process lies in the spool, so it may be killed at any moment and started again. Neither a catalog nor
+a destination that does not answer keeps it from copying.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from backupd.app.binlogs.stream_records import CatalogRecorder
+from backupd.app.binlogs.stream_report import StreamReport
+from backupd.app.context.logging_setup import say
+from backupd.app.context.server_identity import meet_stream
+from backupd.app.context.settings import ServerSettings, held_settings, load_settings, spool_folder
+from backupd.app.context.signals import Signals, Waker
+from backupd.app.context.wiring import Opening, Wiring, catalog_of
+from backupd.app.reconcile.catalog_backfill import Recollection
+from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.streams.log_copies import LogFollower
+from backupd.binlog.archive import Archiver, Shipped
+from backupd.binlog.spool import Spool
+from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.stream import Streamer
+from backupd.catalog.session import Catalog
+from backupd.engine.binlogsource import BinlogSource
+from backupd.engine.binlogtool import binlog_tool
+from backupd.model.backup import BackupState
+from backupd.model.errors import (
+    CatalogError,
+    DestinationError,
+    RefusedError,
+    ServerError,
+)
+from backupd.model.server import Flavour, Position
+from backupd.process.throttle import TokenBucket
+from backupd.recovery.runs import place_of
+from backupd.transfer.seal import Sealer
+from policies.lint import streams
+from policies.schema import Binlog
+from restore.state import restored_by
+from storage.destination import Destination
+from storage.throttled import throttled
+
+BEAT = 1.0
+"""Seconds between two looks at what has come."""
+REPORT = 3.0
+"""Seconds between two rows of status."""
+RENEW = 120.0
+"""Seconds that a stream may be failing for a reason of ours (an account, a program) before the process ends: the next
+one reads passwords and looks for programs anew."""
+PATIENCE = 2.0
+"""Seconds that one step of the archive waits for the destinations."""
+UNWIND = 6.0
+"""Seconds for the copying to end."""
+DEADLINE = 9.0
+"""Seconds after which a process that was asked to end does, whatever it is at."""
+OPENING = 35.0
+"""Seconds that the catalog may take at the beginning, where its answer is needed."""
+ONCE_TROUBLE = 60.0
+"""Seconds after which `--once` gives up on a destination or a server that does not take part."""
+
+
+def run_stream(config: Path, server: str, *, held: Path | None = None, once: bool = False) -> None:
+    """Stream until a signal ends it; with ``once`` until everything that the server has by now is stored. Main thread.
+
+    Raises ConfigurationError, NotFoundError; RefusedError where the policy asks for no stream; BusyError when another
+    process streams this server; and whatever no new try of this process would mend.
+    """
+    if held is None:
+        settings = load_settings(config, strict=False)
+        # Made, or refused beside backups that it does not know; one that is out of reach keeps nothing from copying.
+        with suppress(CatalogError), catalog_of(settings, Opening.WORKS):
+            pass
+    else:
+        settings = held_settings(held)
+    with ExitStack() as stack:
+        waker = stack.enter_context(Waker())
+        stop = threading.Event()
+
+        def end() -> None:
+            stop.set()
+            waker.wake()
+            signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+
+        # Whatever still waits then (a slow destination, a dead disk) is given up: it can be killed at any moment.
+        stack.enter_context(
+            Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end), signal.SIGALRM: _give_up})
+        )
+        stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
+        scribe = stack.enter_context(Scribe(settings.catalog, make=held is None))
+        StreamRun(Wiring(settings, scribe.catalog), server, scribe, waker, stop).run(once=once)
+
+
+class StreamRun:
+    """One run of the process."""
+
+    def __init__(self, wiring: Wiring, server: str, scribe: Scribe, waker: Waker, stop: threading.Event) -> None:
+        self._wiring, self._scribe, self._waker, self._stop = wiring, scribe, waker, stop
+        self._server = wiring.settings.server(server)
+        self._policy = _leg(self._server)
+        self._spool = Spool(spool_folder(wiring.settings, server))
+        self._broken: BaseException | None = None
+        self._failing_since: float | None = None
+        self._troubles: Mapping[str, str] = {}
+        self._noted: datetime | None = None
+        self._met = ""
+
+    def run(self, *, once: bool) -> None:
+        name, wiring = self._server.name, self._wiring
+        with ExitStack() as stack:
+            destinations = self._destinations()
+            _keys, recipients = wiring.recipients()
+            encryption = wiring.settings.encryption
+            sealer = Sealer(recipients, encryption.gnupg_home, level=encryption.compression_level)
+            recorder = CatalogRecorder(name, self._scribe, wiring.clock)
+            source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
+            tool = binlog_tool(self._flavour(source), paths=wiring.settings.programs)
+            followers = [LogFollower(wiring, self._server, place, self._stop) for place in self._server.others]
+            report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock, followers)
+            wanted, given_up = self._wanted(), self._given_up()
+            archiver = stack.enter_context(
+                Archiver(
+                    self._spool,
+                    destinations,
+                    sealer,
+                    recorder,
+                    checkpoint=self._policy.checkpoint,
+                    clock=wiring.clock,
+                    patience=PATIENCE,
+                )
+            )
+            streamer = Streamer(
+                name,
+                source,
+                tool,
+                self._spool,
+                installation=wiring.identity_key().hex(),
+                wanted=wanted,
+                max_spool_bytes=self._policy.max_spool,
+                clock=wiring.clock,
+                on_event=lambda event: self._heard(event, report),
+                archived_to=archiver.archived_to,
+                programs=wiring.settings.spool,
+                given_up=lambda: given_up,
+                ours=self._ours,
+            )
+            thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
+            say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
+            thread.start()
+            recollection = Recollection(
+                name, wiring.settings.catalog, destinations, self._spool, self._stop, wiring.clock
+            )
+            recollection.start()
+            for follower in report.followers:
+                follower.start()
+            try:
+                self._keep_going(streamer, archiver, recorder, report, recollection, once=once)
+            finally:
+                last = streamer.status()
+                self._stop.set()
+                thread.join(UNWIND)
+                recollection.join(PATIENCE)
+                for follower in report.followers:
+                    follower.join(PATIENCE / len(report.followers))
+                report.over(
+                    replace(streamer.status(), state=last.state, error=last.error, away=last.away), archiver.behind()
+                )
+            say("stream-stopped", "bye", server=name)
+
+    # -- the beginning
+
+    def _destinations(self) -> dict[str, Destination]:
+        """Every destination that must hold the backups; one that cannot be used now is tried again and again. Raises
+        RefusedError for a type that this version cannot open."""
+        opened = {name: self._wiring.destination(name) for name in self._server.required}
+        for name, destination in opened.items():
+            try:
+                if not destination.is_initialised() and not self._was_used(name):
+                    destination.initialise(self._wiring.clock())
+            except (DestinationError, CatalogError) as error:
+                say("stream-trouble", f"{name}: {error}", level=logging.WARNING, server=self._server.name)
+        send = self._server.policy.limits.send
+        return {
+            name: throttled(destination, put=TokenBucket(send, cancel=self._stop)) if send else destination
+            for name, destination in opened.items()
+        }
+
+    def _was_used(self, destination: str) -> bool:
+        """One that was used and is bare now is most likely not mounted."""
+
+        def look(catalog: Catalog) -> bool:
+            return self._wiring.holds_backups(destination) or any(
+                catalog.binlogs.runs(server, destination) for server in catalog.binlogs.servers()
+            )
+
+        return self._scribe.ask(look, patience=OPENING)
+
+    def _flavour(self, source: BinlogSource) -> Flavour:
+        """The spool knows it: what waits there must go on its way though the server is down."""
+        branches = self._spool.branches()
+        return Flavour(branches[-1].flavour) if branches else source.look().flavour
+
+    def _wanted(self) -> Position | None:
+        """Where the oldest restorable backup stands: a first stream begins there. Raises CatalogError."""
+        if self._spool.branches():
+            return None
+        name = self._server.name
+        physical = [
+            record
+            for record in self._scribe.ask(lambda catalog: catalog.backups.list(name), patience=OPENING)
+            if record.state is BackupState.COMPLETE and record.position.file
+        ]
+        return min(physical, key=lambda record: record.finished_at).position if physical else None
+
+    def _given_up(self) -> Sequence[tuple[str, int]]:
+        """Files behind which a gap is recorded that no place is missing but in them."""
+        try:
+            gaps = self._scribe.ask(lambda catalog: catalog.binlogs.gaps(self._server.name), patience=PATIENCE)
+        except CatalogError:
+            return ()  # the next process asks again
+        return [
+            (gap.branch, place[0]) for gap in gaps if not gap.destination and (place := place_of(gap.after)) is not None
+        ]
+
+    def _ours(self) -> Collection[str]:
+        """Of those that answered under this name. Raises ServerError where the catalog does not tell."""
+        try:
+            known = self._scribe.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
+        except CatalogError as error:
+            raise ServerError(
+                f"who answers at {self._server.connection().address} cannot be compared: {error.message}",
+                hint="it is asked again; nothing is concluded until then",
+            ) from error
+        return {one.uuid for one in known if not one.is_stranger}
+
+    # -- the work
+
+    def _copy(self, streamer: Streamer) -> None:
+        try:
+            streamer.run(self._stop)
+        except BaseException as error:  # noqa: BLE001  not hidden: the main thread raises it
+            self._broken = error
+        self._waker.wake()
+
+    def _keep_going(
+        self,
+        streamer: Streamer,
+        archiver: Archiver,
+        recorder: CatalogRecorder,
+        report: StreamReport,
+        recollection: Recollection,
+        *,
+        once: bool,
+    ) -> None:
+        begun = time.monotonic()
+        wanted_at: datetime | None = None
+        reported = 0.0
+        while not self._stop.is_set():
+            if self._broken is not None:
+                raise self._broken
+            status = streamer.status()
+            self._note_position(archiver, status)
+            self._tell(archiver.step(self._wiring.clock()))
+            if status.state is StreamState.STREAMING and status.server_position is not None:
+                self._meet(status.branch)
+            wanted_at = wanted_at or status.server_time
+            if time.monotonic() - reported >= REPORT:
+                report.beat(status, archiver.behind(), self._troubles)
+                reported = time.monotonic()
+            if (
+                once
+                and wanted_at is not None
+                and self._everything_by(wanted_at, recorder)
+                and recollection.was_tried
+                and self._met == status.branch
+            ):
+                return
+            self._give_up(status, begun, once=once)
+            self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
+
+    def _note_position(self, archiver: Archiver, status: StreamStatus) -> None:
+        """Where the server stood after the clocks were last read: what is stored up to there is confirmed."""
+        position, moment = status.server_position, status.server_time
+        if position is not None and moment is not None and moment != self._noted and status.branch:
+            number = position.file.rpartition(".")[2]
+            archiver.note_position(status.branch, int(number), position.pos, moment)
+            self._noted = moment
+
+    def _meet(self, branch_id: str) -> None:
+        """Compare who answers with those that answered before, once for each branch. What keeps it from that now is
+        told by the stream itself; until then nothing that is streamed counts as of the server."""
+        branch = next((one for one in self._spool.branches() if one.id == branch_id), None)
+        if branch is None or branch_id == self._met:
+            return
+        connection = self._server.connection()
+        try:
+            state = BinlogSource(connection, marker=lambda datadir: restored_by(Path(datadir))).look(files=False)
+            self._scribe.ask(
+                lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch, connection.address)
+            )
+        except (ServerError, RefusedError, CatalogError) as error:
+            say(
+                "stream-trouble",
+                f"who answers could not be compared: {error}",
+                level=logging.WARNING,
+                server=self._server.name,
+            )
+            return
+        self._met = branch_id
+
+    def _everything_by(self, moment: datetime, recorder: CatalogRecorder) -> bool:
+        standing = recorder.standing()
+        return all(name in standing and standing[name].at >= moment for name in self._server.required)
+
+    def _give_up(self, status: StreamStatus, begun: float, *, once: bool) -> None:
+        """Raises what another process may do better."""
+        if status.state is not StreamState.FAILED:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = time.monotonic()
+        failing = self._failing_since is not None and time.monotonic() - self._failing_since
+        if failing and failing > (ONCE_TROUBLE if once else RENEW):
+            raise ServerError(
+                f"the binary log of {self._server.name} cannot be streamed: {status.error}",
+                hint="`backupd check` names what this account or this host lacks",
+            )
+        if once and time.monotonic() - begun > ONCE_TROUBLE and (self._troubles or status.error):
+            lines = [f"{name}: {why}" for name, why in self._troubles.items()]
+            raise DestinationError(
+                f"not everything of {self._server.name}'s binary log could be stored",
+                detail="\n".join([*lines, *([status.error] if status.error else [])]),
+                hint="what is in the spool is stored by the next run",
+            )
+
+    def _tell(self, shipped: Shipped) -> None:
+        """What is new of trouble, once."""
+        for name, why in shipped.trouble.items():
+            if self._troubles.get(name) != why:
+                say("stream-trouble", f"{name or 'archive'}: {why}", level=logging.WARNING, server=self._server.name)
+        for name in self._troubles.keys() - shipped.trouble.keys():
+            say("stream-trouble-over", f"{name or 'archive'}: it goes on", server=self._server.name)
+        self._troubles = dict(shipped.trouble)
+
+    def _heard(self, event: StreamEvent, report: StreamReport) -> None:
+        """From the streamer's thread."""
+        bad = event.kind in (StreamEventKind.FAILED, StreamEventKind.GAP, StreamEventKind.PURGE_ALARM)
+        text = "\n".join(filter(None, (event.message, event.detail, event.hint)))
+        say(f"stream-{event.kind}", text, level=logging.ERROR if bad else logging.INFO, server=self._server.name)
+        report.heard(event)
+        self._waker.wake()
+
+
+def _give_up() -> None:
+    raise KeyboardInterrupt
+
+
+def _leg(server: ServerSettings) -> Binlog:
+    leg = server.policy.binlog
+    if leg is None or not streams(server.policy):
+        raise RefusedError(
+            f"policy {server.policy_name} does not ask for the binary log of {server.name}",
+            hint="add `binlog: {stream: true}` to it",
+        )
+    return leg

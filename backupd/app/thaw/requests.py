@@ -1,0 +1,461 @@
+"""Thaws: jobs that wait for an archive. None has a process or a thread: whoever looks moves it on, and its rows in the
+catalog say where it is, so that a look may be killed at any moment and the next one goes on.
+
+Where a row may lag behind the place, the place is asked first; what is being thawed already is not asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from backupd.app.context.logging_setup import say
+from backupd.app.context.wiring import Wiring, user
+from backupd.app.jobs.jobs import close
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, CancelledError, DestinationError, RefusedError
+from backupd.model.event import Event, Severity
+from backupd.model.ids import new_id
+from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
+from backupd.model.units import format_size
+from backupd.process.throttle import TokenBucket
+from backupd.transfer.thaw import Asked, ask, look, suffices
+from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
+
+LEAST = timedelta(minutes=1)
+MOST = timedelta(minutes=30)
+"""Between two looks at one thaw."""
+TROUBLE = timedelta(minutes=10)
+"""After a look that a destination did not answer."""
+OURS = timedelta(minutes=5)
+"""For so long the service leaves a thaw to whoever has just begun it."""
+_SAMPLE = 32
+"""So many of those that are thawing are asked about while none is expected; they come back together."""
+_EXTEND = timedelta(hours=6)
+"""A thawed copy that goes away sooner, while others are still thawing, is kept longer."""
+_BATCH = 1000
+_UNKNOWN_HOURS = 48.0
+_LATE = timedelta(hours=1)
+"""What is not there so long after it was expected is told to be late."""
+_TO_ASK = (ThawState.WANTED, ThawState.RAISED)
+READY = "thaw-ready"
+LATE = "thaw-late"
+NOT_RAISED = "thaw-not-raised"
+
+
+def begin(
+    wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Sequence[str], *, of: str = "", by: str = ""
+) -> JobRecord:
+    """The job that thaws what ``thaw`` names, in the order of ``parts``: one that is under way for all of it, raised to
+    a faster tier and for more days where that is wanted, or a new one. Nothing is asked for yet: ``advance`` does that.
+
+    ``of``: which tables it is for, in words; ``by`` whom it is asked for. Raises RefusedError for a
+    tier that there is not.
+    """
+    offer = thaw.offer
+    wanted = {(one.destination, one.key) for one in thaw.objects}
+    for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING):
+        known = wiring.catalog.thaws.of(job.id)
+        if wanted <= {(item.destination, item.key) for item in known}:
+            # What came and went away again has to be asked for once more, and so has what could not be asked for.
+            wiring.catalog.thaws.record(
+                [
+                    replace(item, state=ThawState.WANTED, message="")
+                    for item in known
+                    if item.state in (ThawState.READY, ThawState.FAILED) and (item.destination, item.key) in wanted
+                ]
+            )
+            joined = _lengthened(wiring, job, thaw.days)
+            return raise_tier(wiring, job.id, thaw.tier) if faster(thaw.tier, job.arguments["tier"]) else joined
+    now = wiring.clock()
+    job = JobRecord(
+        id=new_id(now),
+        kind=JobKind.THAW,
+        server=server,
+        state=JobState.WAITING,
+        queued_at=now,
+        started_at=now,
+        not_before=now + OURS,
+        requested_by=by or user(),
+        message="begins to ask for what is archived",
+        arguments={
+            "target": target,
+            "tier": thaw.tier,
+            "days": thaw.days,
+            "parts": list(parts),
+            "tables": of,
+            "cost": None if offer.cost is None else round(offer.cost, 4),
+            "currency": thaw.prices.currency,
+        },
+    )
+    wiring.catalog.thaws.begin(
+        job,
+        (
+            ThawItem(job.id, one.destination, one.key, one.part, one.size, one.storage_class, thaw.tier)
+            for one in in_order(thaw.objects, parts)
+        ),
+    )
+    say("thaw-begun", f"{len(thaw.objects)} objects, {format_size(thaw.bytes)}, {thaw.tier}", server=server, job=job.id)
+    return job
+
+
+def _lengthened(wiring: Wiring, job: JobRecord, days: int) -> JobRecord:
+    """What is thawed stays for so many days from now on, at least. A place takes a longer time only for what is there
+    already, so whatever comes is asked for again then."""
+    if days <= int(job.arguments["days"]):
+        return job
+    until = wiring.clock() + timedelta(days=days)
+    catalog = wiring.catalog
+    catalog.thaws.record(
+        [
+            replace(item, state=ThawState.WANTED)
+            for item in catalog.thaws.of(job.id, state=ThawState.READY)
+            if item.ready_until is not None and item.ready_until < until
+        ]
+    )
+    catalog.jobs.go_on_waiting(
+        job.id,
+        wiring.clock(),
+        f"what comes is to stay for {days} days",
+        arguments={**job.arguments, "days": days, "longer": True},
+    )
+    return catalog.jobs.get(job.id)
+
+
+def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
+    """From the next look on, what is not there yet is asked for at ``tier``. Raises RefusedError where the thaw is
+    over, ``tier`` is not faster, or a storage class does not have it; NotFoundError."""
+    job = wiring.catalog.jobs.get(job_id)
+    if job.kind != JobKind.THAW or job.state is not JobState.WAITING:
+        raise RefusedError(
+            f"job {job_id} is no thaw that waits: it is a {job.kind}, {job.state}", hint="`backupd thaw` lists them"
+        )
+    if not faster(tier, job.arguments["tier"]):
+        raise RefusedError(
+            f"{tier} is not faster than {job.arguments['tier']}, which was asked for",
+            hint="a thaw can only be made faster; what was asked for is paid for in any case",
+        )
+    retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
+    open_items = wiring.catalog.thaws.of(job_id, state=(*_TO_ASK, ThawState.THAWING))
+    without = sorted({item.storage_class for item in open_items if tier not in retrieval.get(item.storage_class, {})})
+    if without:
+        raise RefusedError(
+            f"{' and '.join(without)} cannot be thawed at the tier {tier}",
+            hint="see archive.prices in the configuration for the tiers that there are",
+        )
+    count = wiring.catalog.thaws.raise_tier(job_id, tier, {**job.arguments, "tier": tier})
+    wiring.catalog.jobs.go_on_waiting(job_id, wiring.clock(), f"{count} objects are asked for again, {tier}")
+    say("thaw-raised", f"{count} objects, {tier}", server=job.server, job=job.id)
+    return wiring.catalog.jobs.get(job_id)
+
+
+def advance(wiring: Wiring, job_id: str) -> JobRecord:
+    """Look at one thaw, ask for what has not been asked for, and record how it stands; the job afterwards.
+
+    Of a thaw that is over nothing happens. A destination that does not answer is written into the row, and asked again
+    later. Raises CatalogError, NotFoundError.
+    """
+    job = wiring.catalog.jobs.get(job_id)
+    if job.state is not JobState.WAITING:
+        return job
+    try:
+        for name, items in _by_destination(_ordered(job, _to_look_at(wiring, job))):
+            _Look(wiring, job, name).go(items)
+    except (DestinationError, RefusedError) as error:
+        wiring.catalog.jobs.go_on_waiting(
+            job.id,
+            wiring.clock() + TROUBLE,
+            f"waits: {error.message}",
+            hint=error.hint or "it is asked again in a few minutes",
+        )
+        say("thaw-trouble", str(error), server=job.server, job=job.id)
+        return wiring.catalog.jobs.get(job.id)
+    return _settled(wiring, job)
+
+
+class _Look:
+    """One look at what one destination is to give."""
+
+    def __init__(self, wiring: Wiring, job: JobRecord, name: str) -> None:
+        self._wiring, self._job = wiring, job
+        self._archive = _archive(wiring, name)
+        self._days = int(job.arguments["days"])
+        self._longer = bool(job.arguments.get("longer"))
+        self._slow = 0
+        settings = wiring.settings.configuration.archive
+        self._pace = TokenBucket(settings.requests_per_second)
+        self._retrieval = settings.prices.as_prices().retrieval
+
+    def go(self, items: Sequence[ThawItem]) -> None:
+        now = self._wiring.clock()
+        thawing = [item for item in items if item.state is ThawState.THAWING]
+        first = _sample(thawing, now)
+        changed, lost = self._come(first)
+        if changed and len(first) < len(thawing):
+            asked = {item.key for item in first}
+            lost += self._come([item for item in thawing if item.key not in asked])[1]
+        self._ask([item for item in items if item.state in (ThawState.WANTED, ThawState.READY)] + lost)
+        try:
+            self._ask(
+                [item for item in items if item.state is ThawState.RAISED], raised=str(self._job.arguments["tier"])
+            )
+        finally:
+            self._tell_not_raised()
+
+    def _come(self, items: Sequence[ThawItem]) -> tuple[bool, list[ThawItem]]:
+        """Record what has come of those that were asked for: has anything? And what nobody knows of any more."""
+        any_changed, lost = False, list[ThawItem]()
+        for start in range(0, len(items), _BATCH):
+            batch = items[start : start + _BATCH]
+            stands = look(self._archive, [item.key for item in batch])
+            changed = []
+            for item in batch:
+                one = stands.get(item.key)
+                if one is None:
+                    changed.append(replace(item, state=ThawState.FAILED, message="it is not there"))
+                elif one.state is ColdState.ARCHIVED or self._goes_too_soon(one):
+                    lost.append(item)
+                elif one.state is not ColdState.THAWING:
+                    changed.append(_ready(item, one))
+            self._wiring.catalog.thaws.record(changed)
+            any_changed = any_changed or bool(changed)
+        return any_changed or bool(lost), lost
+
+    def _goes_too_soon(self, found: Coldness) -> bool:
+        """Has it come for the days that were asked for first, which were fewer than what is wanted now?"""
+        return (
+            self._longer and found.state is ColdState.THAWED and not suffices(found, self._days, self._wiring.clock())
+        )
+
+    def _ask(self, items: Sequence[ThawItem], *, raised: str = "") -> None:
+        """``raised``: the tier at which what is under way is asked for again."""
+
+        def wanted(item: ThawItem) -> str:
+            return raised or item.tier
+
+        for tier, of_tier in groupby(sorted(items, key=wanted), key=wanted):
+            by_key = {item.key: item for item in of_tier}
+            keys = [item.key for item in items if item.key in by_key]
+            for answers in ask(
+                self._archive,
+                keys,
+                Tier(tier),
+                self._days,
+                now=self._wiring.clock(),
+                pace=self._pace,
+                again=bool(raised),
+            ):
+                self._wiring.catalog.thaws.record([self._asked(by_key[one.key], tier, one) for one in answers])
+
+    def _asked(self, item: ThawItem, tier: str, answer: Asked) -> ThawItem:
+        now = self._wiring.clock()
+        if answer.coldness is None:
+            return replace(item, state=ThawState.FAILED, message=answer.problem)
+        if answer.coldness.state in (ColdState.WARM, ColdState.THAWED):
+            return _ready(item, answer.coldness)
+        if answer.coldness.refused and item.state is ThawState.RAISED:
+            self._slow += 1
+            return replace(item, state=ThawState.THAWING, message=f"it could not be made faster than {item.tier}")
+        price = self._retrieval.get(item.storage_class, {}).get(tier)
+        hours = timedelta(hours=price.hours if price else _UNKNOWN_HOURS)
+        return replace(
+            item,
+            state=ThawState.THAWING,
+            tier=tier,
+            requested_at=now,
+            expected_at=now + hours,
+            ready_until=None,
+            message="",
+        )
+
+    def _tell_not_raised(self) -> None:
+        if not self._slow:
+            return
+        job, tier = self._job, self._job.arguments["tier"]
+        message = (
+            f"{self._slow} objects at destination {self._archive.name} are not thawed faster: the place did not "
+            f"take {tier}, since they are under way already"
+        )
+        say(NOT_RAISED, message, level=logging.WARNING, server=job.server, job=job.id)
+        self._wiring.catalog.events.add(
+            Event(
+                at=self._wiring.clock(),
+                kind=NOT_RAISED,
+                severity=Severity.WARNING,
+                server=job.server,
+                subject=str(job.arguments["target"]),
+                message=message,
+                job_id=job.id,
+                hint="what was expected before still is: backupd thaw",
+            )
+        )
+
+
+def _ready(item: ThawItem, found: Coldness) -> ThawItem:
+    return replace(item, state=ThawState.READY, ready_until=found.until, message="")
+
+
+def _expected(items: Sequence[ThawItem]) -> datetime:
+    """When the first of these is expected."""
+    return min(item.expected_at for item in items if item.expected_at is not None)
+
+
+def _sample(items: list[ThawItem], now: datetime) -> list[ThawItem]:
+    """Those to look at, a few evenly spread ones first while none is expected."""
+    if len(items) <= 2 * _SAMPLE or now >= _expected(items):
+        return items
+    step = len(items) // _SAMPLE
+    return items[int(now.timestamp()) % step :: step]
+
+
+def _to_look_at(wiring: Wiring, job: JobRecord) -> list[ThawItem]:
+    """What is not there yet, and what would go away again before the rest is there."""
+    catalog, soon = wiring.catalog.thaws, wiring.clock() + min(_EXTEND, timedelta(days=int(job.arguments["days"])) / 4)
+    items = list(catalog.of(job.id, state=(*_TO_ASK, ThawState.THAWING)))
+    until = catalog.count(job.id).ready_until
+    if items and until is not None and until < soon:
+        items += [
+            item
+            for item in catalog.of(job.id, state=ThawState.READY)
+            if item.ready_until is not None and item.ready_until < soon
+        ]
+    return items
+
+
+def _archive(wiring: Wiring, name: str) -> ArchiveDestination:
+    if name not in wiring.settings.destinations:
+        raise RefusedError(
+            f"destination {name} is not configured any more",
+            hint="configure it again, or cancel the thaw: backupd jobs cancel ID",
+        )
+    found = thawable(wiring.destination(name))
+    if found is None:
+        raise RefusedError(
+            f"destination {name} has no archive classes any more",
+            hint="cancel the thaw (backupd jobs cancel ID); what is there can be read as it is",
+        )
+    return found
+
+
+def _ordered(job: JobRecord, items: Iterable[ThawItem]) -> list[ThawItem]:
+    """What is read first comes first."""
+    rank = {part: number for number, part in enumerate(job.arguments["parts"])}
+    return sorted(items, key=lambda item: rank.get(item.part, len(rank)))
+
+
+def _by_destination(items: Iterable[ThawItem]) -> list[tuple[str, list[ThawItem]]]:
+    found: dict[str, list[ThawItem]] = {}
+    for item in items:
+        found.setdefault(item.destination, []).append(item)
+    return list(found.items())
+
+
+def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
+    """Write into the row how far it is, or that it is over."""
+    now, thawing = wiring.clock(), wiring.catalog.thaws.count(job.id)
+    objects, size = thawing.total()
+    ready, ready_bytes = thawing.total(ThawState.READY)
+    until = thawing.ready_until
+    if thawing.open:
+        expected = thawing.expected_at
+        left = None if expected is None else max(0.0, (expected - now).total_seconds())
+        progress: dict[str, Any] = {
+            "phase": "thaw",
+            "bytes": ready_bytes,
+            "bytes_total": size,
+            "files": ready,
+            "files_total": objects,
+            "note": "",
+            "seconds_left": left,
+        }
+        late = "" if expected is None or expected >= now else "; it is later than expected"
+        by = f", the rest by {format_time(expected)}" if expected is not None else ""
+        if expected is not None and expected + _LATE <= now:
+            _told_late(wiring, job, expected, f"{ready} of {objects} objects can be read")
+        wiring.catalog.jobs.go_on_waiting(
+            job.id,
+            next_look(now, expected, least=LEAST, most=MOST),
+            f"waits for the archive: {ready} of {objects} objects can be read{by}{late}",
+            hint=f"faster, for more: backupd thaw --raise {job.id} --tier TIER",
+            progress=progress,
+        )
+        return wiring.catalog.jobs.get(job.id)
+    try:
+        if failed := thawing.total(ThawState.FAILED)[0]:
+            lines = [
+                f"{item.destination}: {item.key}: {item.message}"
+                for item in wiring.catalog.thaws.of(job.id, state=ThawState.FAILED, limit=20)
+            ]
+            return close(
+                wiring,
+                job,
+                JobState.FAILED,
+                error=BackupdError(
+                    f"{failed} of {objects} archived objects cannot be thawed",
+                    detail="\n".join(lines),
+                    hint=(
+                        "what could be thawed can be read; `backupd verify` and `backupd fsck` look for what is missing"
+                    ),
+                ),
+            )
+        message = f"{objects} archived objects ({format_size(size)}) can be read" + (
+            f" until {format_time(until)}" if until is not None else ""
+        )
+        ended = wiring.catalog.jobs.finish(
+            job.id,
+            JobState.SUCCEEDED,
+            now,
+            token=job.token,
+            bytes=size,
+            events=[
+                Event(
+                    at=now,
+                    kind=READY,
+                    severity=Severity.INFO,
+                    server=job.server,
+                    subject=str(job.arguments["target"]),
+                    message=message,
+                    job_id=job.id,
+                    hint=f"restore now: backupd restore {job.server} --to {job.arguments['target']} --datadir DIR",
+                )
+            ],
+        )
+    except RefusedError:
+        return wiring.catalog.jobs.get(job.id)  # somebody else was faster, or it was cancelled
+    say(READY, message, server=job.server, job=job.id)
+    return ended
+
+
+def _told_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str) -> None:
+    """Tell that what was expected by then has not come; once for each moment that was promised."""
+    target, promised = str(job.arguments["target"]), format_time(expected)
+    if any(event.at >= expected for event in wiring.catalog.events.page(kind=LATE, job_id=job.id, limit=1).items):
+        return
+    message = f"the archive is later than it said: {stands}, and the rest was expected by {promised}"
+    say(LATE, message, level=logging.WARNING, server=job.server, job=job.id)
+    wiring.catalog.events.add(
+        Event(
+            at=wiring.clock(),
+            kind=LATE,
+            severity=Severity.WARNING,
+            server=job.server,
+            subject=target,
+            message=message,
+            job_id=job.id,
+            hint=f"it goes on waiting: backupd thaw. Ask whoever runs the place, or make it faster, for more: "
+            f"backupd thaw --raise {job.id} --tier TIER",
+        )
+    )
+
+
+def refuse_stopped(job: JobRecord) -> None:
+    """Raises CancelledError or DestinationError when nothing more comes of a thaw."""
+    if job.state is JobState.CANCELLED:
+        raise CancelledError(f"the thaw {job.id} was cancelled", hint="repeat the command to ask for the rest")
+    if job.state is JobState.FAILED:
+        raise DestinationError(job.message, detail=job.detail, hint=job.hint)

@@ -1,0 +1,261 @@
+"""What of a plan lies in an archive class, and what thawing it takes. A copy that can be read as it is comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from backupd.app.context.wiring import Wiring
+from backupd.model.backup import BackupRecord
+from backupd.model.binlog import ReplaySpec, SegmentKey
+from backupd.model.clock import format_time
+from backupd.model.errors import ArchivedError, BackupdError, RefusedError
+from backupd.model.thaw import LOGS, ColdObject, ThawPlan
+from backupd.model.units import format_duration, format_size
+from backupd.transfer import segments
+from backupd.transfer.manifestio import load_header
+from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
+from restore.plan import Plan
+from restore.steps import thaw_step
+from storage import layout
+from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
+
+_SOON = timedelta(hours=1)
+
+
+def with_thaw(
+    wiring: Wiring,
+    chosen: Plan,
+    records: Iterable[BackupRecord],
+    *,
+    tier: str = "",
+    days: int = 0,
+    only: Container[str] | None = None,
+    everywhere: bool = False,
+) -> Plan:
+    """``chosen`` with what has to be thawed for it, and its destinations in the order that needs least of that.
+    ``only``: the names of the objects that are needed, None for all of each backup. ``everywhere``, or with a ``tier``:
+    also where nothing is expected in an archive class, since a rule of the place may have put it there.
+
+    Asks the destinations, and moves nothing. One that does not answer is told of in a warning. Raises RefusedError for
+    a ``tier`` that a storage class does not have.
+    """
+    archive = wiring.settings.configuration.archive
+    survey = _Survey(wiring, chosen, only, everywhere=everywhere or bool(tier))
+    order, backups = survey.of_backups(records)
+    objects = (*backups, *survey.of_logs())
+    warnings = [*chosen.warnings, *dict.fromkeys(survey.warnings)]
+    if survey.until is not None and survey.until < wiring.clock() + timedelta(seconds=2 * chosen.seconds) + _SOON:
+        warnings.append(
+            f"thawed copies go away again from {format_time(survey.until)} on; thawing them again keeps them"
+        )
+    made = replace(
+        chosen,
+        destinations=order,
+        warnings=tuple(warnings),
+        steps=tuple(
+            replace(step, title=step.title.replace(f"from {chosen.destinations[0]},", f"from {order[0]},", 1))
+            if step.name == "fetched"
+            else step
+            for step in chosen.steps
+        ),
+    )
+    if not objects:
+        return made
+    thaw = ThawPlan(objects, days or archive.days, tier or archive.tier, archive.prices.as_prices())
+    if not tier:
+        thaw = thaw.at_any_tier()
+    made = replace(made, thaw=thaw, steps=(thaw_step(thaw), *made.steps))
+    if chosen.rto is not None and made.seconds > chosen.rto:
+        late = (
+            f"with the thaw this takes up to {format_duration(made.seconds)}, longer than the "
+            f"{format_duration(chosen.rto)} of objectives.rto"
+        )
+        made = replace(made, warnings=(*made.warnings, late))
+    return made
+
+
+def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
+    """Raises ArchivedError where something of the plan has to be thawed first."""
+    thaw = chosen.thaw
+    if thaw is None:
+        return
+    offers = [
+        f"{offer.tier}: at most {offer.hours:g} h"
+        + ("" if offer.cost is None else f", about {offer.cost:.2f} {thaw.prices.currency}")
+        for offer in thaw.offers
+    ]
+    raise ArchivedError(
+        f"{len(thaw.objects)} objects ({format_size(thaw.bytes)}) of this lie in an archive class at destination "
+        f"{thaw.places}: they have to be thawed first",
+        detail="\n".join(offers),
+        hint=hint
+        or f"thaw them: backupd thaw {chosen.server} --to {chosen.target}; or say --thaw TIER here, which "
+        "begins with what is there first",
+    )
+
+
+def cold_of_part(wiring: Wiring, chosen: Plan, part: str) -> tuple[ColdObject, ...]:
+    """What cannot be read now of one part of a restore: of a backup at the first archive that answers, of the binary
+    logs wherever they are needed from. Somebody has met it, so it is looked for everywhere."""
+    survey = _Survey(wiring, chosen, everywhere=True)
+    if part == LOGS:
+        return survey.of_logs()
+    for name in chosen.destinations:
+        archive = thawable(wiring.destination(name))
+        if archive is not None and (cold := survey.of_backup(archive, part)) is not None:
+            return tuple(cold.objects)
+    return ()
+
+
+@dataclass(slots=True)
+class _Cold:
+    """What was found of one thing at one destination. ``until``: when the first thawed copy goes away again."""
+
+    objects: list[ColdObject] = field(default_factory=list)
+    until: datetime | None = None
+
+
+class _Survey:
+    """Asking the destinations of one plan. ``until``: when the first thawed copy that counts goes away again."""
+
+    def __init__(
+        self, wiring: Wiring, chosen: Plan, only: Container[str] | None = None, *, everywhere: bool = False
+    ) -> None:
+        self._as_archive = thawable if everywhere else as_archive
+        self._wiring, self._chosen, self._only = wiring, chosen, only
+        self._archives: dict[str, ArchiveDestination | None] = {}
+        self._silent: set[str] = set()
+        self.until: datetime | None = None
+        self.warnings: list[str] = []
+
+    def of_backups(self, records: Iterable[BackupRecord]) -> tuple[tuple[str, ...], tuple[ColdObject, ...]]:
+        """The destinations, best first, and what has to be thawed at the first."""
+        chosen = self._chosen
+        damaged = {
+            copy.destination
+            for record in records
+            if record.id in chosen.chain
+            for copy in record.copies
+            if copy.state != "complete"
+        }
+        colds: dict[str, dict[str, ColdObject]] = {}
+        warm = ""
+        for name in (name for name in chosen.destinations if name not in damaged and self._answers(name)):
+            archive = self._archives[name]
+            if archive is None:
+                warm = name
+                break
+            found = [self.of_backup(archive, backup_id) for backup_id in chosen.chain]
+            whole = [cold for cold in found if cold is not None]
+            if len(whole) < len(found):
+                continue
+            # What several members share is needed when the first of them is read.
+            objects = {one.key: one for cold in reversed(whole) for one in cold.objects}
+            if not objects:
+                warm = name
+                self._note(whole)
+                break
+            colds[name] = objects
+        best = warm or min(colds, key=lambda name: sum(one.size for one in colds[name].values()), default="")
+        if not best:
+            return chosen.destinations, ()
+        if warm and colds:
+            self.warnings.append(
+                f"the copy at {', '.join(colds)} would have to be thawed; it is read only for what others lack"
+            )
+        rest = [name for name in chosen.destinations if name != best]
+        order = (best, *(name for name in rest if name not in colds), *(name for name in rest if name in colds))
+        needed = colds.get(best, {})
+        others = [found for name, found in colds.items() if name != best]
+        return order, tuple(one for one in needed.values() if all(one.key in other for other in others))
+
+    def of_backup(self, archive: ArchiveDestination, backup_id: str) -> _Cold | None:
+        """What of a backup is cold at one destination; None, with a warning, where that cannot be told."""
+        try:
+            wants = wants_of_backup(load_header(archive, self._chosen.server, backup_id))
+            return _look(
+                archive, [want for want in wants if self._only is None or layout.name_in(want.key) in self._only]
+            )
+        except BackupdError as error:
+            self._say(archive.name, error)
+            return None
+
+    def of_logs(self) -> tuple[ColdObject, ...]:
+        """Binary logs that no destination gives as they are."""
+        if self._chosen.replay is None:
+            return ()
+        found: list[ColdObject] = []
+        for key, names in self._holders(self._chosen.replay).items():
+            here = [name for name in names if name in self._wiring.settings.destinations and self._answers(name)]
+            archives = [archive for name in here if (archive := self._archives[name]) is not None]
+            if len(archives) < len(here):
+                continue  # one of them gives it as it is
+            colds = [cold for archive in archives if (cold := self._of_segment(archive, key)) is not None]
+            readable = [cold for cold in colds if not cold.objects]
+            if readable:
+                self._note(readable)
+            elif colds:
+                found += min(colds, key=lambda cold: sum(one.size for one in cold.objects)).objects
+        return tuple(found)
+
+    def _of_segment(self, archive: ArchiveDestination, key: SegmentKey) -> _Cold | None:
+        try:
+            return _look(archive, wants_of_segment(segments.load_header(archive, self._chosen.server, key)))
+        except BackupdError as error:
+            self._say(archive.name, error)
+            return None
+
+    def _holders(self, replay: ReplaySpec) -> dict[SegmentKey, Sequence[str]]:
+        """The segments that are replayed, and where the catalog knows each."""
+        wanted = {key for leg in replay.legs for key in leg.segments}
+        found: dict[SegmentKey, Sequence[str]] = {}
+        for branch in sorted({key.branch for key in wanted}):
+            numbers = [key.number for key in wanted if key.branch == branch]
+            for record in self._wiring.catalog.binlogs.each_segment(
+                self._chosen.server, branch, from_place=(min(numbers), 0), to_place=(max(numbers) + 1, 0)
+            ):
+                if record.key in wanted:
+                    found[record.key] = tuple(record.destinations)
+        return found
+
+    def _answers(self, name: str) -> bool:
+        """Can the destination be asked? What cannot be read is not warm either."""
+        if name in self._silent:
+            return False
+        if name not in self._archives:
+            try:
+                destination = self._wiring.destination(name)
+                if not destination.is_initialised():
+                    raise RefusedError("it is no repository (is it mounted?)")
+                self._archives[name] = self._as_archive(destination)
+            except BackupdError as error:
+                self._silent.add(name)
+                self._say(name, error)
+                return False
+        return True
+
+    def _note(self, colds: Iterable[_Cold]) -> None:
+        self.until = min(filter(None, (self.until, *(cold.until for cold in colds))), default=None)
+
+    def _say(self, name: str, error: BackupdError) -> None:
+        self.warnings.append(f"whether what is at {name} can be read as it is could not be asked: {error.message}")
+
+
+def _look(archive: ArchiveDestination, wants: Sequence[Want]) -> _Cold:
+    stands = look(archive, [want.key for want in wants])
+    cold = _Cold()
+    for want in wants:
+        one = stands.get(want.key)
+        if one is None:
+            continue  # it is missing; reading it will tell
+        if one.state is ColdState.THAWED and one.until is not None:
+            cold.until = min(filter(None, (cold.until, one.until)))
+        elif one.state in (ColdState.ARCHIVED, ColdState.THAWING):
+            cold.objects.append(
+                ColdObject(
+                    archive.name, want.key, want.size, one.storage_class, want.part, one.state is ColdState.THAWING
+                )
+            )
+    return cold

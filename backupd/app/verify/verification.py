@@ -1,0 +1,366 @@
+"""`backupd verify` and `backupd fsck`: what is stored, against what was written, and against the catalog."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from backupd.app.context.wiring import Wiring
+from backupd.app.jobs.jobs import abandon_dead
+from backupd.app.metacopies.catalog_copies import mend_marker, noted_marker, read_copies, texts_problems
+from backupd.app.reconcile.adopt import STRANGE_HINT, adopt_unknown
+from backupd.app.reconcile.lookback import Lacking, look_back
+from backupd.app.retention.deletion import expected_at, forget_swept, sweep_destination
+from backupd.app.retention.mark_provenance import believed
+from backupd.app.verify.log_check import examine_logs, repair_logs
+from backupd.app.verify.rotation import Rotation
+from backupd.app.verify.scrubbing import Read, scrub_server
+from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.progress import Report
+from backupd.recovery.lineage import strangers
+from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.lease import exists
+from backupd.transfer.manifestio import load_body
+from backupd.transfer.remove import marks
+from backupd.transfer.scrub import Damage
+from storage import layout
+from storage.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOutcome:
+    """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
+    of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the place's own
+    checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read;
+    ``lacking``: backups without tables that the server had; ``unbound``: those of a format in which nothing shows
+    whether what they tell in the clear was changed."""
+
+    backups: tuple[str, ...]
+    objects: int
+    bytes: int
+    damages: tuple[Damage, ...]
+    binlogs: int = 0
+    cold: int = 0
+    unseen: int = 0
+    samples: tuple[str, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
+    unbound: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Is nothing damaged that could not be put right, and does no backup lack tables?"""
+        return all(damage.repaired_from for damage in self.damages) and not self.lacking
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "backups": list(self.backups),
+            "binlogs": self.binlogs,
+            "objects": self.objects,
+            "bytes": self.bytes,
+            "damages": [damage.as_json() for damage in self.damages],
+            "cold": self.cold,
+            "unseen": self.unseen,
+            "samples": list(self.samples),
+            "lacking": [one.as_json() for one in self.lacking],
+            "unbound": list(self.unbound),
+        }
+
+
+def verify(
+    wiring: Wiring, server: str | None, subset: float | None, report: Report, *, period: timedelta | None = None
+) -> VerifyOutcome:
+    """Re-read the stored bytes of all backups and binary logs (of ``server``) at every destination.
+
+    ``subset``: share of the objects to read, 0 to 1, the ones that were not read for longest; ``period``: as many as it
+    takes to read all of them within this time. Without both, everything, with the copies of catalog, configuration and
+    proofs. Damage is put right from another destination's
+    copy; where there is none, damaged objects are quarantined (the next backup stores their content afresh) and the
+    copies that need them marked.
+    """
+    if server is not None:
+        wiring.settings.server(server)
+    rotation = Rotation(subset, period)
+    usable = wiring.usable_destinations()
+    results: list[Read] = []
+    for destination in usable:
+        for owner in [server] if server is not None else _servers(wiring, destination):
+            results.append(scrub_server(wiring, destination, owner, rotation, report))
+    copies = read_copies(wiring, server, whole=rotation.is_whole)
+    copies = (*copies, *_markers(wiring, usable))
+    gone = _out_of_reach(wiring, server, {destination.name for destination in usable})
+    names = {name for one in results for name in one.backups}
+    return VerifyOutcome(
+        tuple(sorted(names)),
+        sum(one.objects for one in results),
+        sum(one.bytes for one in results),
+        (*(damage for one in results for damage in one.damages), *copies, *gone),
+        sum(one.binlogs for one in results),
+        sum(one.cold for one in results),
+        sum(one.unseen for one in results),
+        tuple(one.sample for one in results if one.sample),
+        look_back(wiring, server),
+        tuple(sorted({name for one in results for name in one.unbound})),
+    )
+
+
+def _markers(wiring: Wiring, usable: Iterable[Destination]) -> tuple[Damage, ...]:
+    """Markers of places that are not as they were written."""
+    found = [(destination, texts_problems(wiring, destination).get(layout.REPOSITORY, "")) for destination in usable]
+    return tuple(
+        Damage(destination.name, layout.REPOSITORY, why, trouble="`backupd fsck --repair` puts it back")
+        for destination, why in found
+        if why
+    )
+
+
+def _texts(wiring: Wiring, destination: Destination) -> list[Finding]:
+    """What is wrong at the top of a destination."""
+    known = bool(noted_marker(wiring, destination.name))
+    return [
+        Finding(
+            Invariant.MARKER_INTACT if key == layout.REPOSITORY else Invariant.RECOVER_CURRENT,
+            key,
+            why,
+            repairable=key == layout.RECOVER or known,
+        )
+        for key, why in sorted(texts_problems(wiring, destination).items())
+    ]
+
+
+def _servers(wiring: Wiring, destination: Destination) -> list[str]:
+    """Of whom something is there, or should be."""
+    found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
+    return sorted(
+        found
+        | {
+            record.server
+            for record in wiring.catalog.backups.list(foreign=True)
+            if any(copy.destination == destination.name for copy in record.copies)
+        }
+    )
+
+
+def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
+    """Destinations that could not be looked at. That says nothing about the backups there, so nothing is marked."""
+    names: dict[str, list[str]] = {}
+    for record in wiring.catalog.backups.list(server, foreign=True):
+        for copy in record.copies:
+            if copy.destination not in usable and record.state is not BackupState.DELETED and copy.state != "deleted":
+                names.setdefault(copy.destination, []).append(record.id)
+    why = _why_out_of_reach(wiring, names)
+    return tuple(
+        Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(backups))
+        for name, backups in sorted(names.items())
+    )
+
+
+def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
+    """In the destination's own words, where it has any, and with what to do next."""
+    silent = wiring.unreachable()
+    found = {}
+    for name in places:
+        if name in silent:
+            error = silent[name]
+            found[name] = " ".join(": ".join(filter(None, (error.message, error.detail, error.hint))).split())
+        elif name in wiring.settings.destinations:
+            marker = noted_marker(wiring, name)
+            found[name] = "its folder is empty or no repository: is its file system mounted?" + (
+                f" Where only {layout.REPOSITORY} is gone, put it back: {marker}" if marker else ""
+            )
+        else:
+            found[name] = "it is not configured any more: put it back, or `backupd backups delete ID` forgets a copy"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FsckOutcome:
+    """Broken invariants, each with the destination it was found at (empty: the catalog itself), and what was mended."""
+
+    findings: tuple[tuple[str, Finding], ...]
+    repaired: tuple[tuple[str, Finding], ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "findings": [_shown(*item) for item in self.findings],
+            "repaired": [_shown(*item) for item in self.repaired],
+        }
+
+
+def _shown(destination: str, finding: Finding) -> dict[str, Any]:
+    return {
+        "destination": destination,
+        "invariant": str(finding.invariant),
+        "subject": finding.subject,
+        "message": finding.message,
+        "repairable": finding.repairable,
+    }
+
+
+def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
+    """Do catalog, manifests, objects and intents agree, at every destination? ``mend`` repairs what can be."""
+    found: list[tuple[str, Finding]] = []
+    repaired: list[tuple[str, Finding]] = []
+    if mend:
+        abandon_dead(wiring)
+    for name in wiring.catalog.integrity():
+        found.append(("", Finding(Invariant.CATALOG_INTACT, wiring.catalog.name, name, repairable=False)))
+    found += [
+        ("", Finding(Invariant.ONE_SERVER_OF_A_NAME, name, f"{one.words(name)}; {STRANGE_HINT}", repairable=False))
+        for name in wiring.catalog.backups.servers()
+        for one in strangers(wiring.catalog.backups.list(name, foreign=True))
+        if not one.former and not one.apart
+    ]
+    for destination in wiring.usable_destinations():
+        body = _body_reader(wiring, destination)
+        if mend:
+            before = [
+                *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
+                *_marks(wiring, destination),
+                *_texts(wiring, destination),
+            ]
+            before += examine_logs(wiring, destination)
+            for item in before:
+                if item.invariant is Invariant.MARKER_INTACT:
+                    mend_marker(wiring, destination)
+            adopt_unknown(wiring, destination)
+            repair_logs(wiring, destination)
+            sweep_destination(wiring, destination)
+            _forget_gone(wiring, destination)
+            after = repair(
+                destination,
+                _views(wiring, destination),
+                clock=wiring.clock,
+                read_body=body,
+                dying=believed(wiring, destination)[1],
+            )
+            if any(item.invariant is Invariant.RECOVER_CURRENT for item in _texts(wiring, destination)):
+                read_copies(wiring, None, whole=False)
+            remaining = [
+                *after.left,
+                *_marks(wiring, destination),
+                *examine_logs(wiring, destination),
+                *_texts(wiring, destination),
+            ]
+            left = {(item.invariant, item.subject) for item in remaining}
+            repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
+            found += [(destination.name, item) for item in remaining]
+        else:
+            found += [
+                (destination.name, item)
+                for item in (
+                    *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
+                    *_marks(wiring, destination),
+                    *examine_logs(wiring, destination),
+                    *_texts(wiring, destination),
+                )
+            ]
+    found += _unreachable(wiring)
+    return FsckOutcome(tuple(found), tuple(repaired))
+
+
+def _forget_gone(wiring: Wiring, destination: Destination) -> None:
+    """Copies of which neither manifest nor body is there any more, so that nothing can be put right: where another
+    place has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
+    a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not mounted."""
+    present = set(backup_ids(destination))
+    gone = Counter(server for server, _id in expected_at(wiring, destination) - present)
+    there = Counter(server for server, _id in present)
+    for record in wiring.catalog.backups.list(foreign=True):
+        if gone[record.server] > there[record.server]:
+            continue
+        states = {copy.destination: copy.state for copy in record.copies}
+        here = states.pop(destination.name, None)
+        if (
+            here is not None
+            and str(BackupState.COMPLETE) in states.values()
+            and (record.server, record.id) not in present
+            and not exists(destination, layout.body_key(record.server, record.id))
+        ):
+            forget_swept(wiring, destination, [record.id])
+
+
+def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
+    """Backups that are marked deleted here while the catalog offers them: a process died, or the catalog is older."""
+    marked = {backup_id for _server, backup_id in marks(destination)}
+    return [
+        Finding(
+            Invariant.MARK_MATCHES_CATALOG,
+            record.id,
+            f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
+            f"{record.id}` keeps it, --repair believes the mark",
+            repairable=True,
+        )
+        for record in wiring.catalog.backups.list(foreign=True)
+        if record.id in marked and record.state is not BackupState.DELETED
+        for copy in record.copies
+        if copy.destination == destination.name and copy.state != "deleted"
+    ]
+
+
+def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:
+    return [
+        CatalogView(record.server, record.id)
+        for record in wiring.catalog.backups.list(foreign=True)
+        if any(copy.destination == destination.name for copy in record.copies)
+    ]
+
+
+def _body_reader(wiring: Wiring, destination: Destination) -> ReadBody | None:
+    if wiring.settings.restore is None:
+        return None
+    unsealer = wiring.unsealer()
+    return lambda header: load_body(destination, header, unsealer)
+
+
+def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
+    """Copies that the catalog expects at destinations that are not there."""
+    usable = {destination.name for destination in wiring.usable_destinations()}
+    records: tuple[BackupRecord, ...] = wiring.catalog.backups.list(foreign=True)
+    binlogs = wiring.catalog.binlogs
+    logs = [
+        (server, name)
+        for server in binlogs.servers()
+        for name in sorted({run.destination for run in binlogs.runs(server)} - usable)
+    ]
+    copies = [
+        (record, copy.destination) for record in records for copy in record.copies if copy.destination not in usable
+    ]
+    why = _why_out_of_reach(wiring, {name for _server, name in logs} | {name for _record, name in copies})
+    return [
+        *(
+            (
+                name,
+                Finding(
+                    Invariant.SEGMENT_IS_STORED,
+                    server,
+                    f"the catalog expects binary logs of {server} at "
+                    f"destination {name}, which was not looked at: {why[name]}",
+                    repairable=False,
+                ),
+            )
+            for server, name in logs
+        ),
+        *(
+            (
+                name,
+                Finding(
+                    Invariant.BACKUP_HAS_MANIFEST,
+                    record.id,
+                    f"the catalog expects this backup of {record.server} at destination {name}, which was not "
+                    f"looked at: {why[name]}",
+                    repairable=False,
+                ),
+            )
+            for record, name in copies
+        ),
+    ]

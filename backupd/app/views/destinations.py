@@ -1,0 +1,288 @@
+"""Destinations at a glance. They are looked at in the background: whoever asks is told what was seen last, and never
+waits for a place that does not answer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.context.destinations import note_seen
+from backupd.app.context.wiring import Wiring
+from backupd.app.destinations.capacity import EVERY as FORECAST_EVERY
+from backupd.app.destinations.capacity import URGENT
+from backupd.app.destinations.forecast import NEARLY, Forecast, forecast
+from backupd.app.runtime.periodic import Lookout
+from backupd.app.views.server import Reason, Status
+from backupd.catalog.glances import Stock
+from backupd.catalog.replications import FAILING, Replication
+from backupd.catalog.session import Catalog
+from backupd.model.clock import format_time
+from backupd.model.errors import DestinationError
+from backupd.model.units import format_duration, format_size
+from policies.configuration import DestinationSettings, FilesystemDestination
+from storage.destination import Space
+
+EVERY = timedelta(minutes=1)
+HANGS = timedelta(minutes=3)
+"""A look that has not ended by then: the place does not answer."""
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceView:
+    """One destination. ``type``: filesystem, s3 or sftp. ``reachable``: None while nobody has looked, ``checked_at``
+    when somebody did; ``hangs``: the look that is under way has gone on for too long; ``initialised``: it carries our
+    marker; ``trouble``: why it cannot be used. ``free``, ``total``: bytes, None where a place knows no limit.
+    ``forecast``: one sentence about when it will be full; ``full_on`` by the growth seen, ``earliest_full_on`` at the
+    earliest. ``servers``: how many servers' policies name it. ``backups`` have a complete copy there; ``bytes_stored``:
+    what lies there of backups and binary logs, as the catalog counts it. ``behind_*``: backups that belong there and
+    are not there yet, their bytes, how long the oldest waits, and why. ``lag``: the most that its binary logs were
+    behind within a day. ``lock``: for how long the place itself refuses to delete anything, None where it does not."""
+
+    name: str
+    type: str
+    off_site: bool
+    status: Status
+    reasons: tuple[Reason, ...] = ()
+    reachable: bool | None = None
+    initialised: bool | None = None
+    trouble: str = ""
+    hangs: bool = False
+    checked_at: datetime | None = None
+    free: int | None = None
+    total: int | None = None
+    forecast: str = ""
+    full_on: datetime | None = None
+    earliest_full_on: datetime | None = None
+    servers: int = 0
+    backups: int = 0
+    bytes_stored: int = 0
+    behind_backups: int = 0
+    behind_bytes: int = 0
+    behind: timedelta | None = None
+    behind_error: str = ""
+    lag: timedelta | None = None
+    lock: timedelta | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Backups belong there, and it carries no marker: another folder or disk has its place."""
+        return self.initialised is False and self.backups > 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type,
+            "off_site": self.off_site,
+            "status": str(self.status),
+            "reasons": [reason.as_json() for reason in self.reasons],
+            "reachable": self.reachable,
+            "initialised": self.initialised,
+            "trouble": self.trouble,
+            "checked_at": _time(self.checked_at),
+            "bytes_free": self.free,
+            "bytes_total": self.total,
+            "forecast": self.forecast,
+            "full_on": _time(self.full_on),
+            "earliest_full_on": _time(self.earliest_full_on),
+            "servers": self.servers,
+            "backups": self.backups,
+            "bytes_stored": self.bytes_stored,
+            "behind": {
+                "backups": self.behind_backups,
+                "bytes": self.behind_bytes,
+                "seconds": _seconds(self.behind),
+                "error": self.behind_error,
+            },
+            "worst_lag_seconds_of_a_day": _seconds(self.lag),
+            "lock_seconds": _seconds(self.lock),
+        }
+
+
+def places(wiring: Wiring, now: datetime) -> tuple[PlaceView, ...]:
+    """Every configured destination, in the order of the configuration. Raises CatalogError."""
+    glimpses, catalog = _glimpses(wiring), wiring.catalog
+    stock, lags = catalog.glances.stock(), catalog.glances.lags(now - _DAY)
+    users: Counter[str] = Counter()
+    for name in wiring.settings.servers:
+        server = wiring.settings.server(name)
+        if server.usable:
+            users.update({*server.required, *server.others})
+    behind: dict[str, list[Replication]] = {}
+    for row in catalog.replications.list():
+        behind.setdefault(row.destination, []).append(row)
+    found = []
+    for name, settings in wiring.settings.destinations.items():
+        glimpses[name].look(wiring, now)
+        lag = max((worst for (_server, place), worst in lags.items() if place == name), default=None)
+        found.append(
+            _place(
+                name,
+                settings,
+                glimpses[name],
+                stock.get(name, Stock()),
+                behind.get(name, ()),
+                now,
+                servers=users[name],
+                lag=timedelta(seconds=lag) if lag is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+class Glimpse(Lookout):
+    """What was seen of one destination last. Each has a thread of its own: one that hangs keeps no other waiting."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"destination-{name}", EVERY)
+        self._name = name
+        self.reachable: bool | None = None
+        self.initialised: bool | None = None
+        self.trouble = ""
+        self.checked_at: datetime | None = None
+        self.space: Space | None = None
+        self.forecast: Forecast | None = None
+        self._foreseen: datetime | None = None
+        self._begun: datetime | None = None
+
+    def _names(self, wiring: Wiring) -> Iterable[str]:
+        return (self._name,) if self._name in wiring.settings.destinations else ()
+
+    def hanging(self, now: datetime) -> timedelta | None:
+        """For how long nothing was heard of it, where that is too long."""
+        begun = self._begun
+        return now - begun if begun is not None and now - begun >= HANGS else None
+
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        self._begun = now
+        try:
+            self._see(wiring, name, now)
+        finally:
+            self._begun = None
+
+    def _see(self, wiring: Wiring, name: str, now: datetime) -> None:
+        destination = wiring.destination(name)
+        try:
+            initialised = destination.is_initialised()
+            if not initialised:
+                _require_parent(wiring.settings.destinations[name])
+            space = destination.space() if initialised else None
+        except DestinationError as error:
+            self.reachable, self.initialised, self.trouble, self.checked_at = False, None, error.message, now
+            return
+        self.initialised, self.space, self.trouble, self.reachable = initialised, space, "", True
+        self.checked_at = now
+        if initialised and (self._foreseen is None or not timedelta(0) <= now - self._foreseen < FORECAST_EVERY):
+            self.forecast = forecast(wiring, name)
+            self._foreseen = now
+        note_seen(wiring, name, initialised=initialised)
+
+
+def _require_parent(settings: DestinationSettings) -> None:
+    """Raises DestinationError for a folder that nobody can make a repository."""
+    if isinstance(settings, FilesystemDestination) and not settings.path.parent.is_dir():
+        raise DestinationError(f"there is no folder {settings.path.parent}")
+
+
+_ALL: weakref.WeakKeyDictionary[Catalog, dict[str, Glimpse]] = weakref.WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+def _glimpses(wiring: Wiring) -> Mapping[str, Glimpse]:
+    with _MAKING:
+        known = _ALL.setdefault(wiring.catalog, {})
+        for name in wiring.settings.destinations:
+            if name not in known:
+                known[name] = Glimpse(name)
+        return dict(known)
+
+
+def _place(
+    name: str,
+    settings: DestinationSettings,
+    seen: Glimpse,
+    stock: Stock,
+    behind: Sequence[Replication],
+    now: datetime,
+    *,
+    servers: int,
+    lag: timedelta | None,
+) -> PlaceView:
+    failing = next((row for row in behind if row.state == FAILING), None)
+    filling = seen.forecast.filling if seen.forecast is not None else None
+    days = getattr(settings, "lock_days", None)
+    hanging = seen.hanging(now)
+    trouble = (
+        seen.trouble
+        if hanging is None
+        else (f"nothing has been heard of it for {format_duration(hanging.total_seconds())}: asking it does not end")
+    )
+    made = PlaceView(
+        name=name,
+        type=settings.type,
+        off_site=settings.is_off_site,
+        status=Status.GOOD,
+        reachable=seen.reachable if hanging is None else False,
+        hangs=hanging is not None,
+        initialised=seen.initialised if hanging is None else None,
+        trouble=trouble,
+        checked_at=seen.checked_at,
+        free=seen.space.free if seen.space else None,
+        total=seen.space.total if seen.space else None,
+        forecast=seen.forecast.text if seen.forecast else "",
+        full_on=_day(seen.forecast, filling.day if filling else None),
+        earliest_full_on=_day(seen.forecast, filling.earliest if filling else None),
+        servers=servers,
+        backups=stock.backups,
+        bytes_stored=stock.bytes,
+        behind_backups=len(behind),
+        behind_bytes=sum(max(0, row.bytes_total - row.bytes_done) for row in behind),
+        behind=max((now - row.since for row in behind), default=None),
+        behind_error=failing.message if failing else "",
+        lag=lag,
+        lock=timedelta(days=days) if days is not None else None,
+    )
+    reasons = tuple(sorted(_reasons(made, seen.forecast), key=lambda reason: -reason.status.rank))
+    return replace(made, status=reasons[0].status if reasons else Status.GOOD, reasons=reasons)
+
+
+def _reasons(made: PlaceView, foreseen: Forecast | None) -> Iterator[Reason]:
+    if made.reachable is False:
+        yield Reason(Status.BAD, f"it does not answer: {made.trouble}", "backupd check names what is wrong")
+    elif made.is_lost:
+        yield Reason(
+            Status.BAD,
+            f"it should hold {made.backups} backups, but it is empty or not a repository",
+            "is the file system mounted?",
+        )
+    more_room = "give it more room, or keep less: `backupd policy explain` previews other rules"
+    if made.free is not None and made.total and made.free < NEARLY * made.total:
+        yield Reason(
+            Status.BAD, f"it is nearly full: {format_size(made.free)} of {format_size(made.total)} are free", more_room
+        )
+    elif foreseen is not None and foreseen.is_soon:
+        urgent = foreseen.filling.earliest is not None and foreseen.filling.earliest <= URGENT
+        yield Reason(Status.BAD if urgent else Status.WARNING, f"it fills up: {foreseen.text}", more_room)
+    if made.behind_error:
+        yield Reason(
+            Status.WARNING,
+            f"{made.behind_backups} backups ({format_size(made.behind_bytes)}) are not there yet: {made.behind_error}",
+            "it is tried again; backupd replicate copies now",
+        )
+
+
+def _day(foreseen: Forecast | None, number: int | None) -> datetime | None:
+    return foreseen.at + timedelta(days=number) if foreseen is not None and number is not None else None
+
+
+def _time(moment: datetime | None) -> str | None:
+    return format_time(moment) if moment else None
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return round(span.total_seconds(), 3) if span is not None else None

@@ -1,0 +1,192 @@
+"""Long lists for people: page by page, newest first, and only of what they may see. See ``catalog.listed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Protocol
+
+from backupd.app.context.scope import require_known, see, seen
+from backupd.app.context.wiring import Wiring
+from backupd.catalog.listed import EVER, Listed, Span
+from backupd.model.access import Actor
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.errors import NotFoundError
+from backupd.model.event import Event, Severity
+from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.proof import Proof
+from backupd.model.thaw import Thawing
+
+if TYPE_CHECKING:
+    from backupd.app.restores.progress import RestoreView
+    from backupd.app.views.policies import PolicyView, Validation
+
+PAGE = 100
+"""Rows of a page when nobody says how many."""
+_LOOKED_AT = 1000
+_NEARLY = 0.85
+"""Of 25 characters up to three are wrong or missing."""
+
+
+class Named(Protocol):
+    """What the catalog calls by an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Listings:
+    """For one actor. Servers that are not configured any more still have rows."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def servers(self) -> tuple[str, ...]:
+        """Those of the configuration, by name."""
+        return tuple(sorted(self._wiring.settings.servers))
+
+    def backups(
+        self,
+        server: str | None = None,
+        *,
+        kind: BackupKind | None = None,
+        state: BackupState | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[BackupRecord]:
+        """Deleted ones (within their grace period) too."""
+        from backupd.app.copies.protection import with_protection
+
+        found = self._wiring.catalog.backups.page(
+            self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
+        )
+        return Listed(tuple(with_protection(self._wiring, list(found.items))), found.next)
+
+    def backup(self, backup_id: str) -> BackupRecord:
+        """As the catalog has it: no destination is asked. Raises NotFoundError."""
+        from backupd.app.copies.protection import with_protection
+
+        found = self._wiring.catalog.backups.get(backup_id)
+        see(self._actor, found.server, f"backup {backup_id}")
+        return with_protection(self._wiring, [found])[0]
+
+    def jobs(
+        self,
+        server: str | None = None,
+        *,
+        kind: str | None = None,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[JobRecord]:
+        return self._wiring.catalog.jobs.page(
+            self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
+        )
+
+    def thaws(
+        self,
+        server: str | None = None,
+        *,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[tuple[JobRecord, Thawing]]:
+        """As they were when the service looked last: nobody is asked."""
+        found = self.jobs(server, kind=JobKind.THAW, limit=limit, after=after)
+        count = self._wiring.catalog.thaws.count
+        return Listed(tuple((job, count(job.id)) for job in found.items), found.next)
+
+    def proofs(
+        self,
+        server: str | None = None,
+        *,
+        backup: str | None = None,
+        outcome: str | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[Proof]:
+        return self._wiring.catalog.proofs.page(
+            self._seen(server), backup_id=backup, outcome=outcome, span=span, limit=limit, after=after
+        )
+
+    def proof(self, proof_id: str) -> Proof:
+        """Raises NotFoundError."""
+        found = self._wiring.catalog.proofs.get(proof_id)
+        see(self._actor, found.server, f"proof {proof_id}")
+        return found
+
+    def restores(
+        self,
+        server: str | None = None,
+        *,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[RestoreView]:
+        from backupd.app.restores.jobs import view
+
+        found = self._wiring.catalog.restores.page(self._seen(server), state=state, span=span, limit=limit, after=after)
+        return Listed(tuple(view(self._wiring, record) for record in found.items), found.next)
+
+    def events(
+        self,
+        server: str | None = None,
+        *,
+        kind: str | None = None,
+        job: str | None = None,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        limit: int = PAGE,
+        after: str | None = None,
+    ) -> Listed[Event]:
+        return self._wiring.catalog.events.page(
+            self._seen(server), kind=kind, job_id=job, severity=severity, span=span, limit=limit, after=after
+        )
+
+    def server_is_present(self, name: str) -> tuple[bool, str]:
+        """Is the server in rotation, as far as backups are concerned? Else why not. Raises NotFoundError."""
+        from backupd.app.backups.rotation_hooks import presence
+
+        self._wiring.settings.server(name)
+        return presence(self._wiring, name)
+
+    def policies(self) -> tuple[PolicyView, ...]:
+        """Each that there is, by name; for who sees some servers only, those that these follow."""
+        from backupd.app.views.policies import policies
+
+        return policies(self._wiring, every=self._actor.servers is None)
+
+    def policy(self, name: str) -> PolicyView:
+        """Raises NotFoundError."""
+        found = next((one for one in self.policies() if one.name == name), None)
+        if found is None:
+            raise NotFoundError(f"there is no policy {name[:80]!r}", hint="`policies` lists those that there are")
+        return found
+
+    def validate_policy(self, text: str, name: str = "policy") -> Validation:
+        """What is wrong with a policy file of this text, with lines, and what a careful operator would change."""
+        from backupd.app.views.policies import validate
+
+        return validate(self._wiring, text, name)
+
+    def resembling(self, kind: str, name: str) -> str:
+        """``; did you mean `...`?`` where something of this kind is called nearly so, among the newest; else ""."""
+        catalog = self._wiring.catalog
+        newest: dict[str, Callable[[], Iterable[Named]]] = {
+            "backup": lambda: catalog.backups.list(limit=_LOOKED_AT),
+            "job": lambda: catalog.jobs.list(limit=_LOOKED_AT),
+            "incident": lambda: catalog.incidents.list(limit=_LOOKED_AT),
+            "token": catalog.tokens.list,
+            "challenge": catalog.challenges.list,
+        }
+        close = get_close_matches(name, [one.id for one in newest[kind]()], n=1, cutoff=_NEARLY)
+        return f"; did you mean `{close[0]}`?" if close else ""
+
+    def _seen(self, server: str | None) -> tuple[str, ...] | None:
+        found = seen(self._actor, server)
+        if server is not None:
+            require_known(self._wiring, server)
+        return found

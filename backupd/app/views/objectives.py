@@ -1,0 +1,284 @@
+"""What was promised against what is: the policy's objectives, looked at all the time, told when one is broken.
+
+``rpo``: the age of the latest moment that could be restored now. ``rto``: how long a restore to that moment would take,
+by what restores took so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
+from backupd.app.context.settings import ServerSettings, Settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.jobs.jobs import BACKUPS
+from backupd.app.runtime.periodic import Lookout
+from backupd.app.schedule.calendar import due_times, legs, start_of
+from backupd.catalog.glances import NOT_COUNTED
+from backupd.catalog.jobs import OPEN as UNDER_WAY
+from backupd.catalog.schedules import Key, Schedule
+from backupd.model.backup import BackupRecord
+from backupd.model.clock import format_time
+from backupd.model.event import Event, Severity
+from backupd.model.units import format_duration
+from backupd.recovery.timeline import Timeline
+from policies.lint import streams
+
+Read = Callable[[Wiring, str], Timeline]
+"""The timeline of a server as it is now."""
+
+EVERY = timedelta(seconds=30)
+NEW = timedelta(days=1)
+"""A destination that never had a backup of a server is new for so long."""
+BEGINNING = timedelta(minutes=2)
+"""So long a binary log that was never streamed before may take until something of it is stored."""
+_LATE_CHECKPOINTS = 3
+_SLACK = timedelta(minutes=2)
+"""A run that is due is a job only a moment later."""
+
+Told = tuple[Pair, Event, bool | None]
+"""An incident's pair, what to say of it, and whether it is broken; None: that is no incident by itself, but one that is
+open goes on."""
+
+
+class ObjectivesWatch(Lookout):
+    """Looks at every server."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__("objectives", EVERY)
+        self._read = read
+        self._incidents: Incidents | None = None
+        self._seen: dict[tuple[str, str], datetime] = {}
+        self._begun: dict[str, datetime] = {}
+
+    def _names(self, wiring: Wiring) -> Iterable[str]:
+        return wiring.settings.servers
+
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        server = wiring.settings.server(name)
+        if not server.usable:
+            return
+        if self._incidents is None:
+            self._incidents = Incidents(wiring.catalog)
+        promised = server.policy.objectives
+        if promised.rpo is None and promised.rto is None and not streams(server.policy):
+            return
+        timeline = self._read(wiring, server.name)
+        self._note_lags(wiring, server, timeline)
+        records = wiring.catalog.backups.list(server.name)
+        young = timeline.is_young
+        begins = self._stream_begins(wiring, server, now) and timeline.latest is not None
+        new = frozenset() if young else self._new(records, timeline, server, now)
+        for pair, event, broken in (
+            *_rpo(timeline, server, now),
+            *_rto(timeline, server, now),
+            *_rpo_of_places(timeline, server, now, new),
+        ):
+            if broken is False:
+                self._incidents.mended(pair, event)
+            elif broken and not young and not (begins and pair is not RTO):
+                self._incidents.broken(pair, event)
+            else:
+                self._incidents.restate(pair, event)
+
+    def _stream_begins(self, wiring: Wiring, server: ServerSettings, now: datetime) -> bool:
+        """Is the binary log about to be streamed for the first time? The service has only just begun to look after it,
+        and of no other time anything is archived."""
+        begun = self._begun.setdefault(server.name, now)
+        return (
+            streams(server.policy)
+            and now - begun < BEGINNING
+            and all(branch.noticed_at >= begun - BEGINNING for branch in wiring.catalog.binlogs.branches(server.name))
+        )
+
+    def _new(
+        self, records: Sequence[BackupRecord], timeline: Timeline, server: ServerSettings, now: datetime
+    ) -> frozenset[str]:
+        """Destinations that were added and whose first copies are not due yet: the next backup is the first that goes
+        to a required one; others get theirs within a day, or something else says why not."""
+        had = {copy.destination for record in records for copy in record.copies}
+        names = {reach.name for reach in timeline.destinations if reach.latest is None} - had
+        return frozenset(
+            name
+            for name in names
+            if name in server.required or now - self._seen.setdefault((server.name, name), now) < NEW
+        )
+
+    def _note_lags(self, wiring: Wiring, server: ServerSettings, timeline: Timeline) -> None:
+        """What a stream that does not run cannot tell: how far behind its destinations are."""
+        leg = server.policy.binlog
+        if leg is None or not streams(server.policy):
+            return
+        late = max(EVERY, _LATE_CHECKPOINTS * leg.checkpoint)
+        for reach in timeline.destinations:
+            if reach.rpo is not None and reach.rpo > late:
+                wiring.catalog.lags.note(server.name, reach.name, reach.rpo.total_seconds(), timeline.now)
+
+
+def first_to_come(wiring: Wiring, name: str, now: datetime) -> datetime | None:
+    """When the first backup of the server starts, as long as none was due since its policy came into force; ``now``
+    while that one is under way. None where none is scheduled. Raises CatalogError."""
+    states = {job.state for job in wiring.catalog.jobs.list(name) if job.kind in BACKUPS}
+    return first_backup(
+        wiring.settings,
+        name,
+        wiring.catalog.schedules.all(),
+        now,
+        busy=not states.isdisjoint(UNDER_WAY),
+        ended=bool(states - {*UNDER_WAY, *NOT_COUNTED}),
+    )
+
+
+def first_backup(
+    settings: Settings, name: str, rows: Mapping[Key, Schedule], now: datetime, *, busy: bool, ended: bool
+) -> datetime | None:
+    """As ``first_to_come``. ``busy``: a backup is under way; ``ended``: one came to an end, good or bad."""
+    scheduled = [leg for leg in legs(settings, name) if leg.kind in BACKUPS]
+    if not scheduled or ended:
+        return None
+    if busy:
+        return now
+    first = min(
+        (
+            start_of(leg, due)
+            for leg in scheduled
+            for due in due_times(leg, rows[leg.key].since if leg.key in rows else now, count=1)
+        ),
+        default=None,
+    )
+    return first if first is not None and now < first + _SLACK else None
+
+
+def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+    promised = server.policy.objectives.rpo
+    if promised is None:
+        return
+    name, latest, lost = server.name, timeline.latest, timeline.rpo
+    limit = format_duration(promised.total_seconds())
+    if latest is None or lost is None:
+        yield (
+            RPO,
+            Event(
+                now,
+                RPO.broken,
+                Severity.ERROR,
+                f"{name} cannot be recovered at all, and objectives.rpo promises that at most {limit} of work are lost",
+                server=name,
+                hint=f"take a dump now: backupd backup {name} --kind logical"
+                if timeline.tables_only
+                else f"take a full backup now: backupd backup {name} --kind full",
+            ),
+            True,
+        )
+    elif lost > promised:
+        lines = [
+            f"{reach.name}: {format_time(reach.latest) if reach.latest else 'nothing'}"
+            f"{f' ({reach.trouble})' if reach.trouble else ''}"
+            for reach in timeline.destinations
+        ]
+        yield (
+            RPO,
+            Event(
+                now,
+                RPO.broken,
+                Severity.ERROR,
+                f"were {name} lost now, {format_duration(lost.total_seconds())} of work would be lost; "
+                f"objectives.rpo promises {limit}",
+                server=name,
+                detail="\n".join(["the latest moment that can be restored from", *lines, *timeline.warnings]),
+                hint=f"see what holds it up: backupd binlog status {name}; backupd jobs {name}",
+            ),
+            True,
+        )
+    else:
+        yield (
+            RPO,
+            Event(now, RPO.mended, Severity.INFO, f"{name}: objectives.rpo ({limit}) is kept again", server=name),
+            False,
+        )
+
+
+def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, new: frozenset[str]) -> Iterator[Told]:
+    """What would be lost were nothing left but one of several destinations. Those that are ``new``, and while all
+    together break the promise required ones and those that have as much as all, are no incidents of their own."""
+    promised = server.policy.objectives.rpo
+    if promised is None or len(server.preferred) < 2:
+        return
+    name, limit = server.name, format_duration(promised.total_seconds())
+    kept = timeline.rpo is not None and timeline.rpo <= promised
+    for reach in timeline.destinations:
+        if reach.name not in server.preferred:
+            continue
+        if reach.rpo is not None and reach.rpo <= promised:
+            yield (
+                PLACE_RPO,
+                Event(
+                    now,
+                    PLACE_RPO.mended,
+                    Severity.INFO,
+                    f"{reach.name} alone keeps objectives.rpo ({limit}) of {name} again",
+                    server=name,
+                    subject=reach.name,
+                ),
+                False,
+            )
+            continue
+        lost = (
+            "nothing could be recovered"
+            if reach.rpo is None
+            else f"{format_duration(reach.rpo.total_seconds())} of work would be lost"
+        )
+        yield (
+            PLACE_RPO,
+            Event(
+                now,
+                PLACE_RPO.broken,
+                Severity.WARNING,
+                f"were {name} and everything but {reach.name} lost now, {lost}; objectives.rpo promises {limit}",
+                server=name,
+                subject=reach.name,
+                detail=reach.trouble,
+                hint=f"see what it lacks: backupd replicate {name} --to {reach.name}; what is copied there only later "
+                "cannot keep a shorter promise than the copying takes"
+                if reach.name in server.others
+                else f"see what holds it up: backupd binlog status {name}; backupd check {name}",
+            ),
+            (
+                None
+                if reach.name in new
+                or (
+                    not kept
+                    and (reach.name in server.required or (reach.behind is not None and reach.behind <= promised))
+                )
+                else True
+            ),
+        )
+
+
+def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+    promised = server.policy.objectives.rto
+    if promised is None or timeline.predicted_rto is None:
+        return  # what nothing is known of is neither kept nor broken
+    name, limit = server.name, format_duration(promised.total_seconds())
+    if timeline.predicted_rto > promised:
+        yield (
+            RTO,
+            Event(
+                now,
+                RTO.broken,
+                Severity.ERROR,
+                f"a restore of {name} would take {format_duration(timeline.predicted_rto.total_seconds())}; "
+                f"objectives.rto promises {limit}",
+                server=name,
+                hint=f"take full backups more often, so that less is replayed: backupd plan {name} tells what "
+                "takes how long",
+            ),
+            True,
+        )
+    else:
+        yield (
+            RTO,
+            Event(now, RTO.mended, Severity.INFO, f"{name}: objectives.rto ({limit}) is kept again", server=name),
+            False,
+        )

@@ -1,0 +1,376 @@
+"""Every server at a glance: can it be recovered as promised, and if not, what is wrong and what to do.
+
+However many servers there are, a few statements read what changes all the time; how each of them stands is kept while
+nothing changed (see ``backupd.app.views.status``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.binlogs.status import NOT_RUNNING, OFF, state_of, stream_troubles
+from backupd.app.binlogs.stream_report import SILENT
+from backupd.app.context.incidents import POLICY, RPO, RTO, STREAM
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.protection import PROTECTION, protection_of
+from backupd.app.jobs.jobs import BACKUPS
+from backupd.app.jobs.recoveries import BAD as OF_JOBS
+from backupd.app.schedule.calendar import legs
+from backupd.app.views.destinations import PlaceView, places
+from backupd.app.views.objectives import first_backup
+from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
+from backupd.app.views.status import UNSEEN, Standing, Standings, standings
+from backupd.app.views.timeline import place_troubles
+from backupd.binlog.status import StreamState
+from backupd.catalog.absences import Absence
+from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
+from backupd.catalog.jobs import OPEN
+from backupd.model.binlog import Gap
+from backupd.model.clock import format_time
+from backupd.model.event import Severity
+from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from backupd.model.incident import Incident
+from backupd.model.job import JobRecord, JobState
+from backupd.model.proof import FAILED, INEXACT, UNDECIDED
+from backupd.model.units import format_duration
+
+__all__ = [
+    "LastBackup",
+    "LastProof",
+    "NextRun",
+    "PlaceView",
+    "Reason",
+    "ServerOverview",
+    "Status",
+    "StreamView",
+    "overview",
+    "places",
+]
+
+GAP = "binlog-gap"
+_FRESH_GAP = timedelta(days=7)
+"""A gap that was noticed within this time is worth a warning; an older one is only shown."""
+_SAID_HERE = frozenset({POLICY.broken, RPO.broken, RTO.broken, STREAM.broken, PROTECTION.broken})
+"""Incidents of these kinds tell what is looked at here anyway."""
+
+
+def overview(wiring: Wiring, now: datetime, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
+    """Of every configured server, or those of ``servers``, in the order of the configuration. Raises CatalogError, and
+    NotFoundError for one of ``servers`` that is not configured."""
+    known = standings(wiring.catalog)
+    found = known.shared(wiring, now, lambda: tuple(_made(wiring, known, now, servers or ())))
+    if servers is None:
+        return found
+    for name in servers:
+        wiring.settings.server(name)
+    return tuple(one for one in found if one.name in servers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What is known of one server besides how it stands."""
+
+    jobs: tuple[JobRecord, ...]
+    last_jobs: tuple[LastJob, ...]
+    test: LastTest | None
+    incidents: tuple[Incident, ...]
+    absence: Absence | None
+    stream: StreamView | None
+    said: tuple[Mapping[str, Any], datetime] | None
+    first_due: datetime | None
+    held: Hold | None
+    paused: Hold | None
+
+
+def _made(wiring: Wiring, known: Standings, now: datetime, wanted: Collection[str]) -> Iterator[ServerOverview]:
+    catalog, names = wiring.catalog, tuple(wiring.settings.servers)
+    first = [name for name in names if name in wanted]
+    stands = known.of(wiring, [*first, *(name for name in names if name not in wanted)], now)
+    jobs: dict[str, list[JobRecord]] = {}
+    for job in catalog.jobs.list(state=OPEN):
+        jobs.setdefault(job.server, []).append(job)
+    last: dict[str, list[LastJob]] = {}
+    for ended in catalog.glances.last_jobs():
+        last.setdefault(ended.server, []).append(ended)
+    incidents: dict[str, list[Incident]] = {}
+    for incident in reversed(catalog.incidents.open()):
+        incidents.setdefault(incident.server, []).append(incident)
+    tests, streams = catalog.glances.tests(), catalog.glances.streams()
+    absences = {absence.server: absence for absence in catalog.absences.all()}
+    holds = {(one.server, one.kind): one for one in catalog.holds.all()}
+    schedules = catalog.schedules.all() if any(one.bare for one in stands.values()) else {}
+    for name in names:
+        state = state_of(wiring, name, (said := streams.get(name)) and said[0])
+        bare = wiring.settings.server(name).usable and stands.get(name, UNSEEN).bare
+        first_due = (
+            first_backup(
+                wiring.settings,
+                name,
+                schedules,
+                now,
+                busy=any(job.kind in BACKUPS for job in jobs.get(name, ())),
+                ended=any(job.kind in BACKUPS for job in last.get(name, ())),
+            )
+            if bare
+            else None
+        )
+        held, paused = (
+            holds.get((name, kind)) or holds.get((EVERY_SERVER, kind)) for kind in (HoldKind.HOLD, HoldKind.PAUSE)
+        )
+        around = _Now(
+            tuple(jobs.get(name, ())),
+            tuple(last.get(name, ())),
+            tests.get(name),
+            tuple(incidents.get(name, ())),
+            absences.get(name),
+            _stream(state, said),
+            said,
+            first_due,
+            held,
+            paused,
+        )
+        yield _server(wiring, wiring.settings.server(name), stands.get(name), around, known, now)
+
+
+def _server(
+    wiring: Wiring, server: ServerSettings, looked: Standing | None, around: _Now, known: Standings, now: datetime
+) -> ServerOverview:
+    stands = looked or UNSEEN
+    promised = server.policy.objectives if server.usable else None
+    rpo = max(now - stands.latest, timedelta()) if stands.latest is not None else None
+    test = around.test
+    troubles = place_troubles(server, around.said[0] if around.said else None, now)
+    made = ServerOverview(
+        name=server.name,
+        policy=server.policy_name,
+        status=Status.GOOD,
+        latest=stands.latest,
+        first=stands.first,
+        rpo=rpo,
+        rpo_objective=promised.rpo if promised else None,
+        rto=stands.predicted_rto,
+        rto_objective=promised.rto if promised else None,
+        windows=stands.windows,
+        gaps=len(stands.gaps),
+        gap_noticed_at=max((gap.noticed_at for gap in stands.gaps), default=None),
+        reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in stands.reach),
+        stream=around.stream,
+        last_backups=stands.last_backups,
+        next_runs=tuple(_next_runs(wiring, server, known, now)),
+        last_proof=LastProof(
+            test.id,
+            test.backup_id,
+            test.outcome,
+            test.finished_at,
+            test.tables_compared,
+            test.error,
+            test.proved_at,
+            tuple(test.warnings or ()),
+            bool(test.older),
+        )
+        if test
+        else None,
+        running=tuple(job for job in around.jobs if job.state is JobState.RUNNING),
+        waiting=sum(job.state is not JobState.RUNNING for job in around.jobs),
+        incidents=around.incidents,
+        backups=stands.backups,
+        protected=stands.protected,
+        bytes_stored=stands.bytes_stored,
+        held=around.held,
+        paused=around.paused,
+        absent_since=around.absence.since if around.absence else None,
+        looked_at=looked.at if looked and not looked.trouble else None,
+        tables_only=stands.tables_only,
+        first_due=around.first_due,
+    )
+    found = sorted(
+        (*_of_recovery(made, server, stands), *_of_work(wiring, made, server, stands, around, now)),
+        key=lambda reason: -reason.status.rank,
+    )
+    return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
+
+
+def _next_runs(wiring: Wiring, server: ServerSettings, known: Standings, now: datetime) -> Iterator[NextRun]:
+    if not server.usable:
+        return
+    runs = [(start, leg) for leg in legs(wiring.settings, server.name) if (start := known.coming(leg, now))]
+    for start, leg in sorted(runs, key=lambda run: (run[0], run[1].leg)):
+        yield NextRun(leg.leg, leg.kind, start)
+
+
+def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | None:
+    if state == OFF:
+        return None
+    row, at = said if said is not None else ({}, None)
+    told = row if isinstance(row, dict) else {}
+    return StreamView(
+        state,
+        at,
+        int(told.get("spool_bytes") or 0),
+        int(told.get("max_spool_bytes") or 0),
+        str(told.get("error") or ""),
+    )
+
+
+# -- what is wrong
+
+
+def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing) -> Iterator[Reason]:
+    name = made.name
+    kind = " --kind logical" if made.tables_only else ""
+    if not server.usable:
+        yield Reason(
+            Status.BAD,
+            f"its policy {made.policy} cannot be used, so nothing starts by itself",
+            "; ".join(str(problem) for problem in server.problems[:3]),
+        )
+    if stands.trouble:
+        message, _line, rest = stands.trouble.partition("\n")
+        yield Reason(Status.BAD, f"nobody can say what can be recovered: {message}", rest)
+    elif stands is UNSEEN:
+        yield Reason(Status.WARNING, "it has not been looked at yet", "ask again in a moment")
+    elif made.latest is None and made.first_due is not None:
+        runs = any(job.kind in BACKUPS for job in made.running)
+        when = "is running" if runs else f"starts at {format_time(made.first_due)}"
+        yield Reason(
+            Status.WARNING,
+            f"no backup has been taken yet: the first one {when}",
+            f"to take one now: backupd backup {name}{kind}",
+        )
+    elif made.latest is None:
+        yield Reason(Status.BAD, "nothing can be recovered: there is no usable backup", f"backupd backup {name}{kind}")
+    elif made.rpo_kept is False and made.rpo is not None and made.rpo_objective is not None:
+        yield Reason(
+            Status.BAD,
+            f"{_span(made.rpo)} of work would be lost; objectives.rpo promises {_span(made.rpo_objective)}",
+            f"backupd timeline {name} shows what holds it up",
+        )
+    if made.rto_kept is False and made.rto is not None and made.rto_objective is not None:
+        yield Reason(
+            Status.BAD,
+            f"a restore would take {_span(made.rto)}; objectives.rto promises {_span(made.rto_objective)}",
+            f"backupd plan {name} tells what takes how long",
+        )
+    if made.last_proof is not None and made.last_proof.outcome == FAILED:
+        yield Reason(
+            Status.BAD,
+            f"the last test restore found bad data: {_first_line(made.last_proof.error)}",
+            f"backupd jobs {name} tells more; take a full backup now: backupd backup {name} --kind full",
+        )
+    elif made.last_proof is not None and made.last_proof.outcome == UNDECIDED:
+        yield Reason(
+            Status.WARNING,
+            f"the last test restore did not come to its end: {_first_line(made.last_proof.error)}",
+            f"backupd test-restore {name}",
+        )
+    elif made.last_proof is not None and made.last_proof.outcome == INEXACT:
+        yield Reason(
+            Status.WARNING,
+            "the last test restore was inexact: "
+            f"{next(iter(made.last_proof.warnings), 'it may hold other rows than the source')}",
+            f"backupd test-restore {name}",
+        )
+    elif made.last_proof is not None and made.last_proof.older:
+        yield Reason(
+            Status.WARNING,
+            "the last test restore shows nothing of the server's newest data: "
+            f"{next(iter(made.last_proof.warnings), 'something later exists')}",
+            f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}",
+        )
+    if stands.latest is not None:
+        yield from (
+            Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {name}")
+            for one in made.reach
+            if one.trouble
+        )
+        yield from (
+            Reason(Status.WARNING, doubt, f"backupd timeline {name} shows what can be recovered")
+            for doubt in stands.doubts
+        )
+
+
+def _of_work(
+    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now, now: datetime
+) -> Iterator[Reason]:
+    name = made.name
+    stream = made.stream
+    silent = stream is not None and stream.told_at is not None and now - stream.told_at > SILENT
+    if stream is not None and made.paused is None and (silent or stream.state != StreamState.STREAMING):
+        how = (
+            "its process does not run"
+            if stream.state == NOT_RUNNING
+            else f"nothing was heard of it since {format_time(stream.told_at)}"
+            if silent and stream.told_at is not None
+            else f"{stream.state}: {_first_line(stream.error)}"
+        )
+        waits = stream.state == StreamState.WAITING
+        yield Reason(
+            Status.WARNING if waits else Status.BAD,
+            f"the binary log is not streamed ({how})",
+            f"is the service running, and the server up? backupd binlog status {name}",
+        )
+    elif stream is not None and made.paused is None:
+        yield from (
+            Reason(Status.WARNING, text, f"backupd binlog status {name}")
+            for text in stream_troubles(name, around.said, now)
+        )
+    told = set()
+    for incident in around.incidents:
+        if incident.kind not in _SAID_HERE:
+            told.add(incident.job_id)
+            # What a job that failed took from what can be recovered is said by ``_of_recovery``.
+            bad = incident.severity is Severity.ERROR and incident.kind not in OF_JOBS
+            yield Reason(Status.BAD if bad else Status.WARNING, incident.message, incident.hint)
+    for job in around.last_jobs:
+        if job.id not in told and is_in_trouble(job, around.last_jobs):
+            yield Reason(
+                Status.WARNING,
+                f"the last {job.kind}{f' ({job.leg})' if job.leg else ''} is {job.state}"
+                f"{f': {_first_line(job.message)}' if job.message else ''}",
+                job.hint or f"backupd jobs show {job.id}",
+            )
+    span = protection_of(wiring, name).within
+    if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
+        yield Reason(
+            Status.WARNING,
+            f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
+            "few verified copies at enough places",
+            f"backupd replicate {name}",
+        )
+    fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, stands)]
+    if fresh and all(incident.kind != GAP for incident in around.incidents):
+        yield Reason(
+            Status.WARNING,
+            f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
+            f"backupd timeline {name} shows which moments are lost; a full backup begins anew",
+        )
+    if made.paused is not None:
+        yield Reason(
+            Status.WARNING,
+            f"nothing starts by itself: {made.paused.text}",
+            f"backupd resume {'--all' if made.paused.server == EVERY_SERVER else name}",
+        )
+    if around.absence is not None and all(job.id != around.absence.job_id for job in made.running):
+        yield Reason(
+            Status.BAD,
+            f"out of rotation since {format_time(around.absence.since)}, and the job that took it out is over",
+            f"run the policy's hooks.after by hand; backupd jobs show {around.absence.job_id}",
+        )
+
+
+def _is_behind(gap: Gap, stands: Standing) -> bool:
+    """Was a backup begun since, from which the recoverable moments go on?"""
+    at = gap.noticed_at if gap.to_at is None else min(gap.noticed_at, gap.to_at)
+    return any(last.started_at > at for last in stands.last_backups)
+
+
+def _span(span: timedelta) -> str:
+    return format_duration(span.total_seconds())
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0]

@@ -1,0 +1,86 @@
+"""The timeline of a server, from what the catalog holds. Reads no destination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.binlogs.status import one_line, stream_troubles
+from backupd.app.binlogs.stream_report import behind_limit
+from backupd.app.binlogs.targets import history
+from backupd.app.context.server_identity import kept_apart
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.app.restores.service import measured_rates, not_believed, within_reach
+from backupd.app.views.objectives import first_to_come
+from backupd.model.backup import BackupRecord
+from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.recovery.timeline import Objectives, Timeline
+from backupd.recovery.timeline import timeline as made
+from backupd.recovery.windows import nobody_knows
+from policies.lint import streams
+from restore.planner import Preferences, make_plan
+from restore.target import Latest, Target
+
+
+def timeline(wiring: Wiring, server_name: str) -> Timeline:
+    """Raises NotFoundError for a server that is not configured."""
+    server = wiring.settings.server(server_name)
+    promised = server.policy.objectives if server.usable else None  # a broken policy must not hide what is there
+    records = counted(wiring, server_name)
+    archived = history(wiring, server, exact=False)
+    now = wiring.clock()
+    preferences = Preferences(
+        destinations=server.preferred, rates=measured_rates(wiring, server_name), start=True, accept_older=True
+    )
+    try:
+        plan = make_plan(server_name, records, Target(Latest()), preferences, now=now, history=archived)
+    except (NotFoundError, RefusedError):
+        plan = None  # the windows say why
+    said = wiring.catalog.binlogs.stream_state(server_name)
+    is_streamed = server.usable and streams(server.policy)
+    return made(
+        server_name,
+        records,
+        archived.branches if archived else (),
+        archived.runs if archived else (),
+        archived.gaps if archived else (),
+        now=now,
+        proofs=wiring.catalog.proofs.list(server_name, limit=1),
+        predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
+        objectives=Objectives(promised.rpo, promised.rto) if promised else None,
+        troubles=place_troubles(server, said[0] if said else None, now),
+        doubts=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name)),
+        warnings=stream_troubles(server_name, said, now) if is_streamed else (),
+        places=server.others if server.usable else (),
+        by_dumps=by_dumps(server),
+        repeats=archived.resolver.repeats if archived else nobody_knows,
+        first_due=None if records or not server.usable else first_to_come(wiring, server_name, now),
+    )
+
+
+def by_dumps(server: ServerSettings) -> bool:
+    """Does its policy take dumps and nothing else?"""
+    return server.usable and server.policy.physical is None and server.policy.logical is not None
+
+
+def counted(wiring: Wiring, server_name: str) -> list[BackupRecord]:
+    """The backups that a timeline is made of."""
+    return [one for one in within_reach(wiring, wiring.catalog.backups.list(server_name)) if not one.apart]
+
+
+def place_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: datetime) -> Mapping[str, str]:
+    """By destination, of those that there is something to tell of. ``row``: what the stream said of itself last."""
+    found: dict[str, str] = {}
+    if row is None or not server.usable or not streams(server.policy):
+        return found
+    for name, one in row.get("destinations", {}).items():
+        since = parse_time(one["behind_since"]) if one.get("behind_since") else None
+        late = f"lacks binary logs since {format_time(since)}" if since else ""
+        if error := one_line(one.get("error") or ""):
+            found[name] = f"{late}: {error}" if late else error
+        elif since is not None and now - since >= behind_limit(server.policy):
+            found[name] = late
+    return found
