@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.census import is_copied
-from backupd.engine.client import Connection
-from backupd.engine.datafiles import of_others, rejoin_renamed, remove_dropped_schemas, verify_tables
-from backupd.engine.external import remap
-from backupd.engine.inventory import engines_of
-from backupd.engine.launch import options_for_copy
-from backupd.engine.objects import SEQUENCE, TABLE, list_objects
-from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
-from backupd.engine.tablefiles import absent
+from backupd.engine.instance.launch import options_for_copy
+from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing, verify_files
+from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remove_dropped_schemas, verify_tables
+from backupd.engine.physical.external import remap
+from backupd.engine.physical.inventory import engines_of
+from backupd.engine.physical.tablefiles import absent
+from backupd.engine.schema.objects import SEQUENCE, TABLE, list_objects
+from backupd.engine.server.census import is_copied
+from backupd.engine.sql.client import Connection
 from backupd.model.backup import partial_words
 from backupd.model.errors import UnrestorableError
 from backupd.model.inventory import BaseTable

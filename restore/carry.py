@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.client import Connection, Session
-from backupd.engine.ddl import TableDefinition, read_tables, write_definition
-from backupd.engine.strays import remove_strays
-from backupd.engine.tableread import write_files
-from backupd.engine.tablespace import SPARE, Imported, can_import, export_tables, import_tables
+from backupd.engine.dump.table_reader import write_files
+from backupd.engine.physical.strays import remove_strays
+from backupd.engine.schema.files import TableDefinition, read_tables, write_definition
+from backupd.engine.sql.client import Connection, Session
+from backupd.engine.tablespace.transport import SPARE, Imported, can_import, export_tables, import_tables
 from backupd.model.dump import DumpedTable, Outcome, definition_path, table_folder
 from backupd.model.errors import ServerError
 from backupd.model.progress import Report

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TypeVar
 
-from backupd.engine.client import Connection, Session, error_code
-from backupd.engine.launch import OWN_ACCOUNT
-from backupd.engine.objects import SEQUENCE, TABLE, digests, list_objects
-from backupd.engine.probe import read_dialect
-from backupd.engine.tables import list_tables
+from backupd.engine.instance.launch import OWN_ACCOUNT
+from backupd.engine.schema.objects import SEQUENCE, TABLE, digests, list_objects
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.sql.client import Connection, Session, error_code
+from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report

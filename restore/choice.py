@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from backupd.engine.binlogchanges import OF_TEMPORARY, STATEMENTS
+from backupd.engine.binlog.changes import OF_TEMPORARY, STATEMENTS
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import RefusedError

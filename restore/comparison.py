@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backupd.engine.client import Session
+from backupd.engine.sql.client import Session
 from backupd.model.table import TableName, quote_name
 
 _COLUMNS = """

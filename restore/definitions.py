@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from backupd.engine.ddl import TableDefinition
-from backupd.engine.ddltext import Token, tokens
-from backupd.engine.foreignkeys import NO_ACTION, ForeignKey
+from backupd.engine.schema.definition_text import Token, tokens
+from backupd.engine.schema.files import TableDefinition
+from backupd.engine.sql.foreign_keys import NO_ACTION, ForeignKey
 from backupd.model.table import quote_name
 from restore.arrangement import parse_triggers
 from restore.stagedtable import parts

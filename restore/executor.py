@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.client import Connection
-from backupd.engine.external import assert_local
-from backupd.engine.launch import ServerConfig
+from backupd.engine.instance.launch import ServerConfig
+from backupd.engine.physical.external import assert_local
+from backupd.engine.sql.client import Connection
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
 from backupd.model.progress import Progress, Report

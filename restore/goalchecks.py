@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from backupd.engine.client import Session, error_code, is_denied
-from backupd.engine.ddl import TableDefinition
-from backupd.engine.ddltext import tokens
-from backupd.engine.probe import read_dialect
-from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.engine.schema.definition_text import tokens
+from backupd.engine.schema.files import TableDefinition
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.sql.client import Session, error_code, is_denied
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.server import Flavour, Version
 from backupd.model.table import TableName

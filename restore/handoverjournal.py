@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from backupd.engine.client import Session
+from backupd.engine.sql.client import Session
 from backupd.model.table import TableName, quote_name
 from restore.handovergoals import HandedOver
 from restore.handoverplan import Plan

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backupd.engine import ddl
-from backupd.engine.client import Session
-from backupd.engine.constraints import check_clauses, schema_checks
-from backupd.engine.foreignkeys import ForeignKey, ForeignKeys, graph
-from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.engine.schema import files as ddl
+from backupd.engine.schema.constraints import check_clauses, schema_checks
+from backupd.engine.sql.client import Session
+from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys, graph
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.table import TableName, quote_name
 from restore.arrangement import Trigger, parse_triggers

@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from backupd.engine.binlogchanges import STATEMENT_SIZE
-from backupd.engine.ddltext import makes_elsewhere
+from backupd.engine.binlog.changes import STATEMENT_SIZE
+from backupd.engine.schema.definition_text import makes_elsewhere
 from backupd.model.binlog import Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError

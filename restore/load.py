@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.client import Connection, Session
+from backupd.engine.sql.client import Connection, Session
 from backupd.model.dump import DumpedTable, definition_path
 from backupd.model.errors import CancelledError, ServerError, UsageError
 from backupd.model.progress import Progress, Report, silent

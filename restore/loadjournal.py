@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from backupd.engine.client import Session, error_code
+from backupd.engine.sql.client import Session, error_code
 from backupd.model.errors import BusyError, ServerError
 from backupd.model.table import quote_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from backupd.engine.client import Session, error_code, is_denied
+from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.model.errors import ServerError
 from backupd.model.table import TableName
 

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.sandbox import out_of_reach, worker
+from backupd.engine.instance.sandbox import out_of_reach, worker
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.process.otherfolders import closed_words, give, give_in
 

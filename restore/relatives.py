@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from backupd.engine import statementnames
-from backupd.engine.binlogchanges import STATEMENT_SIZE, is_cut
-from backupd.engine.binlogstatement import effect
-from backupd.engine.sqltokens import Token, tokens_of
-from backupd.engine.tablefilter import mistakable
+from backupd.engine.binlog import statement_names as statementnames
+from backupd.engine.binlog.changes import STATEMENT_SIZE, is_cut
+from backupd.engine.binlog.statements import effect
+from backupd.engine.replay.table_filter import mistakable
+from backupd.engine.sql.tokens import Token, tokens_of
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName
 

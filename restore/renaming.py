@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from backupd.engine.client import Session
+from backupd.engine.sql.client import Session
 from backupd.model.errors import ServerError
 
 

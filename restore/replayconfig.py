@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from backupd.engine.launch import Options, ServerConfig
-from backupd.engine.sourcezone import zone_of
+from backupd.engine.instance.launch import Options, ServerConfig
+from backupd.engine.server.time_zone import zone_of
 from backupd.model.server import Flavour, ServerInfo, Version
 
 _MOST_WORKERS = 8

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.applier import NO_FOLDER_ELSEWHERE
-from backupd.engine.external import assert_local, astray, relink
-from backupd.engine.launch import LaunchedServer, Options, ServerConfig
+from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig
+from backupd.engine.physical.external import assert_local, astray, relink
+from backupd.engine.replay.applier import NO_FOLDER_ELSEWHERE
 from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report

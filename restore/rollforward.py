@@ -12,9 +12,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from backupd.engine.binlogconflicts import Conflict, Conflicts
-from backupd.engine.binlogscan import scan
-from backupd.engine.launch import LaunchedServer
+from backupd.engine.binlog.conflicts import Conflict, Conflicts
+from backupd.engine.binlog.scan import scan
+from backupd.engine.instance.launch import LaunchedServer
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import RefusedError

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backupd.engine import clone
-from backupd.engine.backupcnf import KNOWN
-from backupd.engine.dialect import dialect_of
-from backupd.engine.external import LINK_SUFFIX
+from backupd.engine.clone import capture as clone
+from backupd.engine.instance.backup_options import KNOWN
+from backupd.engine.physical.external import LINK_SUFFIX
+from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
 from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from backupd.engine.launch import OWN_ACCOUNT, Options
-from backupd.engine.sourcezone import global_zone, zone_of
+from backupd.engine.instance.launch import OWN_ACCOUNT, Options
+from backupd.engine.server.time_zone import global_zone, zone_of
 from backupd.model.clock import format_time
 from backupd.model.manifest import Body, Header
 from backupd.model.server import Flavour, ServerInfo, Version

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.client import Connection
-from backupd.engine.external import assert_local
-from backupd.engine.launch import LaunchedServer
-from backupd.engine.physical import LeftOut, PhysicalTool, nothing
+from backupd.engine.instance.launch import LaunchedServer
+from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
+from backupd.engine.physical.external import assert_local
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.clock import Clock
 from backupd.model.errors import RefusedError, ToolMissingError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from backupd.engine.client import Session
+from backupd.engine.sql.client import Session
 from backupd.model.table import TableName
 
 _PRESENT = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s"

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backupd.engine.ddl import TableDefinition
-from backupd.engine.ddltext import Token, parse_table, tokens, without_directories, without_foreign_keys
+from backupd.engine.schema.definition_text import Token, parse_table, tokens, without_directories, without_foreign_keys
+from backupd.engine.schema.files import TableDefinition
 
 _LATER = (["KEY"], ["UNIQUE", "KEY"])
 _ELSEWHERE = frozenset(

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from backupd.engine.client import Connection, Session, is_denied
-from backupd.engine.strays import remove_strays
+from backupd.engine.physical.strays import remove_strays
+from backupd.engine.sql.client import Connection, Session, is_denied
 from backupd.model.errors import BusyError, RefusedError, ServerError
 from backupd.model.table import quote_name
 from restore.loadjournal import DYING, TABLE, Entry, Journal, State, lock_name

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backupd.engine.client import Connection
-from backupd.engine.dialect import dialect_of
-from backupd.engine.keyfiles import named
-from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, option_text
+from backupd.engine.instance.key_files import named
+from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tail, option_text
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.datafiles import verify_fulltext
-from backupd.engine.dictionary import Known, drop_tables, read_dictionary, unreadable
-from backupd.engine.tablefiles import fulltext_id, left_behind, owner_of, stem_of, table_of
+from backupd.engine.physical.datafiles import verify_fulltext
+from backupd.engine.physical.tablefiles import fulltext_id, left_behind, owner_of, stem_of, table_of
+from backupd.engine.tablespace.dictionary import Known, drop_tables, read_dictionary, unreadable
 from backupd.model.clock import Clock
 from backupd.model.errors import NotFoundError
 from backupd.model.progress import Report

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from backupd.engine import ddl
-from backupd.engine.client import Connection, Session, error_code, is_denied
-from backupd.engine.constraints import check_names
-from backupd.engine.foreignkeys import ForeignKey, graph
+from backupd.engine.schema import files as ddl
+from backupd.engine.schema.constraints import check_names
+from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.foreign_keys import ForeignKey, graph
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName, quote_name
 from restore.arrangement import Wanted, arrange, is_arranged, pointed

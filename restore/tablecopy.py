@@ -15,14 +15,14 @@ from datetime import datetime
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.binlogstatement import effect
-from backupd.engine.client import Connection, Session
-from backupd.engine.ddl import read_definition
-from backupd.engine.ddlscript import statements
-from backupd.engine.emptysystem import empty_system, installer_of
-from backupd.engine.foreignkeys import ForeignKey
-from backupd.engine.launch import LaunchedServer, Options, ServerConfig, options_for_copy
-from backupd.engine.logwalk import walk
+from backupd.engine.binlog.statements import effect
+from backupd.engine.binlog.walk import walk
+from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig, options_for_copy
+from backupd.engine.replay.empty_system import empty_system, installer_of
+from backupd.engine.schema.files import read_definition
+from backupd.engine.schema.scripts import statements
+from backupd.engine.sql.client import Connection, Session
+from backupd.engine.sql.foreign_keys import ForeignKey
 from backupd.engine.toolset import server_program
 from backupd.model.binlog import ChangeKind, ReplaySpec, Stop
 from backupd.model.dump import DumpedTable, definition_path, schema_folder, triggers_path

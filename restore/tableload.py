@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.engine.client import Session, error_code, is_denied
-from backupd.engine.ddl import read_definition
+from backupd.engine.schema.files import read_definition
+from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.model.dump import DumpedTable, Outcome, data_path, definition_path, table_folder
 from backupd.model.errors import BackupdError, ServerError, StreamError
 from backupd.model.table import TableName, quote_name

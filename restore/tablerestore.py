@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.client import Connection, is_denied
-from backupd.engine.ddl import read_tables
+from backupd.engine.schema.files import read_tables
+from backupd.engine.sql.client import Connection, is_denied
 from backupd.model.clock import Clock
 from backupd.model.dump import Outcome
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError

@@ -15,13 +15,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from backupd.engine.census import uncovered
-from backupd.engine.client import Connection
-from backupd.engine.ddl import TableDefinition, read_definition
-from backupd.engine.dictionary import Known
-from backupd.engine.foreignkeys import ForeignKey, ForeignKeys
-from backupd.engine.tableread import dump_quiet
-from backupd.engine.tables import list_tables
+from backupd.engine.dump.table_reader import dump_quiet
+from backupd.engine.schema.files import TableDefinition, read_definition
+from backupd.engine.server.census import uncovered
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys
+from backupd.engine.sql.tables import list_tables
+from backupd.engine.tablespace.dictionary import Known
 from backupd.model.clock import Clock
 from backupd.model.dump import (
     DumpedTable,

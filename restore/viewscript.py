@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from backupd.engine.ddltext import tokens
+from backupd.engine.schema.definition_text import tokens
 from backupd.model.table import TableName, quote_name
 
 _SET_DELIMITER = "DELIMITER "

@@ -9,14 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.engine.binlogsource import BinlogSource
-from backupd.engine.binlogtool import BinlogTool, binlog_tool, connection_id
-from backupd.engine.client import Session
-from backupd.engine.holdback import HoldsBackError, tried
-from backupd.engine.probe import read_dialect
-from backupd.engine.risks import kept_for
+from backupd.engine.logclient.holdback import HoldsBackError, tried
+from backupd.engine.logclient.log_client import BinlogTool, binlog_tool, connection_id
+from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.risks import kept_for
+from backupd.engine.server.unlogged import unlogged
+from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS
-from backupd.engine.unlogged import unlogged
 from backupd.model.errors import ServerError, ToolError
 from backupd.model.server import ServerInfo
 from backupd.model.units import format_duration

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.dump import DumpFacts

@@ -23,10 +23,10 @@ from backupd.backup.host import (
     option_files,
 )
 from backupd.backup.hostfiles import HostFiles
-from backupd.engine.accounts import read_accounts
-from backupd.engine.client import Connection, Session, error_code, is_denied
-from backupd.engine.dialect import dialect_of
-from backupd.engine.livedata import user_behind
+from backupd.engine.access.live_data import user_behind
+from backupd.engine.schema.accounts import read_accounts
+from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.otherfolders import powers_of

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.client import Connection
-from backupd.engine.snapshot import Snapshot
+from backupd.engine.server.snapshot import Snapshot
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import ServerError
 from backupd.model.server import Position
 from backupd.model.table import TableName

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backupd.backup.finding import Finding, fine, warning
-from backupd.engine.census import ROCKSDB, uncovered
-from backupd.engine.tables import Table
+from backupd.engine.server.census import ROCKSDB, uncovered
+from backupd.engine.sql.tables import Table
 from backupd.model.server import Flavour
 from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.recovery.windows import REPLAY_STOPS

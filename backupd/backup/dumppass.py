@@ -20,10 +20,10 @@ from backupd.backup.intake import Intake
 from backupd.backup.opening import BlockedCommits, NotOpenedError
 from backupd.backup.tablewatch import DROPPED, TableWatch
 from backupd.backup.waitwatch import WaitWatch
-from backupd.engine.client import Connection
-from backupd.engine.ddl import TableDefinition
-from backupd.engine.dumping import DumpRequest, DumpRun, DumpTable, DumpTool
-from backupd.engine.tables import Table
+from backupd.engine.dump.contract import DumpRequest, DumpRun, DumpTable, DumpTool
+from backupd.engine.schema.files import TableDefinition
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.tables import Table
 from backupd.model.errors import BackupdError, CancelledError, ServerError, ToolError
 from backupd.model.server import Position
 from backupd.model.table import TableName

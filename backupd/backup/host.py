@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.client import Session
+from backupd.engine.sql.client import Session
 from backupd.model.errors import ToolError
 from backupd.model.server import ServerInfo
 from backupd.process.command import Command

@@ -15,7 +15,7 @@ import stat
 import tarfile
 from pathlib import Path
 
-from backupd.engine.defaults import read_option_file
+from backupd.engine.sql.option_files import read_option_file
 from backupd.model.units import format_size
 
 FILES = "host/files"

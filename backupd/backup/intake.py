@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from backupd.engine.dumping import DumpedFile, DumpRun
-from backupd.engine.insertfile import RowMeter
+from backupd.engine.dump.contract import DumpedFile, DumpRun
+from backupd.engine.dump.insert_file import RowMeter
 from backupd.model.dump import data_path
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.manifest import BUNDLE_LIMIT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backupd.engine.client import Connection, Session
-from backupd.engine.history import current_lsn, keyed, layout_of, log_digest, mute
-from backupd.engine.imports import imported_tables, newest_table
+from backupd.engine.physical.imports import imported_tables, newest_table
+from backupd.engine.server.history import current_lsn, keyed, layout_of, log_digest, mute
+from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import ToolError
 from backupd.model.manifest import Landmarks
 from backupd.model.server import Receipts, ServerInfo

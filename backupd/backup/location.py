@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.engine.census import CLONE, system_files
-from backupd.engine.client import Session
-from backupd.engine.livedata import READABLE, closed_links, is_folder, reader_of, survey
+from backupd.engine.access.live_data import READABLE, closed_links, is_folder, reader_of, survey
+from backupd.engine.server.census import CLONE, system_files
+from backupd.engine.sql.client import Session
 from backupd.model.errors import RefusedError
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.otherfolders import open_plain, powers_of

@@ -20,16 +20,16 @@ from backupd.backup.dumppass import Passed, PassSettings, Wanted, dump
 from backupd.backup.intake import together
 from backupd.backup.opening import clear_way, listed
 from backupd.backup.tablewatch import ALTERED, DROPPED, RENAMED, TableWatch
-from backupd.engine.client import Session
-from backupd.engine.ddl import TableDefinition, read_tables, write_definition, write_triggers
-from backupd.engine.dumping import DumpTable, DumpTool
-from backupd.engine.grants import read_grants
-from backupd.engine.schemascripts import SchemaScripts, read_schema
-from backupd.engine.selection import Selection
-from backupd.engine.tablecheck import check
-from backupd.engine.tables import SYSTEM_SCHEMAS, Table, hurry, list_tables
-from backupd.engine.visibility import unreadable, unseen
-from backupd.engine.xa import not_a_base
+from backupd.engine.dump.contract import DumpTable, DumpTool
+from backupd.engine.dump.selection import Selection
+from backupd.engine.schema.files import TableDefinition, read_tables, write_definition, write_triggers
+from backupd.engine.schema.schema_scripts import SchemaScripts, read_schema
+from backupd.engine.server.grants import read_grants
+from backupd.engine.server.table_check import check
+from backupd.engine.server.visibility import unreadable, unseen
+from backupd.engine.server.xa import not_a_base
+from backupd.engine.sql.client import Session
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, hurry, list_tables
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.dump import PREPARED_XA, DumpedTable, DumpFacts, Outcome, definition_path, triggers_path

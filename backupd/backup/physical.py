@@ -14,9 +14,19 @@ from backupd.backup.commit import BackupSpec, Captured, making
 from backupd.backup.coverage import lost_words, rocks_words
 from backupd.backup.landmarks import Place, here, landmarks_of
 from backupd.backup.speed import Speeds, Stopwatch, redo_size
-from backupd.engine.census import ROCKSDB
-from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename, Stock
-from backupd.engine.tablefiles import table_of
+from backupd.engine.physical.capture import (
+    Capture,
+    CaptureRequest,
+    Data,
+    End,
+    Hole,
+    PhysicalTool,
+    Remove,
+    Rename,
+    Stock,
+)
+from backupd.engine.physical.tablefiles import table_of
+from backupd.engine.server.census import ROCKSDB
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.errors import TablesChangedError

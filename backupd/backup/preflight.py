@@ -22,14 +22,14 @@ from backupd.backup.coverage import examine_coverage, recommend
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.location import examine_location, examine_owners
 from backupd.backup.sight import examine_sight
-from backupd.engine.census import has_rocksdb
-from backupd.engine.client import Connection, Session
-from backupd.engine.defaults import unreadable
-from backupd.engine.dumproute import dump_tools, try_out
-from backupd.engine.grants import Grants, needs, read_grants
-from backupd.engine.keyfiles import SETTING
-from backupd.engine.probe import Probed, examine, read_dialect
-from backupd.engine.tables import hurry, list_tables
+from backupd.engine.dump.route import dump_tools, try_out
+from backupd.engine.instance.key_files import SETTING
+from backupd.engine.server.census import has_rocksdb
+from backupd.engine.server.grants import Grants, needs, read_grants
+from backupd.engine.server.probe import Probed, examine, read_dialect
+from backupd.engine.sql.client import Connection, Session
+from backupd.engine.sql.option_files import unreadable
+from backupd.engine.sql.tables import hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from backupd.backup.finding import Finding, warning
-from backupd.engine.client import Session
-from backupd.engine.grants import Grants
-from backupd.engine.tables import SYSTEM_SCHEMAS
-from backupd.engine.visibility import hidden, unseen
+from backupd.engine.server.grants import Grants
+from backupd.engine.server.visibility import hidden, unseen
+from backupd.engine.sql.client import Session
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.server import Flavour, ServerInfo, Version
 from backupd.model.table import TablePattern
 from policies.schema import Logical

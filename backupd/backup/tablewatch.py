@@ -12,9 +12,9 @@ import contextlib
 import time
 from collections.abc import Collection
 
-from backupd.engine.client import Connection, is_denied
-from backupd.engine.probe import read_dialect
-from backupd.engine.tables import (
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.sql.client import Connection, is_denied
+from backupd.engine.sql.tables import (
     LockedTableError,
     Mark,
     TableIds,

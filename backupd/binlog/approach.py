@@ -18,8 +18,8 @@ from backupd.binlog.kinship import history_of, is_kin
 from backupd.binlog.readable import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
-from backupd.engine.binlogscan import Scan
-from backupd.engine.binlogsource import BinlogSource, ListedLog, SourceState, UnloggedError
+from backupd.engine.binlog.scan import Scan
+from backupd.engine.logclient.source import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.binlog.checkpoint import Cut, LogFile
-from backupd.engine.binlogscan import ScanContext
+from backupd.engine.binlog.scan import ScanContext
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.clock import format_time, parse_time
 from backupd.process.durable import write_whole

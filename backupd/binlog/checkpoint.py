@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from backupd.engine.binlogscan import ScanContext
+from backupd.engine.binlog.scan import ScanContext
 from backupd.model.binlog import Ending, SegmentKey
 
 MOST_PIECES = 60

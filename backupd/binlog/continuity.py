@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from backupd.binlog.evidence import Seen
-from backupd.engine.binlogsource import SourceState
+from backupd.engine.logclient.source import SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.clock import format_time
 from backupd.model.gtid import MysqlGtids, covers, same

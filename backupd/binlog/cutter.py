@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backupd.binlog.checkpoint import Cut, LogFile
 from backupd.binlog.spool import Spooled
-from backupd.engine.binlogscan import Scan, ScanContext, scan
+from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
 from backupd.transfer.seal import Sealer

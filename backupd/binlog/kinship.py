@@ -18,7 +18,7 @@ from pathlib import Path
 from backupd.binlog.continuity import first_covered, holder
 from backupd.binlog.evidence import head_of
 from backupd.binlog.readable import read
-from backupd.engine.binlogsource import SourceState
+from backupd.engine.logclient.source import SourceState
 from backupd.model.binlog import Transaction
 
 _FILES = 4

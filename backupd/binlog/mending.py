@@ -17,8 +17,8 @@ from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, witho
 from backupd.binlog.readable import DamagedCopyError, Readable, read
 from backupd.binlog.spool import Doubt, Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
-from backupd.engine.binlogsource import BinlogSource, SourceState
-from backupd.engine.binlogtool import EndKind, end_kind
+from backupd.engine.logclient.log_client import EndKind, end_kind
+from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.model.binlog import Ending
 from backupd.model.clock import Clock
 from backupd.model.errors import ToolError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.engine.binlogsource import Expiry, SourceState
+from backupd.engine.logclient.source import Expiry, SourceState
 
 _EARLY = timedelta(hours=1)
 _SHARE = 0.1

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from backupd.binlog.evidence import head_of
-from backupd.engine.binlogscan import Scan, scan
+from backupd.engine.binlog.scan import Scan, scan
 from backupd.model.binlog import Transaction
 from backupd.model.errors import DamagedError, StreamError, ToolError
 

@@ -16,9 +16,9 @@ from backupd.binlog.approach import Start
 from backupd.binlog.evidence import Comparison, ending_of, head_of
 from backupd.binlog.readable import DamagedCopyError
 from backupd.binlog.spool import Spool, Spooled
-from backupd.engine.binlogtool import BinlogTool, EndKind, end_kind, not_made
-from backupd.engine.client import Connection
-from backupd.engine.logclient import log_client
+from backupd.engine.logclient.log_client import BinlogTool, EndKind, end_kind, not_made
+from backupd.engine.logclient.run import log_client
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Ending, is_log_name
 from backupd.model.errors import CancelledError, MisnamedError, ToolError
 from backupd.process.command import Command

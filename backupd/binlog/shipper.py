@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.binlogscan import clear_flag
+from backupd.engine.binlog.scan import clear_flag
 from backupd.model.binlog import Branch, Segment, SegmentKey
 from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, NotFoundError

@@ -25,10 +25,10 @@ from backupd.binlog.session import End, Session, fetch
 from backupd.binlog.spool import Doubt, Spool
 from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.watch import Watch
-from backupd.engine.binlogsource import BinlogSource, SourceState, UnloggedError
-from backupd.engine.binlogtool import BinlogTool, EndKind, connection_id
-from backupd.engine.client import is_denied
-from backupd.engine.holdback import HoldsBackError, tried
+from backupd.engine.logclient.holdback import HoldsBackError, tried
+from backupd.engine.logclient.log_client import BinlogTool, EndKind, connection_id
+from backupd.engine.logclient.source import BinlogSource, SourceState, UnloggedError
+from backupd.engine.sql.client import is_denied
 from backupd.model.clock import Clock
 from backupd.model.errors import (
     BackupdError,

@@ -6,7 +6,7 @@ import time
 
 from backupd.binlog import continuity
 from backupd.binlog.evidence import Seen
-from backupd.engine.binlogsource import SourceState
+from backupd.engine.logclient.source import SourceState
 from backupd.model.clock import Clock
 from backupd.model.gtid import covers
 

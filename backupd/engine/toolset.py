@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine import clone, cloneplugin, receipts
-from backupd.engine.client import Session
-from backupd.engine.clone import Clone
-from backupd.engine.mariabackup import MariaBackup
-from backupd.engine.physical import PhysicalTool
-from backupd.engine.receipts import ReceiptNames
-from backupd.engine.tables import schemas_named, with_a_backtick
-from backupd.engine.xtrabackup import XtraBackup, refuse_encrypted
+from backupd.engine.clone import capture as clone
+from backupd.engine.clone import plugin as cloneplugin
+from backupd.engine.clone.capture import Clone
+from backupd.engine.instance import receipts
+from backupd.engine.instance.receipts import ReceiptNames
+from backupd.engine.physical.capture import PhysicalTool
+from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.physical.xtrabackup import XtraBackup, refuse_encrypted
+from backupd.engine.sql.client import Session
+from backupd.engine.sql.tables import schemas_named, with_a_backtick
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, ServerInfo, Tool, Version
 from backupd.process.command import Command, locate

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.binlogindex import decode_index, index_head, segment_told
+from backupd.engine.binlog.index import decode_index, index_head, segment_told
 from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,

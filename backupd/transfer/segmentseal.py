@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.engine.binlogindex import index_head, index_line
-from backupd.engine.binlogscan import clear_flag
+from backupd.engine.binlog.index import index_head, index_line
+from backupd.engine.binlog.scan import clear_flag
 from backupd.model.binlog import Segment, Transaction
 from backupd.model.errors import DamagedError, StreamError
 from backupd.model.manifest import PART_SIZE, StoredObject

@@ -23,9 +23,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.backup.commit import Documents
 from backupd.backup.physical import Parent, PhysicalSpec
 from backupd.catalog.session import Catalog
-from backupd.engine.client import Connection
-from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, nothing
-from backupd.engine.physical import Stock as TableStock
+from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, nothing
+from backupd.engine.physical.capture import Stock as TableStock
+from backupd.engine.sql.client import Connection
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentKey
 from backupd.model.errors import DamagedError

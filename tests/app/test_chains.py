@@ -21,8 +21,8 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, utc_now
 from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.engine.physical import PhysicalTool
-from backupd.engine.probe import examine
+from backupd.engine.physical.capture import PhysicalTool
+from backupd.engine.server.probe import examine
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import RefusedError

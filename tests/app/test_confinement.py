@@ -8,7 +8,7 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.service import confinement_check as confinement
 from backupd.app.service.confinement_check import findings
-from backupd.engine.sandbox import MAKE_WORKER, Way
+from backupd.engine.instance.sandbox import MAKE_WORKER, Way
 from backupd.model.errors import RefusedError
 from tests.policies.places import CONFIGURATION, write
 

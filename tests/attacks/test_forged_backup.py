@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine import preparation, sandbox
-from backupd.engine.backupcnf import KNOWN
-from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.preparation import prepare_step
-from backupd.engine.sandbox import confine, is_available, worker
+from backupd.engine.instance import sandbox
+from backupd.engine.instance.backup_options import KNOWN
+from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.instance.sandbox import confine, is_available, worker
+from backupd.engine.physical import preparation
+from backupd.engine.physical.preparation import prepare_step
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.progress import silent
 from backupd.process.command import Command

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.binlogevents import CRC_SIZE, HEADER, QUERY
+from backupd.engine.binlog.events import CRC_SIZE, HEADER, QUERY
 from backupd.model.binlog import MAGIC, Ending, ReplayMethod
 from backupd.model.errors import BackupdError
 from backupd.transfer.signature import Signing, sign

@@ -17,14 +17,15 @@ import pytest
 
 from backupd.backup.finding import Severity
 from backupd.backup.location import examine_owners
-from backupd.engine import handover, livedata
-from backupd.engine.client import Connection, Session
-from backupd.engine.livedata import reader_of, survey
-from backupd.engine.mariabackup import MariaBackup
-from backupd.engine.physical import CaptureRequest
-from backupd.engine.probe import probe
-from backupd.engine.receipts import XTRABACKUP
-from backupd.engine.sandbox import is_available
+from backupd.engine.access import client_files as handover
+from backupd.engine.access import live_data as livedata
+from backupd.engine.access.live_data import reader_of, survey
+from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.instance.sandbox import is_available
+from backupd.engine.physical.capture import CaptureRequest
+from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError, ToolError
 from backupd.process.otherfolders import powers_of
 from tests.attacks.evil_library import MARK, evil_library
@@ -305,7 +306,7 @@ import json, os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from backupd.backup.location import examine_owners
-from backupd.engine.probe import probe
+from backupd.engine.server.probe import probe
 from backupd.model.errors import BackupdError
 from tests.engine.backups import connection_to, take
 os.umask(0o022)

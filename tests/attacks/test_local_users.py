@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.launch import LaunchedServer, ServerConfig
+from backupd.engine.instance.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.otherfolders import give, open_to_append, write_anew

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.status import StreamEventKind
-from backupd.engine import handover
-from backupd.engine.binlogsource import BinlogSource
-from backupd.engine.client import Connection
-from backupd.engine.logclient import collect, make_intake
-from backupd.engine.sandbox import is_available, worker
+from backupd.engine.access import client_files as handover
+from backupd.engine.instance.sandbox import is_available, worker
+from backupd.engine.logclient.run import collect, make_intake
+from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import is_log_name
 from backupd.model.errors import MisnamedError
 from tests.binlog.streaming import Proxy, Streaming, assert_identical, insert, make_server, prepare, through_socket

@@ -15,12 +15,12 @@ import pytest
 
 from backupd.backup.config import collect
 from backupd.backup.host import find_process
-from backupd.engine.external import find_external
-from backupd.engine.history import log_digest
-from backupd.engine.imports import has_old_pages
-from backupd.engine.launch import log_tail
-from backupd.engine.probe import probe
-from backupd.engine.tablespace import _Files
+from backupd.engine.instance.launch import log_tail
+from backupd.engine.physical.external import find_external
+from backupd.engine.physical.imports import has_old_pages
+from backupd.engine.server.history import log_digest
+from backupd.engine.server.probe import probe
+from backupd.engine.tablespace.transport import _Files
 from backupd.model.errors import DamagedError
 from backupd.model.server import Position
 from backupd.process.otherfolders import powers_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.sandbox import Way, _made, obstacle, ways, worker
+from backupd.engine.instance.sandbox import Way, _made, obstacle, ways, worker
 from backupd.process.command import Command
 from backupd.process.run import run
 from backupd.process.supervise import spawn, stop

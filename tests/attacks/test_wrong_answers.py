@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.engine import answers
-from backupd.engine.client import Connection
+from backupd.engine.sql import answers
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import ServerError
 
 _CAPABILITIES = 0x81BFF7FE & ~0x820  # neither TLS nor compression

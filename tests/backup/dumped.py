@@ -15,12 +15,12 @@ from typing import Any
 
 from backupd.backup.commit import Documents
 from backupd.backup.logical import LogicalOutcome, LogicalSpec, execute
-from backupd.engine.client import Connection
-from backupd.engine.dumping import DumpTool
-from backupd.engine.exactdump import ExactDump
-from backupd.engine.mydumper import mydumper_tool
-from backupd.engine.probe import probe
-from backupd.engine.selection import select
+from backupd.engine.dump.contract import DumpTool
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.dump.selection import select
+from backupd.engine.dump.tool import mydumper_tool
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable, definition_path, table_folder
 from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pytest
 
 from backupd.backup.commit import BackupSpec, Captured, Documents, making
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.backup import BackupKind
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.server import Position, Receipts, Tool, Version

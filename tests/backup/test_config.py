@@ -13,8 +13,8 @@ import pytest
 
 from backupd.backup.config import Artefact, collect
 from backupd.backup.host import Mount, describe_mounts, mount_of, read_mounts
-from backupd.engine.client import Connection, Session
-from backupd.engine.probe import probe
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection, Session
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.mysql import MySQLServer, why_not
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backupd.backup.coverage import examine_coverage, recommend
-from backupd.engine.census import uncovered
-from backupd.engine.tables import Table
+from backupd.engine.server.census import uncovered
+from backupd.engine.sql.tables import Table
 from backupd.model.server import Flavour
 from backupd.model.table import TableName
 from policies.schema import Logical

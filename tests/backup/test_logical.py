@@ -14,9 +14,9 @@ import pymysql
 import pytest
 
 from backupd.backup.logical import LogicalOutcome, execute
-from backupd.engine.dumping import DumpedFile
-from backupd.engine.exactdump import ExactDump
-from backupd.engine.mydumper import mydumper_tool
+from backupd.engine.dump.contract import DumpedFile
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.dump.tool import mydumper_tool
 from backupd.model.dump import Outcome
 from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.progress import Progress, silent

@@ -14,12 +14,12 @@ from backupd.backup.logical import execute
 from backupd.backup.opening import listed
 from backupd.backup.sight import examine_sight
 from backupd.backup.waitwatch import WaitWatch
-from backupd.engine.client import Connection
-from backupd.engine.exactdump import ExactDump
-from backupd.engine.grants import read_grants
-from backupd.engine.longqueries import changing
-from backupd.engine.probe import probe
-from backupd.engine.tables import LockedTableError, hurry, list_tables
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.pressure.long_statements import changing
+from backupd.engine.server.grants import read_grants
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.tables import LockedTableError, hurry, list_tables
 from backupd.model.dump import PREPARED_XA, Outcome
 from backupd.model.errors import BusyError
 from backupd.model.progress import Progress, silent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backupd.backup.physical import refuse_incomplete, words_of
-from backupd.engine.physical import Stock
+from backupd.engine.physical.capture import Stock
 from backupd.model.errors import TablesChangedError
 from backupd.model.inventory import BaseTable
 from backupd.model.table import TableName

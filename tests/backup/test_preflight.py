@@ -22,12 +22,12 @@ from backupd.backup.coverage import examine_coverage
 from backupd.backup.finding import Finding, Severity
 from backupd.backup.location import examine_location
 from backupd.backup.preflight import PreflightSpec, preflight
-from backupd.engine import mariabackup
-from backupd.engine.client import Connection
-from backupd.engine.dialect import dialect_of
-from backupd.engine.grants import needs, parse_grants, read_grants
-from backupd.engine.probe import probe, read_dialect
-from backupd.engine.tables import Table
+from backupd.engine.physical import mariabackup
+from backupd.engine.server.grants import needs, parse_grants, read_grants
+from backupd.engine.server.probe import probe, read_dialect
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
+from backupd.engine.sql.tables import Table
 from backupd.model.errors import DestinationError
 from backupd.model.server import Flavour, ServerInfo, Version
 from backupd.model.table import TableName

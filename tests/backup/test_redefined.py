@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pymysql
 
-from backupd.engine.dumping import DumpRequest, DumpRun
-from backupd.engine.exactdump import ExactDump
-from backupd.engine.snapshot import Snapshot
+from backupd.engine.dump.contract import DumpRequest, DumpRun
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.server.snapshot import Snapshot
 from backupd.model.dump import Outcome
 from backupd.model.table import TableName
 from tests.backup.dumped import Shelf, table

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from backupd.binlog.spool import Spool
 from backupd.binlog.stream import Streamer
-from backupd.engine.binlogsource import BinlogSource
-from backupd.engine.binlogtool import binlog_tool
-from backupd.engine.client import Connection
+from backupd.engine.logclient.log_client import binlog_tool
+from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Flavour
 from tests.binlog.streaming import FAST, PASSWORD, USER
 

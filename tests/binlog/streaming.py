@@ -16,9 +16,9 @@ from backupd.binlog.evidence import without_flag
 from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.stream import ArchivedTo, GivenUp, Pace, Streamer
-from backupd.engine.binlogsource import BinlogSource
-from backupd.engine.binlogtool import BinlogTool, binlog_tool
-from backupd.engine.client import Connection
+from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
+from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap
 from backupd.model.server import Flavour, Position
 from tests.support.mariadb import PrivateServer

@@ -14,8 +14,8 @@ from backupd.binlog.session import Session
 from backupd.binlog.spool import Spool
 from backupd.binlog.stream import Streamer
 from backupd.binlog.watch import Watch
-from backupd.engine.binlogsource import BinlogSource
-from backupd.engine.binlogtool import BinlogTool
+from backupd.engine.logclient.log_client import BinlogTool
+from backupd.engine.logclient.source import BinlogSource
 from backupd.model.server import Position
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -24,7 +24,7 @@ from backupd.binlog.continuity import (
     without_file,
 )
 from backupd.binlog.evidence import Seen
-from backupd.engine.binlogsource import ListedLog, SourceState
+from backupd.engine.logclient.source import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server import Flavour, Position, Version
 

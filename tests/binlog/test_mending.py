@@ -15,7 +15,7 @@ from backupd.binlog.mending import Mender
 from backupd.binlog.readable import DamagedCopyError, read, scan_to
 from backupd.binlog.spool import Spooled
 from backupd.binlog.status import StreamEventKind, StreamState
-from backupd.engine.binlogsource import BinlogSource
+from backupd.engine.logclient.source import BinlogSource
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server import Position
 from backupd.recovery.runs import without

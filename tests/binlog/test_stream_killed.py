@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.spool import Spool
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import BranchReason
 from backupd.model.errors import ServerError
 from backupd.process.family import family

@@ -17,9 +17,9 @@ import pytest
 from backupd.binlog.spool import Spool
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.stream import Pace, Streamer
-from backupd.engine.binlogsource import BinlogSource, SourceState
-from backupd.engine.binlogtool import binlog_tool
-from backupd.engine.client import Connection
+from backupd.engine.logclient.log_client import binlog_tool
+from backupd.engine.logclient.source import BinlogSource, SourceState
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.errors import BusyError, ToolError
 from backupd.model.server import Flavour, Position, Version

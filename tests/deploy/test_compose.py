@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from backupd.app.context.settings import Settings, load_settings
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"

@@ -14,7 +14,7 @@ from pathlib import Path
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
-from backupd.engine.binlogscan import ScanContext, scan
+from backupd.engine.binlog.scan import ScanContext, scan
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.model.ids import new_id
 from backupd.transfer import segments

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 from backupd.binlog.evidence import without_flag
 from backupd.catalog.session import Catalog
-from backupd.engine.binlogscan import scan
-from backupd.engine.client import Connection
+from backupd.engine.binlog.scan import scan
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
 from backupd.transfer import segments

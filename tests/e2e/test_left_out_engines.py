@@ -11,7 +11,8 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.dispatch.actions import perform
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.engine import census, streaming
+from backupd.engine.physical import streaming
+from backupd.engine.server import census
 from backupd.model.errors import TablesChangedError
 from backupd.model.ids import new_id
 from backupd.model.inventory import BaseTable

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.schemascripts import read_schema
+from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.sql.client import Connection
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.support.dice import SOAK

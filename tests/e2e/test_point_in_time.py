@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.clock import format_time
 from backupd.model.ids import new_id

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings import load_settings
-from backupd.engine.sandbox import is_available, worker
+from backupd.engine.instance.sandbox import is_available, worker
 from tests.e2e.house import SERVER, House
 from tests.e2e.installed import RESTORES, homes, install
 from tests.e2e.service import ONCE_A_YEAR, catalog_of, serving

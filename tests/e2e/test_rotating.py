@@ -11,7 +11,7 @@ import pytest
 
 import restore.replaying
 from backupd.app.dispatch.foreground import Foreground
-from backupd.engine.binlogscan import scan
+from backupd.engine.binlog.scan import scan
 from backupd.model.access import Actor, Role, Via
 from backupd.model.clock import format_time
 from backupd.model.progress import silent

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.client import Connection
-from backupd.engine.mariabackup import MariaBackup
-from backupd.engine.physical import CaptureRequest, FileEvent, PhysicalTool
-from backupd.engine.receipts import XTRABACKUP
-from backupd.engine.sandbox import worker
+from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.instance.sandbox import worker
+from backupd.engine.physical.capture import CaptureRequest, FileEvent, PhysicalTool
+from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import find_tool
 from backupd.model.server import Receipts
 from backupd.process.run import run

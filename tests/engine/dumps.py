@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import TableDefinition
-from backupd.engine.dumping import DumpedFile, DumpRequest, DumpTable, DumpTool
+from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable, DumpTool
+from backupd.engine.schema.files import TableDefinition
+from backupd.engine.sql.client import Connection
 from backupd.model.table import TableName, quote_name
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import root_programs

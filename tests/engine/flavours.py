@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Flavour
 from tests.support import mysql
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from backupd.engine.physical import Data, End, FileEvent, Hole, Remove, Rename
-from backupd.engine.xbstream import Dialect, demultiplex
+from backupd.engine.physical.capture import Data, End, FileEvent, Hole, Remove, Rename
+from backupd.engine.physical.xbstream import Dialect, demultiplex
 
 
 def header(kind: str, path: str | bytes, flags: int = 0) -> bytes:

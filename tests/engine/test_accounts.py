@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backupd.engine.accounts import Accounts, _Account, _mysql_account, _Row, _Script, quote_text, read_accounts
-from backupd.engine.client import Connection
+from backupd.engine.schema.accounts import Accounts, _Account, _mysql_account, _Row, _Script, quote_text, read_accounts
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Flavour, Version
 from backupd.model.table import quote_name
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from backupd.engine.accounts import read_accounts
-from backupd.engine.client import Connection
+from backupd.engine.schema.accounts import read_accounts
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Version
 from tests.support.mysql import MySQLServer, beside, mysqld, release_of, why_not
 

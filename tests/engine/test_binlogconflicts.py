@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from backupd.engine.binlogchanges import Changes
-from backupd.engine.binlogconflicts import Conflict, Conflicts
-from backupd.engine.binlogrows import TableMap
-from backupd.engine.binlogstatement import Effect
+from backupd.engine.binlog.changes import Changes
+from backupd.engine.binlog.conflicts import Conflict, Conflicts
+from backupd.engine.binlog.rows import TableMap
+from backupd.engine.binlog.statements import Effect
 from backupd.model.binlog import ChangeKind, Transaction
 from tests.support.binlogs import FLAVOURS, Logs, all_of, real_logs, why_not
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from backupd.engine.binlogscan import Scan, ScanContext, clear_flag, scan
+from backupd.engine.binlog.scan import Scan, ScanContext, clear_flag, scan
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.gtid import same
 from tests.support.binlogs import (

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.engine.binlogsource import BinlogSource, Expiry
-from backupd.engine.client import Connection
+from backupd.engine.logclient.source import BinlogSource, Expiry
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError, ServerError
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer, why_not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.binlogstatement import effect, masked
+from backupd.engine.binlog.statements import effect, masked
 
 NAMED = {
     "CREATE TABLE t (a INT)": [("create", "shop.t")],

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.binlogtool import BinlogTool, EndKind, binlog_tool, connection_id, end_kind, not_made
-from backupd.engine.client import Connection
+from backupd.engine.logclient.log_client import BinlogTool, EndKind, binlog_tool, connection_id, end_kind, not_made
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError
 from backupd.model.server import Flavour, Tool, Version
 from tests.support.mysql import beside, mysqld, why_not

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backupd.engine.census import Census, external_paths, take_census
-from backupd.engine.client import Connection
-from backupd.engine.probe import examine, read_dialect
-from backupd.engine.risks import recovery_risks
+from backupd.engine.server.census import Census, external_paths, take_census
+from backupd.engine.server.probe import examine, read_dialect
+from backupd.engine.server.risks import recovery_risks
+from backupd.engine.sql.client import Connection
 from backupd.model.server import ExternalPath, Flavour
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.places import give_to_database

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backupd.engine.client import Connection, error_code, is_denied
-from backupd.engine.defaults import CLIENT_GROUPS, read_option_file
+from backupd.engine.sql.client import Connection, error_code, is_denied
+from backupd.engine.sql.option_files import CLIENT_GROUPS, read_option_file
 from backupd.model.errors import ConfigurationError, ServerError
 from backupd.model.table import quote_name
 from backupd.process.optionfile import render_options

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.datafiles import (
+from backupd.engine.physical.datafiles import (
     expected_files,
     of_others,
     put_aside,

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.ddl import read_definition, understand, write_definition
-from backupd.engine.ddlscript import Stored, made_trigger, script, statements
-from backupd.engine.ddltext import makes_elsewhere, parse_table, without_directories, without_foreign_keys
-from backupd.engine.foreignkeys import ForeignKey, ForeignKeys
+from backupd.engine.schema.definition_text import (
+    makes_elsewhere,
+    parse_table,
+    without_directories,
+    without_foreign_keys,
+)
+from backupd.engine.schema.files import read_definition, understand, write_definition
+from backupd.engine.schema.scripts import Stored, made_trigger, script, statements
+from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys
 from backupd.model.table import TableName
 
 ORDERS = TableName("shop", "orders")

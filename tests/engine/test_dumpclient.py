@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine import dumpclient
-from backupd.engine.ddl import read_tables
-from backupd.engine.dumpclient import ClientDump, client_dump_tool
-from backupd.engine.dumping import DumpedFile, DumpRequest, DumpTable
-from backupd.engine.dumpsplit import Splitter
+from backupd.engine.dump import dump_client as dumpclient
+from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
+from backupd.engine.dump.dump_client import ClientDump, client_dump_tool
+from backupd.engine.dump.dump_split import Splitter
+from backupd.engine.schema.files import read_tables
 from backupd.model.errors import CancelledError, ToolError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName

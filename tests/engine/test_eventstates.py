@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.eventstates import Event, EventState, after, read_events, settle
-from backupd.engine.logwalk import Statement
+from backupd.engine.binlog.walk import Statement
+from backupd.engine.replay.event_states import Event, EventState, after, read_events, settle
+from backupd.engine.sql.client import Connection
 from tests.restore.rolling import Kind, both
 from tests.support.mariadb import PrivateServer
 

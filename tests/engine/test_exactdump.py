@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import read_tables
-from backupd.engine.ddltext import parse_table
-from backupd.engine.dumping import DumpedFile, DumpRequest, DumpTable
-from backupd.engine.exactdump import ExactDump
+from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.schema.definition_text import parse_table
+from backupd.engine.schema.files import read_tables
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName
 from tests.engine.dumps import dump, load, wanted

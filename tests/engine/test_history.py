@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.history import (
+from backupd.engine.server.history import (
     contradiction,
     current_lsn,
     keyed,
@@ -16,7 +15,8 @@ from backupd.engine.history import (
     missing_evidence,
     mute,
 )
-from backupd.engine.probe import probe
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Position, Role
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 

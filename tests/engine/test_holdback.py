@@ -14,10 +14,10 @@ from backupd.backup.binarylog import Streaming as Wish
 from backupd.backup.binarylog import examine_binary_log
 from backupd.backup.finding import Severity
 from backupd.binlog.status import StreamEventKind, StreamState
-from backupd.engine.binlogtool import BinlogTool, binlog_tool
-from backupd.engine.client import Connection
-from backupd.engine.holdback import tried
-from backupd.engine.probe import examine
+from backupd.engine.logclient.holdback import tried
+from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
+from backupd.engine.server.probe import examine
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Flavour, Position
 from tests.binlog.streaming import (
     FAST,

@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 import pymysql
 import pytest
 
-from backupd.engine.accounts import read_accounts
-from backupd.engine.client import Session, readable
-from backupd.engine.ddl import plain_session, read_tables, write_definition, write_triggers
-from backupd.engine.lockwatch import kill_lock_statements
-from backupd.engine.longqueries import changing, running, waiting
-from backupd.engine.probe import examine
-from backupd.engine.schemascripts import read_schema
-from backupd.engine.tables import list_tables
+from backupd.engine.pressure.lock_limit import kill_lock_statements
+from backupd.engine.pressure.long_statements import changing, running, waiting
+from backupd.engine.schema.accounts import read_accounts
+from backupd.engine.schema.files import plain_session, read_tables, write_definition, write_triggers
+from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.server.probe import examine
+from backupd.engine.sql.client import Session, readable
+from backupd.engine.sql.tables import list_tables
 from backupd.model.errors import ServerError
 from backupd.model.server import Role
 from backupd.model.table import TableName

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from backupd.backup.landmarks import here, landmarks_of
-from backupd.engine.client import Connection
-from backupd.engine.imports import ImportWatch, Removals, has_old_pages, imported_tables, newest_table
-from backupd.engine.probe import probe, read_dialect
+from backupd.engine.physical.imports import ImportWatch, Removals, has_old_pages, imported_tables, newest_table
+from backupd.engine.server.probe import probe, read_dialect
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import TablesChangedError, ToolError
 from backupd.model.server import Position, Receipts
 from tests.engine.backups import take

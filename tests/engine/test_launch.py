@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.emptysystem import initialise
-from backupd.engine.launch import (
+from backupd.engine.instance.launch import (
     LaunchedServer,
     ServerConfig,
     log_tail,
     option_text,
     options_for_copy,
 )
-from backupd.engine.sandbox import is_available
+from backupd.engine.instance.sandbox import is_available
+from backupd.engine.replay.empty_system import initialise
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import ServerError, ToolError
 from tests.engine.backups import children
@@ -155,7 +155,7 @@ def test_killing_us_kills_the_server(short_tmp: Path) -> None:
     copy_template(short_tmp / "data")
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from backupd.engine.launch import LaunchedServer, ServerConfig\n"
+        "from backupd.engine.instance.launch import LaunchedServer, ServerConfig\n"
         f"place = Path({str(short_tmp)!r})\n"
         f"server = LaunchedServer(ServerConfig({PROGRAM!r}, place / 'data', place / 'run', memory=64 << 20)).start()\n"
         "print(server.pid, flush=True)\ntime.sleep(600)\n"

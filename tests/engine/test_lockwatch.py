@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.lockwatch import LockWatch, kill_lock_statements
+from backupd.engine.pressure.lock_limit import LockWatch, kill_lock_statements
+from backupd.engine.sql.client import Connection
 from tests.engine.backups import connection_to
 from tests.process.processes import until
 from tests.support.mariadb import PrivateServer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.applier_mariadb import refuse_repeated
-from backupd.engine.logwalk import walk
-from backupd.engine.replaypipe import refuse_inexact
+from backupd.engine.binlog.walk import walk
+from backupd.engine.replay.applier_mariadb import refuse_repeated
+from backupd.engine.replay.pipe import refuse_inexact
 from backupd.model.errors import RefusedError
 from backupd.model.gtid import plus
 from backupd.model.server import Flavour, Position, Role, ServerInfo, Version

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.mariabackup import REDO, MariaBackup, reached_lsn
-from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify_files
-from backupd.engine.receipts import XTRABACKUP, read_receipts
-from backupd.engine.sandbox import DATABASE_USER, worker
+from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.instance.receipts import XTRABACKUP, read_receipts
+from backupd.engine.instance.sandbox import DATABASE_USER, worker
+from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, verify_files
+from backupd.engine.physical.mariabackup import REDO, MariaBackup, reached_lsn
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
 from backupd.model.progress import silent

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import TableDefinition, read_tables
-from backupd.engine.dumping import DumpedFile, DumpRequest, DumpRun
-from backupd.engine.mydumper import MyDumper, mydumper_tool
-from backupd.engine.mydumperrun import MyDumperRun
+from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpRun
+from backupd.engine.dump.mydumper_run import MyDumperRun
+from backupd.engine.dump.tool import MyDumper, mydumper_tool
+from backupd.engine.schema.files import TableDefinition, read_tables
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName
@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_while_files_wait_only_slows_mydumper_down(
     tool: MyDumper, asked: DumpRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(asked.folder)
-    monkeypatch.setattr("backupd.engine.mydumperrun.LITTLE_ROOM", 2 * usage.total)
+    monkeypatch.setattr("backupd.engine.dump.mydumper_run.LITTLE_ROOM", 2 * usage.total)
     states: set[str] = set()
 
     def look(file: DumpedFile) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddltext import Column, Columns
-from backupd.engine.dumping import DumpRequest, DumpTable
-from backupd.engine.mydumper import MyDumper, mydumper_tool
+from backupd.engine.dump.contract import DumpRequest, DumpTable
+from backupd.engine.dump.tool import MyDumper, mydumper_tool
+from backupd.engine.schema.definition_text import Column, Columns
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError
 from backupd.model.server import Flavour, Tool, Version
 from backupd.model.table import TableName

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import read_tables
-from backupd.engine.dumping import DumpRequest, DumpTable
-from backupd.engine.mydumper import mydumper_tool
+from backupd.engine.dump.contract import DumpRequest, DumpTable
+from backupd.engine.dump.tool import mydumper_tool
+from backupd.engine.schema.files import read_tables
+from backupd.engine.sql.client import Connection
 from backupd.model.server import Flavour
 from backupd.model.table import TableName
 from tests.engine.dumps import connection_to, dump, load, wanted

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.insertfile import inspect
-from backupd.engine.mydumperlog import DumpLog, read_metadata
+from backupd.engine.dump.insert_file import inspect
+from backupd.engine.dump.mydumper_log import DumpLog, read_metadata
 from backupd.model.server import Position
 from backupd.model.table import TableName
 

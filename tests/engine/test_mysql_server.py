@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.dialect import dialect_of
-from backupd.engine.emptysystem import initialise
-from backupd.engine.grants import needs, read_grants
-from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
-from backupd.engine.probe import examine, probe
-from backupd.engine.snapshot import Snapshot
-from backupd.engine.tables import list_tables
+from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
+from backupd.engine.replay.empty_system import initialise
+from backupd.engine.server.grants import needs, read_grants
+from backupd.engine.server.probe import examine, probe
+from backupd.engine.server.snapshot import Snapshot
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
+from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts, take
 from backupd.model.server import Flavour, Role, Version
 from backupd.model.table import TableName
@@ -203,7 +203,7 @@ def test_a_system_is_made_from_nothing() -> None:
 
 
 def test_programs_that_were_unpacked_somewhere_are_told_where_their_files_are(tmp_path: Path) -> None:
-    from backupd.engine.installation import places, server_options
+    from backupd.engine.instance.installation import places, server_options
 
     program = tmp_path / "server" / "bin" / "mysqld"
     messages = tmp_path / "server" / "share" / "english"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.preparation import check_logs, prepare_step
-from backupd.engine.sandbox import can_confine, is_available
+from backupd.engine.instance.sandbox import can_confine, is_available
+from backupd.engine.physical.preparation import check_logs, prepare_step
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError
 from backupd.model.server import Tool, Version

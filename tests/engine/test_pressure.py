@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.pressure import (
+from backupd.engine.pressure.gauges import (
     DiskGauge,
     LagGauge,
     Reading,
@@ -22,7 +21,8 @@ from backupd.engine.pressure import (
     lag_gauges,
     lag_of,
 )
-from backupd.engine.watch import Judge, PressureWatch, Watched
+from backupd.engine.pressure.watch import Judge, PressureWatch, Watched
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import ServerError
 from tests.process.processes import until
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

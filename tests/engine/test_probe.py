@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.dialect import dialect_of
-from backupd.engine.probe import examine, flavour_of, probe
+from backupd.engine.server.probe import examine, flavour_of, probe
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Position, Role, ServerInfo, Version
 from tests.support.mariadb import (

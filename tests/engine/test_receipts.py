@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.receipts import (
+from backupd.engine.instance.receipts import (
     MARIADB_BACKUP,
     XTRABACKUP,
     ReceiptCollector,

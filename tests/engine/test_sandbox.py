@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.sandbox import confine, is_available, worker
+from backupd.engine.instance.sandbox import confine, is_available, worker
 from backupd.model.errors import ToolError
 from backupd.process.command import Command
 from backupd.process.run import run

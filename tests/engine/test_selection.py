@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from backupd.engine.selection import Selection, select
-from backupd.engine.tables import Table
+from backupd.engine.dump.selection import Selection, select
+from backupd.engine.sql.tables import Table
 from backupd.model.table import TableName, TablePattern
 
 

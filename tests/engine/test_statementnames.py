@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.binlogstatement import masked
-from backupd.engine.sqltokens import tokens_of
-from backupd.engine.statementnames import (
+from backupd.engine.binlog.statement_names import (
     Routine,
     created_trigger,
     has_named_all,
@@ -18,6 +16,8 @@ from backupd.engine.statementnames import (
     routine_of,
     statements,
 )
+from backupd.engine.binlog.statements import masked
+from backupd.engine.sql.tokens import tokens_of
 
 
 @pytest.mark.parametrize(

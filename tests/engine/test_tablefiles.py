@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.filenames import decode_file_name
-from backupd.engine.preparation import why_unprepared, without_left_out
-from backupd.engine.tablefiles import (
+from backupd.engine.physical.preparation import why_unprepared, without_left_out
+from backupd.engine.physical.tablefiles import (
     absent,
     fulltext_id,
     highest_space_id,
@@ -20,6 +19,7 @@ from backupd.engine.tablefiles import (
     stem_of,
     table_of,
 )
+from backupd.engine.sql.filenames import decode_file_name
 from backupd.model.errors import ToolError, UnrestorableError
 from backupd.model.inventory import BaseTable
 from backupd.model.manifest import Body, BodyFacts, decode_body, encode_body

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine import tableread
-from backupd.engine.ddl import read_tables
-from backupd.engine.dialect import dialect_of
-from backupd.engine.dumping import DumpTable
-from backupd.engine.dumproute import dump_tools, route
-from backupd.engine.exactdump import ExactDump
-from backupd.engine.probe import read_dialect
-from backupd.engine.tableread import dump_quiet
+from backupd.engine.dump import table_reader as tableread
+from backupd.engine.dump.contract import DumpTable
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.dump.route import dump_tools, route
+from backupd.engine.dump.table_reader import dump_quiet
+from backupd.engine.schema.files import read_tables
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.dump import Outcome, data_path, definition_path, triggers_path
 from backupd.model.errors import CancelledError
 from backupd.model.server import Flavour, Version

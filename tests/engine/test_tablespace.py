@@ -9,8 +9,8 @@ from threading import Event
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.tablespace import Imported, can_import, export_tables, files_of, import_tables
+from backupd.engine.sql.client import Connection
+from backupd.engine.tablespace.transport import Imported, can_import, export_tables, files_of, import_tables
 from backupd.model.errors import CancelledError
 from backupd.model.progress import silent
 from backupd.model.table import TableName

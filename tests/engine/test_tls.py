@@ -12,13 +12,13 @@ import pytest
 from backupd.app.service.transport_check import findings, is_open
 from backupd.backup.finding import Severity
 from backupd.binlog.status import StreamState
-from backupd.engine.client import Connection
-from backupd.engine.clientoptions import client_options, ssl_mode
-from backupd.engine.dumpclient import client_dump_tool
-from backupd.engine.dumping import DumpRequest, DumpTool
-from backupd.engine.logclient import log_client, make_intake
-from backupd.engine.mydumper import mydumper_tool
-from backupd.engine.tls import Tls, arguments, is_this_host
+from backupd.engine.dump.contract import DumpRequest, DumpTool
+from backupd.engine.dump.dump_client import client_dump_tool
+from backupd.engine.dump.tool import mydumper_tool
+from backupd.engine.logclient.run import log_client, make_intake
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.client_options import client_options, ssl_mode
+from backupd.engine.sql.tls import Tls, arguments, is_this_host
 from backupd.model.errors import ServerError, ToolError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName

@@ -7,8 +7,9 @@ from typing import cast
 
 import pytest
 
-from backupd.engine.client import Session
-from backupd.engine.clone import Clone
+from backupd.engine.clone.capture import Clone
+from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.sql.client import Session
 from backupd.engine.toolset import (
     find_tool,
     physical_backup_tool,
@@ -18,7 +19,6 @@ from backupd.engine.toolset import (
     server_program,
     shortcomings,
 )
-from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, Position, Role, ServerInfo, Tool, Version
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.physical import CaptureRequest, Data, FileEvent, FileList, verify_files
-from backupd.engine.receipts import read_receipts
-from backupd.engine.xtrabackup import XtraBackup
+from backupd.engine.instance.receipts import read_receipts
+from backupd.engine.physical.capture import CaptureRequest, Data, FileEvent, FileList, verify_files
+from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError
 from backupd.process.run import run
 from tests.engine.backups import MEMORY, Taken, children, connection_to, give_to_worker, prepare, signal_all

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.probe import read_dialect
-from backupd.engine.unlogged import unlogged
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.unlogged import unlogged
+from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from tests.support import mysql
 from tests.support.mariadb import PrivateServer

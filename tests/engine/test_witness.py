@@ -13,8 +13,8 @@ import pymysql
 import pytest
 
 from backupd.engine import witness as module
-from backupd.engine.client import Connection
-from backupd.engine.snapshot import Snapshot
+from backupd.engine.server.snapshot import Snapshot
+from backupd.engine.sql.client import Connection
 from backupd.engine.witness import (
     LockWindowWitness,
     checksums,

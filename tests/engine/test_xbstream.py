@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.engine.physical import FileEvent
-from backupd.engine.xbstream import BUFFER_SIZE, Dialect, Doubts, demultiplex
+from backupd.engine.physical.capture import FileEvent
+from backupd.engine.physical.xbstream import BUFFER_SIZE, Dialect, Doubts, demultiplex
 from backupd.model.errors import StreamError
 from tests.engine.stream import (
     Dribble,

@@ -12,11 +12,11 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.engine import xtrabackup
-from backupd.engine.client import Connection
-from backupd.engine.physical import Capture, CaptureRequest, End, FileEvent
-from backupd.engine.receipts import XTRABACKUP, parse_receipts
-from backupd.engine.xtrabackup import XtraBackup
+from backupd.engine.instance.receipts import XTRABACKUP, parse_receipts
+from backupd.engine.physical import xtrabackup
+from backupd.engine.physical.capture import Capture, CaptureRequest, End, FileEvent
+from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import (
     CancelledError,
     RefusedError,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.mariabackup import MariaBackup
-from backupd.engine.receipts import XTRABACKUP, parse_receipts, read_receipts
-from backupd.engine.xtrabackup import XtraBackup
+from backupd.engine.instance.receipts import XTRABACKUP, parse_receipts, read_receipts
+from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
 from backupd.model.progress import Progress
 from backupd.model.server import Receipts, Tool, Version

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.mariabackup import REDO as MARIADB_REDO
-from backupd.engine.mariabackup import MariaBackup
-from backupd.engine.physical import Data, FileEvent, PhysicalTool
-from backupd.engine.receipts import XTRABACKUP
+from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.physical.capture import Data, FileEvent, PhysicalTool
+from backupd.engine.physical.mariabackup import REDO as MARIADB_REDO
+from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.physical.xtrabackup import REDO as XTRABACKUP_REDO
+from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.engine.toolset import find_tool
-from backupd.engine.xtrabackup import REDO as XTRABACKUP_REDO
-from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.server import Tool
 from tests.engine.backups import Taken, give_to_database, take, the_tool
 from tests.support.mariadb import PrivateServer

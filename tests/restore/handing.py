@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import pymysql
 
-from backupd.engine import ddl
-from backupd.engine.client import Connection, Session
-from backupd.engine.ddl import TableDefinition
-from backupd.engine.ddltext import without_foreign_keys
+from backupd.engine.schema import files as ddl
+from backupd.engine.schema.definition_text import without_foreign_keys
+from backupd.engine.schema.files import TableDefinition
+from backupd.engine.sql.client import Connection, Session
 from backupd.model.progress import Progress
 from backupd.model.table import TableName, quote_name
 from restore.handover import Goal, HandedOver, Patience, hand_over

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable
 from backupd.model.progress import Progress
 from restore import tableload

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backupd.engine import foreignkeys
-from backupd.engine.binlogscan import scan
-from backupd.engine.client import Connection
-from backupd.engine.launch import LaunchedServer
+from backupd.engine.binlog.scan import scan
+from backupd.engine.instance.launch import LaunchedServer
+from backupd.engine.sql import foreign_keys as foreignkeys
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Stop, Transaction
 from backupd.model.server import Position, ServerInfo
 from backupd.model.table import TableName

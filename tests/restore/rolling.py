@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from pymysql.cursors import DictCursor
 
-from backupd.engine.client import Connection
-from backupd.engine.launch import LaunchedServer, ServerConfig
-from backupd.engine.probe import probe
+from backupd.engine.instance.launch import LaunchedServer, ServerConfig
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.server import Position, ServerInfo
 from restore.replay import Replayed, replay

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from backupd.backup.commit import Documents
 from backupd.backup.physical import PhysicalSpec, execute
-from backupd.engine.client import Connection
-from backupd.engine.probe import probe
+from backupd.engine.server.probe import probe
+from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.engine.witness import take
 from backupd.model.ids import new_id

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from backupd.backup.logical import LogicalOutcome
-from backupd.engine.client import Connection
-from backupd.engine.clientoptions import client_options
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.client_options import client_options
 from backupd.model.server import Flavour
 from backupd.process.optionfile import option_file
 from restore.sqlfiles import SCRIPT, write_sql

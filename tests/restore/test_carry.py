@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from backupd.engine import tablespace
-from backupd.engine.client import Connection
-from backupd.engine.strays import remove_strays
-from backupd.engine.tableread import dump_quiet
-from backupd.engine.tables import checksum_statement
+from backupd.engine.dump.table_reader import dump_quiet
+from backupd.engine.physical.strays import remove_strays
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.tables import checksum_statement
+from backupd.engine.tablespace import transport as tablespace
 from backupd.model.ids import new_id
 from backupd.model.progress import silent
 from backupd.model.table import TableName

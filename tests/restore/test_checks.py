@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.progress import Progress, silent
 from backupd.model.proof import Check, Phase, Tally, Witness

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import read_table
+from backupd.engine.schema.files import read_table
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName, quote_name
 from restore.definitions import LIVE_ONLY, RESTORED_ONLY

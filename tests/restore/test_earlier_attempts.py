@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
 from restore import tablerestore

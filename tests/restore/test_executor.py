@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError, KeyUnusableError, NotFoundError, RefusedError, ToolMissingError
 from backupd.model.progress import Progress, silent
 from backupd.model.proof import Phase

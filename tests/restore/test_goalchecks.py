@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.engine.client import Connection, Session
-from backupd.engine.ddl import understand
+from backupd.engine.schema.files import understand
+from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
 from restore.goalchecks import refuse_old, refuse_unfit, remarks_on, unknown_to

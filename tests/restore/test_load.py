@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable, Outcome, data_path, definition_path
 from backupd.model.errors import BusyError, CancelledError, RefusedError, UsageError
 from backupd.model.progress import Progress

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import read_tables, write_definition
-from backupd.engine.dumping import DumpRequest, DumpTable
-from backupd.engine.exactdump import ExactDump
+from backupd.engine.dump.contract import DumpRequest, DumpTable
+from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.schema.files import read_tables, write_definition
+from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable, Outcome, data_path, definition_path
 from backupd.model.table import TableName, quote_name
 from restore import tableload

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.launch import OWN_ACCOUNT
+from backupd.engine.instance.launch import OWN_ACCOUNT
+from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.progress import silent
 from backupd.model.proof import Check, Tally, Witness

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.engine.binlogchanges import Changes
-from backupd.engine.binlogstatement import effect, masked
-from backupd.engine.tablefilter import patterns, skipped_statement
+from backupd.engine.binlog.changes import Changes
+from backupd.engine.binlog.statements import effect, masked
+from backupd.engine.replay.table_filter import patterns, skipped_statement
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName
 from restore.relatives import Relatives, relatives

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from backupd.engine import applier
-from backupd.engine.logsource import LogSource, log_source
-from backupd.engine.sandbox import is_available
+from backupd.engine.instance.sandbox import is_available
+from backupd.engine.replay import applier
+from backupd.engine.replay.scratch_source import LogSource, log_source
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
 from backupd.model.progress import Progress

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.progress import silent
 from backupd.transfer.unseal import Unsealer

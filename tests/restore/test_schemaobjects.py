@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.ddl import read_tables
-from backupd.engine.schemascripts import read_schema
+from backupd.engine.schema.files import read_tables
+from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError
 from backupd.model.ids import new_id
 from backupd.model.progress import silent

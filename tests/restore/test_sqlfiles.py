@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.client import Connection
-from backupd.engine.clientoptions import client_options
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.client_options import client_options
 from backupd.model.dump import data_path, definition_path, schema_folder, triggers_path
 from backupd.model.errors import RefusedError
 from backupd.model.server import Flavour

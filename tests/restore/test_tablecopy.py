@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from backupd.engine import ddl
-from backupd.engine.client import Connection
-from backupd.engine.schemascripts import read_schema
+from backupd.engine.schema import files as ddl
+from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.dump import DumpedTable, triggers_path
 from backupd.model.errors import RefusedError

@@ -7,7 +7,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.engine.binlogscan import scan
+from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Branch, Ending, Segment
 from backupd.transfer import segments
 from backupd.transfer.seal import Sealer

@@ -18,7 +18,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from backupd.engine.binlogscan import Scan, scan
+from backupd.engine.binlog.scan import Scan, scan
 from backupd.model.binlog import Transaction
 from tests.support import mysql
 from tests.support.datadir import find_program

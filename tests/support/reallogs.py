@@ -6,7 +6,7 @@ import functools
 import io
 from dataclasses import dataclass
 
-from backupd.engine.binlogscan import clear_flag, scan
+from backupd.engine.binlog.scan import clear_flag, scan
 from backupd.model.binlog import Ending, Transaction
 from tests.support.mariadb import PrivateServer
 

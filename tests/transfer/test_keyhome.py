@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.sandbox import is_available
+from backupd.engine.instance.sandbox import is_available
 from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.transfer.keyhome import usable_home
 from backupd.transfer.keyring import secret_fingerprints

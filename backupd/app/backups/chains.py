@@ -14,10 +14,10 @@ from pathlib import Path
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.service import measured_rates
-from backupd.engine.client import Session
-from backupd.engine.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
-from backupd.engine.imports import imported_tables, newest_table
-from backupd.engine.physical import PhysicalTool
+from backupd.engine.physical.capture import PhysicalTool
+from backupd.engine.physical.imports import imported_tables, newest_table
+from backupd.engine.server.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
+from backupd.engine.sql.client import Session
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import DamagedError, NotFoundError

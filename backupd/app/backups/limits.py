@@ -17,10 +17,10 @@ from functools import partial
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.engine.client import DEFAULT_PORT, Connection
-from backupd.engine.pressure import Gauges, datadir_of, disk_gauges, lag_gauges
-from backupd.engine.querygauge import query_gauges
-from backupd.engine.watch import RESUME, PressureWatch, Watched
+from backupd.engine.pressure.gauges import Gauges, datadir_of, disk_gauges, lag_gauges
+from backupd.engine.pressure.query_gauge import query_gauges
+from backupd.engine.pressure.watch import RESUME, PressureWatch, Watched
+from backupd.engine.sql.client import DEFAULT_PORT, Connection
 from backupd.model.errors import ServerError
 from backupd.model.event import Event, Severity
 from backupd.model.progress import Progress

@@ -20,11 +20,11 @@ from backupd.app.context.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
 from backupd.backup.logical import LogicalSpec, execute
-from backupd.engine.census import uncovered
-from backupd.engine.dumproute import dump_tools
-from backupd.engine.probe import examine
-from backupd.engine.selection import select
-from backupd.engine.tables import hurry
+from backupd.engine.dump.route import dump_tools
+from backupd.engine.dump.selection import select
+from backupd.engine.server.census import uncovered
+from backupd.engine.server.probe import examine
+from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup import BackupRecord
 from backupd.model.dump import DumpedTable

@@ -28,9 +28,9 @@ from backupd.backup.coverage import REMEDY, in_no_backup, left_out, lost_words
 from backupd.backup.location import elsewhere
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
 from backupd.backup.speed import slow_destinations
-from backupd.engine.census import uncovered
-from backupd.engine.probe import examine
-from backupd.engine.tables import list_tables
+from backupd.engine.server.census import uncovered
+from backupd.engine.server.probe import examine
+from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord

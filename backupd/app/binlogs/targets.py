@@ -18,7 +18,7 @@ from backupd.app.binlogs.transactions import Logbook, Met
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.engine.binlogchanges import ELSEWHERE, OF_TEMPORARY, STATEMENTS
+from backupd.engine.binlog.changes import ELSEWHERE, OF_TEMPORARY, STATEMENTS
 from backupd.model.binlog import FIRST_EVENT, Branch, Ending, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import (

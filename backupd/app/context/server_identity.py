@@ -19,11 +19,11 @@ from backupd.binlog.evidence import Comparison
 from backupd.binlog.kinship import first_shared, is_kin
 from backupd.binlog.session import fetch
 from backupd.binlog.spool import Spool
-from backupd.engine.binlogsource import BinlogSource, SourceState
-from backupd.engine.binlogtool import binlog_tool, connection_id
-from backupd.engine.client import Connection, Session
-from backupd.engine.history import missing_evidence
-from backupd.engine.probe import examine
+from backupd.engine.logclient.log_client import binlog_tool, connection_id
+from backupd.engine.logclient.source import BinlogSource, SourceState
+from backupd.engine.server.history import missing_evidence
+from backupd.engine.server.probe import examine
+from backupd.engine.sql.client import Connection, Session
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backupd.engine.client import Connection
-from backupd.engine.tls import Tls
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.tls import Tls
 from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
 from backupd.transfer.brake import Brake
 from policies.access import Api

@@ -22,8 +22,8 @@ from typing import Any
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
-from backupd.engine.census import is_copied
-from backupd.engine.tablefiles import absent
+from backupd.engine.physical.tablefiles import absent
+from backupd.engine.server.census import is_copied
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, UnrestorableError
 from backupd.model.event import Event, Severity

@@ -16,7 +16,7 @@ from backupd.app.keys.key_dependence import require_keys
 from backupd.app.restores.service import archives, earlier_attempt, gate_of, sources, templates
 from backupd.app.restores.table_sources import TableWishes, chosen_way
 from backupd.app.thaw.restore_wait import parts_of
-from backupd.engine.client import Connection
+from backupd.engine.sql.client import Connection
 from backupd.model.clock import format_time
 from backupd.model.errors import (
     BackupdError,

@@ -11,9 +11,9 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.service import NO_WISHES, Wishes, measured_rates, plan, sources
 from backupd.app.thaw.storage_tiers import with_thaw
-from backupd.engine.census import CLONE
-from backupd.engine.tablefiles import stem_of, table_of
-from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.engine.physical.tablefiles import stem_of, table_of
+from backupd.engine.server.census import CLONE
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.backup import BackupKind
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.clock import format_time

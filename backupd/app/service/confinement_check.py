@@ -10,8 +10,8 @@ from pathlib import Path
 
 from backupd.app.context.settings import Settings
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.engine.keyfiles import SETTING
-from backupd.engine.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
+from backupd.engine.instance.key_files import SETTING
+from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
 from backupd.model.errors import RefusedError
 
 _GUIDE = 'docs/installing.md, "What works where"'

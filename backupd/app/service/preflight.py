@@ -24,8 +24,8 @@ from backupd.backup.binarylog import SUBJECT, Streaming
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.catalog.session import catalog_name, is_there
-from backupd.engine.client import Connection
-from backupd.engine.probe import examine
+from backupd.engine.server.probe import examine
+from backupd.engine.sql.client import Connection
 from backupd.model.backup import BackupKind
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError, ServerError

@@ -9,8 +9,8 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine, warning
-from backupd.engine.client import Connection
-from backupd.engine.tls import Tls, is_this_host, verifies
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.tls import Tls, is_this_host, verifies
 from backupd.model.errors import ConfigurationError
 from backupd.model.event import Event, Severity
 

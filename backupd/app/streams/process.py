@@ -33,8 +33,8 @@ from backupd.binlog.spool import Spool
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.stream import Streamer
 from backupd.catalog.session import Catalog
-from backupd.engine.binlogsource import BinlogSource
-from backupd.engine.binlogtool import binlog_tool
+from backupd.engine.logclient.log_client import binlog_tool
+from backupd.engine.logclient.source import BinlogSource
 from backupd.model.backup import BackupState
 from backupd.model.errors import (
     CatalogError,

@@ -1,0 +1,118 @@
+"""What a program that is not root is handed to reach a server: its option file, and the files for TLS.
+
+They belong to root as a rule, and lie where nobody else passes through. So copies of them lie in a private folder of
+the user that the program runs as, and go with it. An account without a password may log in as the operating system's
+user: for it the server's socket is opened by us (``socketrelay``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backupd.engine.access.socket_relay import relayed
+from backupd.engine.instance.installation import is_of_the_system
+from backupd.engine.instance.sandbox import can_confine, confine, is_available
+from backupd.engine.sql.client import Connection
+from backupd.model.errors import RefusedError
+from backupd.process.command import Command, find_account
+from backupd.process.optionfile import render_options
+from backupd.process.otherfolders import give, write_anew
+from backupd.process.runtime import passable_directory
+
+Groups = Mapping[str, Mapping[str, str | None]]
+
+_FILES = ("ca", "cert", "key")
+"""Of the options for TLS."""
+_RESOLVER = Path("/etc/resolv.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """``folder``: all that was handed over; ``options``: the option file in it; ``connection``: with the copies of the
+    files; ``ways``: what else of the host it takes to reach the server."""
+
+    folder: Path
+    options: Path
+    connection: Connection
+    ways: tuple[Path, ...]
+
+    def confined(
+        self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = (), scratch: bool = True
+    ) -> Command:
+        """``command`` in a sandbox from which it reaches the server, where anything can be confined; its user is the
+        one to whom all this was handed. Raises RefusedError."""
+        if not (can_confine(command.argv[0]) and is_available(command.user)):
+            return command
+        return confine(
+            command,
+            writable=writable,
+            readable=[self.folder, *self.ways, *readable],
+            network=not self.connection.socket,
+            scratch=scratch,
+        )
+
+
+@contextlib.contextmanager
+def handed_over(
+    connection: Connection, user: str | None, groups: Callable[[Connection], Groups] = Connection.option_groups
+) -> Iterator[Handed]:
+    """What a program of ``user`` (None: our own) needs for ``connection``; ``groups`` says it in the program's words.
+
+    Raises RefusedError, also where a file of the connection cannot be read.
+    """
+    owner = owner_of(user)
+    folder = passable_directory() / f"c{secrets.token_hex(6)}"
+    folder.mkdir(mode=0o700)
+    relays = contextlib.ExitStack()
+    try:
+        files: dict[str, str] = {}
+        for name in _FILES:
+            if path := connection.ssl.get(name):
+                files[name] = str(folder / f"{name}.pem")
+                write_anew(folder / f"{name}.pem", _content(path, connection), owner=owner)
+        handed = replace(connection, ssl={**connection.ssl, **files})
+        if owner is not None and connection.socket and not connection.password:
+            handed = replace(handed, socket=str(folder / "s.sock"))
+            relays.enter_context(relayed(Path(connection.socket), folder / "s.sock", owner))
+        options = folder / "options.cnf"
+        write_anew(options, render_options(groups(handed)).encode(), owner=owner)
+        if owner is not None:
+            give(folder, owner, 0o700)
+        yield Handed(folder, options, handed, tuple(_ways_to(handed)))
+    finally:
+        relays.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def owner_of(user: str | None) -> tuple[int, int] | None:
+    """Whom files are given to that a program of ``user`` works with."""
+    if user is None:
+        return None
+    account = find_account(user)
+    return account.pw_uid, account.pw_gid
+
+
+def _content(path: str, connection: Connection) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RefusedError(
+            f"{path}, which the connection to {connection.address} needs, cannot be read: {error.strerror}",
+            hint="look at the ssl-* settings in the defaults file of this server",
+        ) from error
+
+
+def _ways_to(connection: Connection) -> Iterator[Path]:
+    if connection.socket:
+        yield Path(connection.socket)
+        return
+    if folder := connection.ssl.get("capath"):
+        yield Path(folder)
+    names = _RESOLVER.resolve()
+    if names.exists() and not is_of_the_system(names):
+        yield names

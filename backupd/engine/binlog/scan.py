@@ -1,0 +1,193 @@
+"""Reading binary logs of both families once, from their first byte to their last, in bounded memory.
+
+What is promised to callers is here: ``scan`` and its values. Below it: ``binlogevents`` (framing, checksums),
+``binlogtransactions`` (what belongs together), ``binlogrows``, ``binlogstatement``, ``binlogpayload``, ``binloggtids``.
+The index of the transactions found is written and read by ``binlogindex``; ``binlogconflicts`` tells whether a
+transaction can be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, BinaryIO
+
+from backupd.engine.binlog.changes import RowWatch
+from backupd.engine.binlog.events import FLAGS_AT, IN_USE, Frames, read_format
+from backupd.engine.binlog.transactions import Assembler
+from backupd.model.binlog import Ending, Transaction
+from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import StreamError
+
+
+@dataclass(frozen=True, slots=True)
+class ScanContext:
+    """All that a later scan needs to go on at byte ``end`` of the same file. JSON-able; nothing else is kept."""
+
+    flavour: str
+    server_version: str
+    checksum: str
+    first_event_at: datetime
+    in_use: bool
+    gtids: str
+    end: int
+    ending: Ending = Ending.OPEN
+    next_file: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "flavour": self.flavour,
+            "server_version": self.server_version,
+            "checksum": self.checksum,
+            "first_event_at": format_time(self.first_event_at),
+            "in_use": self.in_use,
+            "gtids": self.gtids,
+            "end": self.end,
+            "ending": str(self.ending),
+            "next_file": self.next_file,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ScanContext:
+        return cls(
+            str(data["flavour"]),
+            str(data["server_version"]),
+            str(data["checksum"]),
+            parse_time(data["first_event_at"]),
+            bool(data["in_use"]),
+            str(data["gtids"]),
+            int(data["end"]),
+            Ending(data["ending"]),
+            str(data["next_file"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What bytes ``[start, end)`` of a binary log hold. ``end`` never lies inside a transaction: it is a safe cut.
+
+    ``flavour``: ``mariadb`` or ``mysql`` (Percona Server's logs are MySQL's). ``checksum``: ``crc32`` or ``none``.
+    ``tail``: bytes that were read behind ``end``: an event or a transaction that is not complete yet. ``ending``: by
+    the last event, OPEN while the file is marked as in use, CUT when it is not and has neither Rotate nor Stop.
+    ``next_file``: of the Rotate event. ``server_ids``: of all events. ``precise``: were all commit times exact?
+    ``remarks``: what makes recovery through it doubtful. ``context``: to go on at ``end``.
+    """
+
+    flavour: str
+    server_version: str
+    checksum: str
+    first_event_at: datetime
+    in_use: bool
+    start: int
+    end: int
+    tail: int
+    gtids_before: str
+    gtids_after: str
+    transactions: int
+    first_at: datetime | None
+    last_at: datetime | None
+    precise: bool
+    server_ids: tuple[int, ...]
+    remarks: tuple[str, ...]
+    ending: Ending
+    next_file: str
+    context: ScanContext
+
+    def then(self, later: Scan) -> Scan:
+        """Both as one; ``later`` went on at ``end`` with this one's context."""
+        if later.start != self.end:
+            raise ValueError(f"a scan from {later.start} does not follow one to {self.end}")
+        times = [at for at in (self.first_at, self.last_at, later.first_at, later.last_at) if at is not None]
+        return replace(
+            later,
+            start=self.start,
+            # A scan that ended before the list of earlier GTIDs knew nothing of them.
+            gtids_before=self.gtids_before if self.transactions else self.gtids_before or later.gtids_before,
+            transactions=self.transactions + later.transactions,
+            first_at=min(times, default=None),
+            last_at=max(times, default=None),
+            precise=self.precise and later.precise,
+            server_ids=tuple(sorted({*self.server_ids, *later.server_ids})),
+            remarks=tuple(dict.fromkeys((*self.remarks, *later.remarks))),
+        )
+
+
+def scan(
+    stream: BinaryIO,
+    *,
+    start: int = 0,
+    context: ScanContext | None = None,
+    stop: int | None = None,
+    on_transaction: Callable[[Transaction], None] | None = None,
+    watch: RowWatch | None = None,
+) -> Scan:
+    """Read a binary log to the stream's end, or to byte ``stop`` of the file (a growing file's safe size).
+
+    ``stream`` stands at byte ``start`` of the file and is only read forward. ``start`` is 0, or the ``end`` of an
+    earlier scan of the same file, whose ``context`` is then given. Every complete transaction is handed over in log
+    order. An event that the stream's end cuts is no error: it lies behind ``end``. Raises DamagedError, naming the
+    offset, for a wrong checksum, a broken event, and a file that is encrypted; StreamError when the stream is shorter
+    than a file's first event. ``watch``: sees row images (of what may turn out to be incomplete, too).
+    """
+    if (0 if context is None else context.end) != start:
+        raise ValueError(f"a scan from byte {start} needs the context of a scan that ended there")
+    fresh = None
+    if context is None:
+        fresh = read_format(stream)
+        context = ScanContext(
+            "mariadb" if fresh.mariadb else "mysql",
+            fresh.server_version,
+            "crc32" if fresh.checksums else "none",
+            fresh.at,
+            fresh.in_use,
+            "",
+            fresh.end,
+        )
+    if stop is not None and stop < context.end:
+        raise StreamError(f"a binary log cannot be read to byte {stop} from byte {context.end}")
+    found = Assembler(
+        mariadb=context.flavour == "mariadb",
+        gtids=context.gtids,
+        end=context.end,
+        ending=context.ending,
+        next_file=context.next_file,
+        on_transaction=on_transaction,
+        watch=watch,
+    )
+    if fresh is not None:
+        found.server_ids.add(fresh.server_id)
+    frames = Frames(
+        stream, context.end, checksums=context.checksum == "crc32", limit=None if stop is None else stop - context.end
+    )
+    found.run(frames)
+    open_end = Ending.OPEN if context.in_use else Ending.CUT
+    return Scan(
+        flavour=context.flavour,
+        server_version=context.server_version,
+        checksum=context.checksum,
+        first_event_at=context.first_event_at,
+        in_use=context.in_use,
+        start=start,
+        end=found.end,
+        tail=context.end + frames.read - found.end,
+        gtids_before=context.gtids if found.gtids_before is None else found.gtids_before,
+        gtids_after=found.gtids,
+        transactions=found.transactions,
+        first_at=found.first_at,
+        last_at=found.last_at,
+        precise=found.precise,
+        server_ids=tuple(sorted(found.server_ids)),
+        remarks=tuple(found.remarks),
+        ending=open_end if found.ending is Ending.OPEN else found.ending,
+        next_file=found.next_file,
+        context=replace(context, gtids=found.gtids, end=found.end, ending=found.ending, next_file=found.next_file),
+    )
+
+
+def clear_flag(first_bytes: bytes) -> bytes:
+    """The beginning of a whole file (22 bytes or more) with its in-use flag cleared, as the archive keeps it."""
+    if len(first_bytes) <= FLAGS_AT:
+        raise ValueError(f"the flag is in byte {FLAGS_AT}; these are {len(first_bytes)} bytes")
+    cleared = first_bytes[FLAGS_AT] & ~IN_USE
+    return first_bytes[:FLAGS_AT] + bytes((cleared,)) + first_bytes[FLAGS_AT + 1 :]

@@ -1,0 +1,377 @@
+"""A quick walk over logs that are about to be replayed: event headers, and the few bodies that matter to a replay.
+
+What the plan says of the logs is compared with what they hold before a server is given them: which servers' ids occur,
+how many transactions, whether they end between two, which statements concern scheduled events. Layouts: log_event.h of
+the servers. Neither checksums nor rows are looked at: the archive's scan did that, and the applying server does again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backupd.engine.binlog import events
+from backupd.engine.binlog.statement_names import Routine, routine_of
+from backupd.engine.binlog.words import changes_data, may_concern_events, may_concern_routines
+from backupd.model.binlog import FIRST_EVENT
+from backupd.model.errors import DamagedError, RefusedError, StreamError
+from backupd.model.gtid import MariadbGtids
+from backupd.model.server import Position
+
+_BEGINNINGS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.TAGGED_GTID)
+_ENDINGS = (events.XID, events.XA_PREPARE, events.PAYLOAD)
+_QUERIES = (events.QUERY, events.QUERY_COMPRESSED)
+_LOOKED_AT = frozenset(
+    (
+        *_BEGINNINGS,
+        *_ENDINGS,
+        *_QUERIES,
+        events.EXECUTE_LOAD,
+        events.GTID_LIST,
+        events.START_ENCRYPTION,
+        events.ROTATE,
+        events.STOP,
+        events.PREVIOUS_GTIDS,
+    )
+)
+_STANDALONE, _XA_PREPARED, _XA_COMPLETED = 0x1, 0x40, 0x80
+_HEADER = events.HEADER
+_FIXED_PART = 13
+"""Bytes of a Query event's body before its status variables."""
+_BLOCK = 1024 * 1024
+_TEXT = 64 * 1024
+"""Of a statement, at most: what it does to an event stands at its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One that may concern scheduled events. ``schema``: the current one; ``server_id``: of where it ran first;
+    ``own``: was that the server whose log this is?"""
+
+    schema: str
+    text: str
+    server_id: int
+    own: bool
+
+
+@dataclass(slots=True)
+class Walk:
+    """What the logs hold from the start to their end.
+
+    ``transactions``: event groups, of them ``anonymous`` without a GTID; both 0 where the server marked none (MySQL
+    before 5.7 without GTIDs). ``begun``: how many begin with a BEGIN or XA START of their own. ``last_at``: when the
+    last one did, in seconds, 0 for none. ``by_statement``: do statements change data, instead of rows?
+    ``works``: is there anything to execute at all? ``server_ids``: of all events. ``routines``: where routines,
+    scheduled events and the like are defined or dropped (path and place of the event).
+    MariaDB only: ``repeated``: how many more there are that were executed before the start; ``domains`` of the
+    transactions; ``marks``: where files that came decrypted from a server say that they are encrypted (path and place
+    of the event); ``twice``: GTIDs that occur more than once, so that they tell no place; ``first`` is the state at the
+    beginning of the first file, ``start`` at the start, ``end`` at the end; ``before`` the state just before each
+    transaction that was asked for.
+    """
+
+    mariadb: bool = False
+    bytes: int = 0
+    transactions: int = 0
+    anonymous: int = 0
+    begun: int = 0
+    last_at: int = 0
+    by_statement: bool = False
+    repeated: int = 0
+    domains: set[int] = field(default_factory=set)
+    marks: list[tuple[Path, int]] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    xa: bool = False
+    works: bool = False
+    routines: list[tuple[Path, int, Routine]] = field(default_factory=list)
+    server_ids: set[int] = field(default_factory=set)
+    statements: list[Statement] = field(default_factory=list)
+    first: MariadbGtids = field(default_factory=MariadbGtids)
+    start: MariadbGtids = field(default_factory=MariadbGtids)
+    end: MariadbGtids = field(default_factory=MariadbGtids)
+    before: dict[str, MariadbGtids] = field(default_factory=dict)
+
+    @property
+    def is_marked(self) -> bool:
+        """Did the server mark where transactions begin?"""
+        return bool(self.transactions) or not self.works
+
+    @property
+    def is_by_gtid(self) -> bool:
+        """Has every transaction a GTID?"""
+        return bool(self.transactions) and not self.anonymous
+
+
+def walk(files: Sequence[Path], start: Position, *, wanted: Sequence[str] = ()) -> Walk:
+    """Walk over ``files``, which follow each other, from ``start`` on: by its place when that is in the first file,
+    else by its GTIDs from the first event on. ``wanted``: GTIDs of MariaDB whose ``before`` is to be told.
+
+    Raises DamagedError for what no server could read, RefusedError when ``start`` is no place between two
+    transactions, when the logs do not continue it, or when they end inside a transaction.
+    """
+    return _Walker(files, start, frozenset(wanted)).run()
+
+
+class _Walker:
+    def __init__(self, files: Sequence[Path], start: Position, wanted: frozenset[str]) -> None:
+        self._files, self._start, self._wanted = files, start, wanted
+        self._by_place = bool(files) and start.file == files[0].name
+        self._found = Walk()
+        self._state: dict[int, tuple[int, int]] = {}
+        self._pending: dict[int, tuple[int, int]] = {}
+        self._seen = _Seen()
+        self._start_gtids = frozenset(start.gtid.replace(" ", "").split(","))
+        self._started = not self._by_place
+        self._skipping = self._open = self._grouped = False
+        self._own_id = 0
+        self._checksum = 0
+
+    def run(self) -> Walk:
+        found = self._found
+        for number, path in enumerate(self._files):
+            first = self._format(path)
+            if number == 0 and not found.mariadb:
+                self._begin_here()
+            for at, kind, when, server_id, event in _events(path, first):
+                if kind == events.GTID_LIST and number == 0:
+                    listed = _gtid_list(event.body())
+                    for domain, gtid in listed:
+                        self._seen.add(domain, *gtid)
+                    self._state = dict(listed)  # the last one of each domain counts: the server writes it last
+                    found.first = MariadbGtids(dict(self._state))
+                    self._begin_here()
+                if number == 0 and self._by_place and not self._started and at >= self._start.pos:
+                    self._reach(path, at)
+                self._take(path, at, kind, when, server_id, event)
+            size = path.stat().st_size
+            if number == 0 and self._by_place and not self._started:
+                self._reach(path, size)
+            found.bytes += size - (self._start.pos if number == 0 and self._by_place else 0)
+        if self._open:
+            raise RefusedError(
+                f"{self._files[-1].name} ends inside a transaction",
+                hint="the stop of a replay must lie between two transactions",
+            )
+        found.end = MariadbGtids(dict(self._state))
+        missing = {domain: gtid for domain, gtid in self._pending.items() if domain in self._state}
+        if missing:
+            raise RefusedError(
+                f"the logs do not continue the copy: {MariadbGtids(missing)}, which it has executed, is not in them",
+                detail=f"they begin after {found.first or 'nothing'} and end at {found.end}",
+                hint="these logs are of another branch of this server's history",
+            )
+        return found
+
+    # -- where it begins
+
+    def _begin_here(self) -> None:
+        """At the first file's beginning, its state known."""
+        if self._started:
+            self._wait_for_start()
+
+    def _reach(self, path: Path, at: int) -> None:
+        if (at != self._start.pos and self._start.pos > FIRST_EVENT) or self._open:
+            raise RefusedError(
+                f"{path.name}:{self._start.pos} is not a place between two transactions",
+                hint="the position of the backup and these logs do not belong together",
+            )
+        self._started = True
+        self._wait_for_start()
+
+    def _wait_for_start(self) -> None:
+        """Whatever of MariaDB's domains stands behind the start is skipped until the start's own transaction."""
+        if not self._found.mariadb:
+            return
+        here = MariadbGtids(dict(self._state))
+        self._found.start = MariadbGtids.parse(self._start.gtid) if self._start.gtid or not self._by_place else here
+        if not self._found.start.covers(here):
+            raise RefusedError(
+                f"the logs begin after {here}, and the copy has executed only {self._found.start or 'nothing'}",
+                hint="transactions between the two are missing: nothing can be replayed",
+            )
+        self._pending = {
+            domain: gtid for domain, gtid in self._found.start.last.items() if self._state.get(domain) != gtid
+        }
+        if self._by_place and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
+            raise RefusedError(
+                f"{self._start.file}:{self._start.pos} and {self._found.start} are not the same place of these logs",
+                detail=f"they are at {here} there",
+                hint="nobody knows which of both the backup holds; test an older or a newer one",
+            )
+
+    # -- events
+
+    def _format(self, path: Path) -> int:
+        """Read the beginning of a file; gives where its first event starts."""
+        try:
+            with path.open("rb") as stream:
+                told = events.read_format(stream)
+        except StreamError as error:
+            raise DamagedError("a binary log ends before it begins", [str(path)]) from error
+        if path != self._files[0] and told.mariadb != self._found.mariadb:
+            raise DamagedError("the logs are of different kinds of servers", [str(path)])
+        self._found.mariadb = told.mariadb
+        self._checksum = events.CRC_SIZE if told.checksums else 0
+        self._own_id = told.server_id
+        return told.end
+
+    def _take(self, path: Path, at: int, kind: int, when: int, server_id: int, event: _Event) -> None:
+        found = self._found
+        if self._started:
+            found.server_ids.add(server_id)
+            found.works |= kind in _ENDINGS or kind in _QUERIES
+        if kind in _BEGINNINGS:
+            if self._open:
+                raise DamagedError("a transaction begins inside another", [f"{path}:{at}"])
+            self._open, self._grouped = True, False
+            if kind == events.MARIADB_GTID:
+                self._mariadb_gtid(server_id, event.body())
+            if self._counts:
+                found.transactions += 1
+                found.last_at = when
+                found.anonymous += kind == events.ANONYMOUS_GTID
+            elif self._skipping and self._started:
+                found.repeated += 1
+        elif kind in _QUERIES:
+            self._query(kind, server_id, path, at, event)
+        elif kind == events.EXECUTE_LOAD:
+            found.by_statement |= self._counts
+        elif kind in _ENDINGS:
+            self._open = False
+            found.xa |= kind == events.XA_PREPARE and self._counts
+            found.begun += kind == events.PAYLOAD and self._counts
+        elif kind == events.START_ENCRYPTION:
+            # Else nothing behind it could be read: the server sends events in clear, and this one along with them.
+            found.marks.append((path, at))
+
+    @property
+    def _counts(self) -> bool:
+        return self._started and not self._skipping
+
+    def _mariadb_gtid(self, server_id: int, body: bytes) -> None:
+        sequence, domain, flags = struct.unpack_from("<QIB", body)
+        gtid = (server_id, sequence)
+        name = f"{domain}-{server_id}-{sequence}"
+        if name in self._wanted:
+            self._found.before[name] = MariadbGtids(dict(self._state))
+        self._state[domain] = gtid
+        self._grouped = not flags & _STANDALONE
+        self._skipping = domain in self._pending
+        if self._pending.get(domain) == gtid:
+            del self._pending[domain]
+        if self._seen.add(domain, server_id, sequence) and (self._counts or name in self._start_gtids):
+            self._found.twice.append(name)
+        if self._counts:
+            self._found.domains.add(domain)
+        self._found.xa |= self._counts and bool(flags & (_XA_PREPARED | _XA_COMPLETED))
+
+    def _query(self, kind: int, server_id: int, path: Path, at: int, event: _Event) -> None:
+        schema, text = _statement(
+            event.body(_TEXT), 0 if event.is_long(_TEXT) else self._checksum, compressed=kind == events.QUERY_COMPRESSED
+        )
+        word = text[:16].upper()
+        if word.startswith(("BEGIN", "XA START", "XA BEGIN")):
+            self._open = self._grouped = True
+            self._found.begun += self._counts
+        elif not self._grouped or word.startswith(("COMMIT", "ROLLBACK", "XA COMMIT", "XA ROLLBACK")):
+            self._open = word.startswith("ROLLBACK TO")
+        self._found.xa |= self._counts and word.startswith("XA ")
+        self._found.by_statement |= self._counts and changes_data(text)
+        if self._counts and may_concern_events(text):
+            self._found.statements.append(Statement(schema, text, server_id, server_id == self._own_id))
+        if self._counts and may_concern_routines(text) and (routine := routine_of(text, schema)) is not None:
+            self._found.routines.append((path, at, routine))
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """``data`` holds the beginning of the event, after its header, or all of it; ``size`` is its length."""
+
+    path: Path
+    at: int
+    size: int
+    data: memoryview
+
+    def is_long(self, most: int) -> bool:
+        return self.size - _HEADER.size > most
+
+    def body(self, most: int = _BLOCK) -> bytes:
+        """After the header, at most ``most`` bytes."""
+        want = min(self.size - _HEADER.size, most)
+        if len(self.data) >= want:
+            return bytes(self.data[:want])
+        with self.path.open("rb") as stream:
+            stream.seek(self.at + _HEADER.size)
+            return stream.read(want)
+
+
+class _Seen:
+    """GTIDs of MariaDB that were met, as runs of sequence numbers: they grow by one as a rule."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, int], list[list[int]]] = {}
+
+    def add(self, domain: int, server_id: int, sequence: int) -> bool:
+        """Was it there already?"""
+        runs = self._runs.setdefault((domain, server_id), [])
+        at = len(runs) if not runs or sequence >= runs[-1][0] else bisect.bisect_right(runs, [sequence, 1 << 64])
+        if at and sequence <= runs[at - 1][1]:
+            return True
+        if at and sequence == runs[at - 1][1] + 1:
+            runs[at - 1][1] = sequence
+        else:
+            runs.insert(at, [sequence, sequence])
+        return False
+
+
+def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
+    """Place, type, seconds, server id and the rest of each event that matters, from byte ``at`` on. Rows and the like
+    have the server id of their transaction."""
+    size = path.stat().st_size
+    base, block = at, memoryview(b"")
+    unpack = _HEADER.unpack_from
+    with path.open("rb") as stream:
+        while at < size:
+            if at + _HEADER.size > base + len(block):
+                stream.seek(at)
+                base, block = at, memoryview(stream.read(_BLOCK))
+            left = len(block) - (at - base)
+            when, kind, server_id, length, _end, _flags = (
+                unpack(block, at - base) if left >= _HEADER.size else (0, 0, 0, 0, 0, 0)
+            )
+            if length < _HEADER.size or at + length > size:
+                raise DamagedError("a binary log ends inside an event", [f"{path}:{at}"])
+            if kind in _LOOKED_AT:
+                yield (
+                    at,
+                    kind,
+                    when,
+                    server_id,
+                    _Event(path, at, length, block[at - base + _HEADER.size : at - base + length]),
+                )
+            at += length
+
+
+def _gtid_list(body: bytes) -> list[tuple[int, tuple[int, int]]]:
+    count = struct.unpack_from("<I", body)[0] & 0xFFFFFFF
+    listed = (struct.unpack_from("<IIQ", body, 4 + 16 * number) for number in range(count))
+    return [(domain, (server_id, sequence)) for domain, server_id, sequence in listed]
+
+
+def statement_at(body: bytes) -> int:
+    """Where the text, or its compressed form, begins in the body of a Query event."""
+    return _FIXED_PART + int.from_bytes(body[11:13], "little") + body[8] + 1
+
+
+def _statement(body: bytes, checksum: int, *, compressed: bool) -> tuple[str, str]:
+    """Current schema and text of a Query event."""
+    at = statement_at(body)
+    schema = body[at - 1 - body[8] : at - 1].decode("utf-8", "replace")
+    text = body[at : len(body) - checksum]
+    if compressed:
+        text = zlib.decompressobj().decompress(text[1 + (text[0] & 0x07) :], _TEXT)
+    return schema, text.decode("utf-8", "replace")

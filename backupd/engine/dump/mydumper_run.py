@@ -1,0 +1,410 @@
+"""One run of mydumper: started, its files handed over while it runs, and what became of each table.
+
+A file is complete when mydumper no longer has it open: the folder is listed first and its open files (/proc/PID/fd)
+are looked at afterwards, so that a file which is in the list and not open was closed. Each complete file is moved away
+before it is looked at and handed over, because mydumper renames the only file of a table after closing it. What was
+handed over is not touched again; everything else is gone when the run is left.
+
+mydumper is stopped (SIGSTOP) while too many complete files wait, and when the disk is nearly full and files wait; its
+sessions have settings under which they live through that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.access.client_files import Groups, handed_over, owner_of
+from backupd.engine.dump.contract import DumpedFile, DumpRequest
+from backupd.engine.dump.insert_file import inspect
+from backupd.engine.dump.mydumper_log import DumpLog, Metadata, read_metadata
+from backupd.engine.dump.row_text import settings
+from backupd.engine.instance.sandbox import worker
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.tables import table_names
+from backupd.model.errors import CancelledError, RefusedError, ToolError
+from backupd.model.server import Tool
+from backupd.model.table import TableName
+from backupd.process.command import Command
+from backupd.process.family import family
+from backupd.process.folders import make_passable
+from backupd.process.otherfolders import give, is_plain
+from backupd.process.pipeline import describe_exit
+from backupd.process.run import run
+from backupd.process.stderr import StderrReader
+from backupd.process.supervise import Child, spawn, stop
+
+WAITING_CHUNKS = 4
+"""As many chunks of complete files may wait before mydumper is stopped."""
+LITTLE_ROOM = 64 * 1024 * 1024
+"""Bytes of the disk below which it is stopped while files wait."""
+_LOOK_EVERY = 0.05
+_TAIL_LINES = 12
+_FILE = re.compile(r"(?P<schema>[^.]+)\.(?P<table>[^.]+)(?:\.\d+)*\.sql")
+_BREAKS = frozenset("\r\n\0\u2029")
+"""What ends a line in the list of tables to leave out."""
+_HINTS = {
+    "privilege(s) for this operation": "grant the account what is named; `backupd check` names each missing privilege",
+    "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
+    "Can't connect": "is the server running, and are host and port (or the socket) right?",
+    "Unknown option": "this mydumper does not know an option of its version: is the program really mydumper?",
+    "Cannot parse": "this mydumper reads an option in another way than its version does: is it really mydumper?",
+    "Too many connections": "the server has no free connection slot: raise max_connections or close idle clients",
+    "SSL": "look at the ssl-* settings in the defaults file of this server",
+    "No space left": "free room on the spool's disk",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a version works. ``whole``: each table is read by one thread in one go."""
+
+    whole: bool
+
+
+class MyDumperRun:
+    """See ``dumping.DumpRun``. ``arguments``: for a connection, without option file and folders; ``settings``: session
+    variables.
+
+    mydumper is never root. It writes into a folder of its own, and what it made there is opened only after it was taken
+    away from it."""
+
+    def __init__(
+        self,
+        tool: Tool,
+        arguments: Callable[[Connection], Sequence[str]],
+        settings: Mapping[str, str],
+        manner: Manner,
+        request: DumpRequest,
+    ) -> None:
+        self._tool, self._arguments, self._settings = tool, arguments, settings
+        self._request = request
+        self._names = {(table.name.schema, table.name.table): table.name for table in request.tables}
+        self._log = DumpLog(self._names.values(), whole=manner.whole)
+        self._out = request.folder / "out"
+        self._stack = contextlib.ExitStack()
+        self._command: Command | None = None
+        self._child: Child | None = None
+        self._voice: StderrReader | None = None
+        self._metadata = Metadata(finished=False)
+        self._rows: Counter[TableName] = Counter()
+        self._faults: dict[TableName, str] = {}
+        self._handed = 0
+        self._looked_at = 0.0
+        self._lock = threading.Lock()
+        self._held: set[str] = set()
+        self._over = False
+
+    # -- life
+
+    def __enter__(self) -> Self:
+        request = self._request
+        if any(request.folder.iterdir()):
+            raise ValueError(f"{request.folder} is not empty")
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self._out, ignore_errors=True)
+            omit = request.folder / "omit"
+            stack.callback(omit.unlink, missing_ok=True)
+            self._write_omitted(omit)
+            user = worker()
+            handed = stack.enter_context(handed_over(request.connection, user, self._option_groups))
+            self._out.mkdir(mode=0o700)
+            if (owner := owner_of(user)) is not None:
+                make_passable(request.folder)
+                give(self._out, owner)
+                give(omit, owner)
+            # Relative to where it begins: it may not be able to come there by any path.
+            plain = Command(
+                (
+                    self._tool.path,
+                    f"--defaults-file={handed.options}",
+                    f"--outputdir={self._out.name}",
+                    f"--omit-from-file={omit.name}",
+                    *self._arguments(handed.connection),
+                ),
+                env={"CHARSET": "UTF-8"},  # else names in its log are escaped
+                cwd=request.folder,
+                user=user,
+            )
+            try:
+                self._command = handed.confined(plain, readable=[request.folder], writable=[self._out])
+            except RefusedError:
+                self._command = plain
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._over = True
+            if self._child is not None:
+                self._child.send(signal.SIGCONT)  # a stopped process does not end
+        if self._child is not None:
+            stop([self._child])
+        if self._voice is not None:
+            self._voice.finish(1.0)
+        self._stack.close()
+
+    def open(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        child = self._start()
+        while not self._log.ready.wait(0.02):
+            self._check_cancel()
+            code = child.poll()
+            if code is not None:
+                self._hear_out()  # small tables: it may have read and written them all, and ended, before we heard it
+                if self._log.ready.is_set():
+                    return
+                raise self._failure(f"{self._tool.name} {describe_exit(code)} before it had its snapshots")
+            if time.monotonic() > deadline:
+                stop([child])
+                raise self._failure(f"{self._tool.name} did not have its snapshots within {seconds:g} s")
+
+    def pause(self) -> None:
+        self._hold("caller", held=True)
+
+    def resume(self) -> None:
+        self._hold("caller", held=False)
+
+    # -- results
+
+    def files(self) -> Iterator[DumpedFile]:
+        child = self._running()
+        while True:
+            self._check_cancel()
+            ended = child.poll() is not None
+            if ended:
+                self._hear_out()
+            handed = False
+            for place in self._complete(ended=ended):
+                self._check_cancel()
+                self._balance()
+                found = self._take(place)
+                if found is not None:
+                    handed = True
+                    yield found
+            if ended:
+                return
+            self._balance()
+            if not handed:
+                time.sleep(_LOOK_EVERY)
+
+    def verdicts(self) -> Mapping[TableName, str | None]:
+        code = self._running().poll()
+        if code is None:
+            raise ValueError("mydumper has not ended yet")
+        self._hear_out()
+        death = self._death(code)
+        return {name: next(self._doubts(name, death), None) for name in self._names.values()}
+
+    # -- how
+
+    def _start(self) -> Child:
+        if self._command is None or self._child is not None:
+            raise ValueError("a run is entered and opened once")
+        ear, mouth = os.pipe2(os.O_CLOEXEC)
+        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            voice = StderrReader([self._tool.name], [ear], log=self._request.log, on_line=self._heard)
+            voice.start()
+            self._voice = voice
+            self._child = spawn(self._command, stdin=source, stdout=mouth, stderr=mouth)
+        finally:
+            os.close(source)
+            os.close(mouth)
+            if self._voice is None:
+                os.close(ear)
+        return self._child
+
+    def _heard(self, line: str) -> None:
+        self._log.heard(line)
+        if self._request.on_stderr is not None:
+            self._request.on_stderr(line)
+
+    def _hear_out(self) -> None:
+        """The tool has ended: take in its last words, and what it left."""
+        if self._voice is not None:
+            self._voice.finish()
+            if self._voice.failure is not None:
+                raise self._voice.failure
+        told = self._request.folder / "metadata"
+        with contextlib.suppress(FileNotFoundError):
+            (self._out / told.name).rename(told)
+            self._stack.callback(told.unlink, missing_ok=True)
+            if is_plain(told):
+                self._metadata = read_metadata(told.read_text(encoding="utf-8", errors="replace"))
+
+    def _complete(self, *, ended: bool) -> list[Path]:
+        """Files that nobody writes any more, in the order of their names."""
+        try:
+            with os.scandir(self._out) as entries:
+                there = {entry.inode(): entry.path for entry in entries if entry.name.endswith(".sql")}
+        except FileNotFoundError:
+            return []
+        if not ended:
+            for inode in self._open_inodes():
+                there.pop(inode, None)
+        return [Path(path) for path in sorted(there.values())]
+
+    def _open_inodes(self) -> Iterator[int]:
+        device = self._out.stat().st_dev
+        for pid in family(self._running().pid):  # it may be in a sandbox
+            for number, inode in self._open_files(pid):
+                if number == device:
+                    yield inode
+
+    def _open_files(self, pid: int) -> Iterator[tuple[int, int]]:
+        """Device and inode of each."""
+        try:
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    status = link.stat()
+                    yield status.st_dev, status.st_ino
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        except PermissionError:  # root in a container may not look at another user's process, and that one may
+            asked = Command(("find", "-L", f"/proc/{pid}/fd", "-maxdepth", "1", "-printf", "%D %i\n"), user=worker())
+            for line in run(asked, check=False).stdout.split(b"\n")[:-1]:
+                number, inode = line.split()
+                yield int(number), int(inode)
+
+    def _take(self, place: Path) -> DumpedFile | None:
+        """Move it away and look at it. None: it is not to be handed over."""
+        self._handed += 1
+        path = self._request.folder / f"{self._handed:08d}.sql"
+        try:
+            if not place.lstat().st_size:
+                return None  # mydumper removes it itself
+            place.rename(path)
+        except FileNotFoundError:
+            return None  # renamed or removed just now: seen again next time, or never
+        if not is_plain(path):
+            path.unlink()
+            raise ToolError(
+                f"{self._tool.name} was to write {place.name}, and that is no plain file of its own",
+                hint="somebody else writes in its folder, or the server that it reads is hostile",
+            )
+        match = _FILE.fullmatch(place.name)
+        name = self._names.get((match["schema"], match["table"])) if match else None
+        if name is None:
+            path.unlink()
+            return None
+        found = inspect(path)
+        if found.fault:
+            self._faults.setdefault(name, f"{place.name}: {found.fault}")
+            path.unlink()
+            return None
+        self._rows[name] += found.rows
+        head = settings(found.charset) if found.charset else b""
+        size = path.stat().st_size - found.head + len(head)
+        return DumpedFile(name, path, size, found.rows, head, found.head)
+
+    def _balance(self) -> None:
+        """Stop mydumper while too much waits, let it go on when it does not."""
+        now = time.monotonic()
+        if now < self._looked_at + _LOOK_EVERY:
+            return
+        self._looked_at = now
+        waiting = 0
+        for path in self._complete(ended=False):
+            with contextlib.suppress(FileNotFoundError):
+                waiting += path.lstat().st_size
+        disk = os.statvfs(self._request.folder)
+        full = waiting > 0 and disk.f_bavail * disk.f_frsize < LITTLE_ROOM
+        self._hold("files", held=full or waiting > WAITING_CHUNKS * self._request.chunk_bytes)
+
+    def _hold(self, who: str, *, held: bool) -> None:
+        with self._lock:
+            before = bool(self._held)
+            (self._held.add if held else self._held.discard)(who)
+            if self._child is not None and not self._over and before is not bool(self._held):
+                self._child.send(signal.SIGSTOP if self._held else signal.SIGCONT)
+
+    def _death(self, code: int) -> str:
+        """Why a table that is not known to be complete is not; empty when the run came to a good end."""
+        if not (self._log.finished and self._metadata.finished):
+            return f"mydumper {describe_exit(code)} before it came to its end" + self._last_words()
+        if code != 0 and not self._log.errors:
+            return f"mydumper {describe_exit(code)} and did not say why" + self._last_words()
+        return ""
+
+    def _doubts(self, name: TableName, death: str) -> Iterator[str]:
+        """Why not every row of the table may have been written, the best reason first."""
+        if why := self._log.failed.get(name):
+            yield f"mydumper: {why}"
+        if why := self._faults.get(name):
+            yield f"what mydumper wrote is damaged (was the disk full?): {why}"
+        if self._log.trouble:
+            yield f"mydumper: {self._log.trouble[0]}"
+        if death and name not in self._log.ended:
+            yield death
+        if name not in self._log.begun:
+            yield "mydumper did not find it: it was dropped or renamed, or is not a table to mydumper"
+        told = self._metadata.rows.get(name)
+        if told is not None and told != self._rows[name]:
+            yield f"mydumper read {told} rows of it and wrote {self._rows[name]}"
+
+    def _failure(self, message: str) -> ToolError:
+        if self._voice is not None:
+            self._voice.finish()
+        detail = self._voice.tail(0, _TAIL_LINES) if self._voice is not None else ""
+        return ToolError(
+            message,
+            detail=detail,
+            hint=next((hint for mark, hint in _HINTS.items() if mark in detail), "its last lines tell why"),
+        )
+
+    def _last_words(self) -> str:
+        said = [
+            line
+            for line in (self._voice.tail(0, _TAIL_LINES) if self._voice is not None else "").splitlines()
+            if "Message:" not in line and "no-locks" not in line
+        ]
+        return f": {said[-1]}" if said else ""
+
+    def _write_omitted(self, path: Path) -> None:
+        """Every table of the server that is not wanted. One that cannot be named there is dumped and thrown away, as
+        is one that is created after this."""
+        with self._request.connection.connect() as session:
+            session.execute("SET SESSION sql_select_limit = 18446744073709551615")
+            there = sorted(table_names(session))
+        lines = [
+            f"{name.schema}.{name.table}\n"
+            for name in there
+            if (name.schema, name.table) not in self._names and not _BREAKS & set(name.schema + name.table)
+        ]
+        path.touch(mode=0o600)
+        path.write_text("".join(lines), encoding="utf-8")
+
+    def _option_groups(self, connection: Connection) -> Groups:
+        """Read by the client library in mydumper and, from 0.16 on, as a key file: no switches without a value."""
+        groups = connection.option_groups()
+        client = groups["client"]
+        if client.get("host") == "localhost":
+            # The library takes this one name for "the socket", whatever the protocol.
+            client |= {"host": "127.0.0.1", "protocol": "tcp"}
+        for name, value in client.items():
+            client[name] = "1" if value is None else value
+        client["init-command"] = "SET SESSION " + ", ".join(f"{name}={value}" for name, value in self._settings.items())
+        return groups
+
+    def _check_cancel(self) -> None:
+        if self._request.cancel is not None and self._request.cancel.is_set():
+            raise CancelledError(f"{self._tool.name} was stopped on request")
+
+    def _running(self) -> Child:
+        if self._child is None:
+            raise ValueError("the run was not opened")
+        return self._child

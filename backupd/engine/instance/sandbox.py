@@ -1,0 +1,242 @@
+"""Confining programs that work on bytes of others: copies of a server's files, backups, what a server sends.
+
+Such bytes may be forged, and such files name places of their source: tablespaces elsewhere, undo and redo folders,
+sockets, hosts to replicate from. On the source's own host a tool that follows such a name writes into live data. So
+these programs are never root: ``worker`` is a user of backupd's own, under whom no living server runs, without any
+capability. Inside the sandbox there is nothing to follow either: the programs' own folders read-only, the folders
+given, no network, no other process, no socket of anybody. Two servers of ours that must talk share one such network,
+which is a loopback and nothing else.
+
+There are two ways to make a sandbox. The user makes it, in a user namespace: nothing in it was ever root, and the
+service needs no power but to become that user. Or root makes it, and drops everything before the program begins: where
+the kernel keeps user namespaces from others, or where the user cannot pass through to the folders.
+
+Measured with bubblewrap 0.8: as root it makes the parents of a bind mount 0700 root, so they are made first;
+``--dev`` makes a second user namespace, whose network nobody can enter, so devices are bound one by one; all that costs
+6 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pwd
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+from backupd.engine.instance.installation import SYSTEM_FOLDERS, is_of_the_system
+from backupd.engine.instance.installation import places as program_places
+from backupd.model.errors import BackupdError, RefusedError
+from backupd.process.command import Command, become, find_account, locate
+from backupd.process.run import run
+
+WORKER = "backupd-sandbox"
+MAKE_WORKER = (
+    f"useradd --system --user-group --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin {WORKER}"
+)
+DATABASE_USER = "mysql"
+"""Who databases run as."""
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+class Way(StrEnum):
+    """Who makes the sandbox."""
+
+    USER = "user"
+    ROOT = "root"
+
+
+def worker() -> str | None:
+    """Who works on copies when we are root: ``backupd-sandbox``, or the database's user where nobody has made that one.
+    None: we are not root, and work as ourselves. Raises RefusedError where there is neither."""
+    if os.geteuid() != 0:
+        return None
+    for name in (WORKER, DATABASE_USER):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise RefusedError(
+        f"there is no user {WORKER} on this machine: programs that read backups are never run as root",
+        hint=f"scripts/setup makes it, or: {MAKE_WORKER}",
+    )
+
+
+def is_available(user: str | None = None) -> bool:
+    """Can this process confine programs that run as ``user`` (None: as ``worker``)? Not without bubblewrap, nor inside
+    many containers."""
+    return bool(ways(user))
+
+
+def ways(user: str | None = None) -> tuple[Way, ...]:
+    """Those that work here, best first."""
+    chosen = user or worker()
+    candidates = (Way.USER, Way.ROOT) if chosen is not None else (Way.USER,)
+    return tuple(way for way in candidates if not obstacle(way, chosen))
+
+
+def obstacle(way: Way, user: str | None) -> str:
+    """Why no sandbox can be made this way for ``user``, in bubblewrap's own words; "" where it can."""
+    return _tried(way, user, proc=True) and _tried(way, user, proc=False)
+
+
+@functools.cache
+def _tried(way: Way, user: str | None, *, proc: bool) -> str:
+    try:
+        made = _framed(Command(("true",), user=user), way, (), (), network_of=None, proc=proc)
+        done = run(made, check=False, timeout=20)
+        return "" if done.returncode == 0 else done.stderr.strip() or f"bwrap ended with {done.returncode}"
+    except BackupdError as error:
+        return error.message
+
+
+@functools.cache
+def can_confine(program: str) -> bool:
+    """Can ``program`` (a path) be started inside? Not when it is a script that calls something from a folder that
+    nobody knows of, or needs libraries from one."""
+    if not is_available():
+        return False
+    ask = Command((program, "--no-defaults", "--version"), user=worker())
+    try:
+        plain = run(ask, check=False, timeout=20)
+        inside = run(confine(ask, writable=()), check=False, timeout=20)
+    except BackupdError:
+        return False
+    return inside.returncode == plain.returncode
+
+
+def confine(
+    command: Command,
+    *,
+    writable: Sequence[Path],
+    readable: Sequence[Path] = (),
+    network_of: int | None = None,
+    network: bool = False,
+    scratch: bool = True,
+) -> Command:
+    """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
+    besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
+    these two share with nobody; or the host's (``network``). ``scratch``: it may write into a /tmp that goes with it.
+    Root's commands have a ``user``, who is not root.
+
+    Raises RefusedError where that user cannot reach the folders, and root cannot bring him there.
+    """
+    if os.geteuid() == 0 and (command.user is None or find_account(command.user).pw_uid == 0):
+        raise ValueError(f"{command.program} would run as root")
+    places = [*readable, *program_places(Path(command.located()))]
+    found = ways(command.user)
+    way = _way_of(network_of) if network_of is not None else Way.USER if Way.USER in found else Way.ROOT
+    if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *places])):
+        if Way.ROOT not in found:
+            raise RefusedError(
+                f"the user {command.user} cannot reach what {command.program} is to work on",
+                detail=lost,
+                hint="let others pass through the folders above it (chmod o+x), or choose another place",
+            )
+        way = Way.ROOT
+    return _made(command, way, writable, places, network_of=network_of, network=network, scratch=scratch)
+
+
+def _way_of(process: int) -> Way:
+    """How the sandbox of ``process`` was made."""
+    return Way.ROOT if _user_namespace(process) == _user_namespace(os.getpid()) else Way.USER
+
+
+def _user_namespace(process: int) -> str:
+    return str(Path(f"/proc/{process}/ns/user").readlink())
+
+
+def out_of_reach(user: str | None, paths: Sequence[Path | str]) -> str:
+    """Which of ``paths`` this user cannot come to (into a folder that ends with ``/.``), in the system's words; ACLs
+    and groups count, so he tries."""
+    if user is None or not paths:
+        return ""
+    asked = Command(("ls", "-d", "--", *map(str, paths)), user=user)
+    done = run(asked, check=False, timeout=20)
+    return done.stderr if done.returncode != 0 else ""
+
+
+def _made(
+    command: Command,
+    way: Way,
+    writable: Iterable[Path],
+    readable: Iterable[Path],
+    *,
+    network_of: int | None,
+    network: bool,
+    scratch: bool,
+) -> Command:
+    """The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
+    and containers have it: then there is none inside."""
+    return _framed(
+        command,
+        way,
+        writable,
+        readable,
+        network_of=network_of,
+        network=network,
+        scratch=scratch,
+        proc=not _tried(way, command.user, proc=True),
+    )
+
+
+def _framed(
+    command: Command,
+    way: Way,
+    writable: Iterable[Path],
+    readable: Iterable[Path],
+    *,
+    network_of: int | None,
+    proc: bool,
+    network: bool = False,
+    scratch: bool = True,
+) -> Command:
+    argv = []
+    if network_of is not None:
+        argv = [locate("nsenter"), f"--net=/proc/{network_of}/ns/net"]
+        if way is Way.USER:
+            # Who is not root may enter only as a member of the sandbox's own user namespace.
+            argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
+        argv += ["--"]
+    argv += [locate("bwrap"), *_frame(writable, readable, scratch=scratch, proc=proc)]
+    if network_of is None and not network:
+        argv += ["--unshare-net"]
+    argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
+    user = command.user
+    if way is Way.ROOT and user is not None:
+        for power in ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH"):  # until the user is that one
+            argv += ["--cap-add", power]
+        argv += ["--", "setpriv", *become(user), "--inh-caps", "-all"]
+        user = None
+    return replace(
+        command, argv=(*argv, "--", command.located(), *command.argv[1:]), user=user, cwd=None, wrapped=command.program
+    )
+
+
+def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool, proc: bool) -> list[str]:
+    argv = ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    for folder in SYSTEM_FOLDERS:
+        argv += ["--ro-bind-try", folder, folder]
+    argv += ["--perms", "0755", "--tmpfs", "/dev", "--symlink", "/proc/self/fd", "/dev/fd"]
+    for device in _DEVICES:
+        argv += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    argv += ["--proc" if proc else "--dir", "/proc", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108  inside the sandbox
+    argv += ["--perms", "0755", "--tmpfs", "/run"]
+    mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
+    made: set[Path] = set()
+    # Who made the sandbox owns its folders: what is above the given ones must not take files that nobody would find.
+    closed = ["/dev", "/run", *(() if scratch else ("/tmp",)), "/"]  # noqa: S108  inside the sandbox
+    # Outer folders first: a mount hides what was mounted below it before.
+    for path, kind in sorted(mounts, key=lambda mount: len(mount[0].parts)):
+        for parent in reversed(path.parents[:-1]):
+            if parent not in made and not is_of_the_system(parent):
+                made.add(parent)
+                open_above = parent.parent == Path("/tmp")  # noqa: S108  inside the sandbox
+                argv += ["--perms", "0755", "--tmpfs" if open_above else "--dir", str(parent)]
+                closed += [str(parent)] if open_above else []
+        made.add(path)
+        argv += [kind, str(path), str(path)]
+    for folder in closed:
+        argv += ["--remount-ro", folder]
+    return argv

@@ -1,0 +1,250 @@
+"""What every physical backup tool looks like to the rest: a capture that yields files, and a prepare.
+
+The events of a capture arrive in the order of the tool's stream; several files may be open at once. A file
+exists for the reader from its first event to its ``End``; an empty file has only an ``End``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from backupd.engine.sql.client import Connection
+from backupd.model.errors import OTHER_BACKUP, DamagedError
+from backupd.model.inventory import BaseTable
+from backupd.model.server import Receipts, Tool
+from backupd.model.table import TableName
+from backupd.process.command import Command
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes of ``path`` at ``offset``. ``payload`` is a view of a reused buffer: valid until the next
+    event.
+    """
+
+    path: str
+    offset: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """``length`` bytes of ``path`` at ``offset`` were never written at the source; they read as zeros."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """``path`` is complete."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """``path``, which had ended, is not part of the backup after all: its table was dropped while the tool
+    ran, or the tool copies it again (then its new content follows)."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """``path``, which had ended, is called ``to``: its table was renamed while the tool ran. There is no
+    ``to`` yet.
+    """
+
+    path: str
+    to: str
+
+
+FileEvent = Data | Hole | End | Remove | Rename
+
+LeftOut = Callable[[str], bool]
+"""Was a file (its path in the data directory) left out of a copy on purpose?"""
+
+
+def nothing(_path: str) -> bool:
+    """Of a whole copy: every file must be there."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What to back up and how.
+
+    ``workdir``: an empty private folder for the tool's own small files. ``parallel``: reading threads of
+    the tool. ``incremental_lsn``: copy only pages newer than this, None for everything. ``on_stderr`` gets
+    every line the tool prints, as printed, from another thread. ``replica``: also record what the server
+    replicates from (the account then needs REPLICA MONITOR). ``log``: file for the tool's whole stderr,
+    redacted. ``cancel``: set it to stop. ``spool``: a folder on a disk, for a tool that cannot stream and has to copy
+    the server first; made if needed.
+    """
+
+    connection: Connection
+    workdir: Path
+    parallel: int = 1
+    incremental_lsn: int | None = None
+    on_stderr: Callable[[str], None] | None = None
+    replica: bool = False
+    log: Path | None = None
+    cancel: threading.Event | None = None
+    spool: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What is known of the tables that a backup should hold. ``inventory``: all of them, at the backup's position; None
+    where that is not known, and ``problem`` says why. ``missing``: tables that the server had at that position and of
+    which a file is not in the backup. ``fetched``: tables whose files the tool left out and that were read from the
+    server instead. ``swapped``: stems of tables of InnoDB that took each other's names while the tool ran."""
+
+    inventory: tuple[BaseTable, ...] | None = None
+    missing: tuple[BaseTable, ...] = ()
+    fetched: tuple[TableName, ...] = ()
+    swapped: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Capture(Protocol):
+    """One run of the tool. A context manager; leaving it early leaves no process."""
+
+    @property
+    def tool(self) -> Tool: ...
+
+    @property
+    def log_tail(self) -> str:
+        """The tool's last lines, redacted."""
+        ...
+
+    def events(self) -> Iterator[FileEvent]:
+        """Ends only when the whole run is verified good: exit code, the tool's own end mark, its receipts
+        present, every file ended. Raises ToolError with the tool's last lines, or StreamError."""
+        ...
+
+    def receipts(self) -> Receipts:
+        """What the tool recorded about this run; after ``events`` has ended. Raises StreamError when
+        unreadable.
+        """
+        ...
+
+    def stock(self) -> Stock:
+        """Which tables the backup should hold, and which it does not; after ``events`` has ended."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStep:
+    """``command``: what to run, confined to the folders it works on where the host can do that. ``plain``:
+    the same without the confinement, as a runbook shows it. ``before``: to be called right before it."""
+
+    title: str
+    command: Command
+    plain: Command
+    before: Callable[[], object] | None = None
+
+
+class PhysicalTool(Protocol):
+    """A physical tool of one flavour and series."""
+
+    @property
+    def tool(self) -> Tool: ...
+
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """Glob patterns of files at the top of a prepared backup that do not belong into a datadir."""
+        ...
+
+    @property
+    def takes_increments(self) -> bool:
+        """Can it copy what changed since a log sequence number (``CaptureRequest.incremental_lsn``)?"""
+        ...
+
+    def capture(self, request: CaptureRequest) -> Capture: ...
+
+    def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
+        """The steps that make ``base`` startable; ``memory`` in bytes. Each one's stderr is wanted by
+        ``verify_prepared``. Raises DamagedError when files are missing that the tool itself would not
+        miss."""
+        ...
+
+    def verify_prepared(
+        self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
+    ) -> None:
+        """Did prepare really reach the end of the redo? ``receipts`` of the last backup applied, ``logs``:
+        stderr of each step in order; only files that were ``left_out`` may be missing. Raises ToolError; the tools
+        say "completed OK!" over damaged backups."""
+        ...
+
+    def redo_bytes(self, base: Path) -> int:
+        """Size of the redo that prepare has to apply, in bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileDifference:
+    """A file that is not as expected; a size of None means that it is not there."""
+
+    path: str
+    expected: int | None
+    found: int | None
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return f"{self.path} is missing ({self.expected} bytes)"
+        if self.expected is None:
+            return f"{self.path} does not belong here ({self.found} bytes)"
+        return f"{self.path} has {self.found} bytes instead of {self.expected}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileList:
+    """Files of a folder with their sizes in bytes, paths relative with forward slashes."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, base: Path) -> FileList:
+        """Every regular file below ``base``; links are not followed and not listed."""
+        return cls(
+            {
+                path.relative_to(base).as_posix(): path.lstat().st_size
+                for path in sorted(base.rglob("*"))
+                if path.is_file() and not path.is_symlink()
+            }
+        )
+
+    def differences(self, expected: Mapping[str, int]) -> tuple[FileDifference, ...]:
+        """What is missing, too short or long, or not expected at all."""
+        return tuple(
+            FileDifference(path, expected.get(path), self.sizes.get(path))
+            for path in sorted(set(expected) | set(self.sizes))
+            if expected.get(path) != self.sizes.get(path)
+        )
+
+
+def verify_files(base: Path, expected: Mapping[str, int]) -> None:
+    """Is every expected file there, with its size in bytes, and nothing else? Call it before ``prepare``:
+    the tools prepare a backup that lacks tables and say that all is well. Raises DamagedError with every
+    difference."""
+    differences = FileList.of(base).differences(expected)
+    if differences:
+        raise DamagedError(
+            f"{len(differences)} files in {base} are not those of the backup",
+            [str(d) for d in differences],
+            hint=OTHER_BACKUP,
+        )

@@ -1,0 +1,327 @@
+"""What the physical tools have in common: one run with --stream=xbstream, taken apart as it runs.
+
+A run is good when the tool exited with 0, its last line ends in "completed OK!", every file of the stream ended, and
+the receipts, which it writes last, are there and tell of the backup that was asked for. Nothing less is enough: a
+stream that is cut between two files looks complete, and the tools exit with 0 over several kinds of trouble.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.access.client_files import Groups, handed_over, owner_of
+from backupd.engine.access.live_data import LiveData, look_at
+from backupd.engine.instance.receipts import ReceiptCollector, ReceiptNames, parse_receipts
+from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename, Stock
+from backupd.engine.physical.datafiles import Contents, swapped
+from backupd.engine.physical.imports import existing_tables
+from backupd.engine.physical.inventory import Stocktaking
+from backupd.engine.physical.tablefiles import OF_ENGINE, absent, stem_of, table_of
+from backupd.engine.physical.xbstream import Dialect, Doubts, demultiplex, left_out
+from backupd.engine.pressure.lock_limit import LockWatch
+from backupd.engine.sql.client import Connection
+from backupd.model.errors import CancelledError, StreamError, TablesChangedError, ToolError, ToolMissingError
+from backupd.model.server import Position, Receipts, Tool
+from backupd.process.command import Command
+from backupd.process.otherfolders import give
+from backupd.process.pipeline import Pipeline
+
+COMPLETED = "completed OK!"
+LEFT_OPEN = re.compile(r"Warning: +\d+ files and \d+ streams is left open")
+"""What the tool's library prints behind that when it ends, about itself and not about the work."""
+_IGNORED = re.compile(r"table was dropped\b.*\bignore the tablespace \S*?([^/\s]+/[^/\s]+)\.ibd")
+"""The tool left a table out that it takes for a dropped one; one that was imported just now looks the same to it."""
+_VANISHED = re.compile(r"Can't find file: '\./|without redo logging")
+"""Printed before a failure, this tells of a table or partition that was dropped or rebuilt while the tool read it."""
+OPEN_FILES = 65536
+"""The tools keep every tablespace open while they copy; the system's own limit still holds."""
+_FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
+"""What xtrabackup appends to names when an option makes it compress or encrypt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Empty folders of one run, the tool's own: ``target`` must be named although everything goes to stdout, ``lsn``
+    gets copies of the receipts."""
+
+    target: Path
+    lsn: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingTool:
+    """What differs between the tools. ``arguments``: the command line after the option file and before the common
+    part; ``groups``: the content of that file; ``login_file``: the variable that names another file with credentials,
+    which the tool would read on its own; ``hints``: what the tool prints, and what helps; ``lock_seconds``: how long
+    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``: see ``Stocktaking``;
+    ``redo``: what it calls the redo log to which it leaves all changes of InnoDB's definitions, "" where it follows
+    them itself."""
+
+    tool: Tool
+    names: ReceiptNames
+    dialect: Dialect
+    arguments: Callable[[CaptureRequest], Sequence[str]]
+    hints: Mapping[str, str] = field(default_factory=dict)
+    groups: Callable[[Connection], Groups] = Connection.option_groups
+    login_file: str = ""
+    lock_seconds: float | None = None
+    moment: re.Pattern[str] | None = None
+    redo: str = ""
+
+
+class StreamingCapture:
+    """One ``--backup --stream=xbstream``."""
+
+    def __init__(self, made: StreamingTool, request: CaptureRequest) -> None:
+        self.tool = made.tool
+        self._made = made
+        self._request = request
+        self._stack = contextlib.ExitStack()
+        self._pipeline: Pipeline | None = None
+        self._watch: LockWatch | None = None
+        self._last_line = ""
+        self._ignored: list[str] = []
+        self._vanished = ""
+        self._tables: set[str] = set()
+        self._doubts = Doubts()
+        self._contents = Contents()
+        self._stocktaking = Stocktaking(request.connection, made.moment, twice=bool(made.redo))
+        self._stock = Stock()
+        self._receipts: Receipts | None = None
+        self._log_tail = ""
+
+    @property
+    def log_tail(self) -> str:
+        if self._pipeline is not None:
+            self._log_tail = self._pipeline.stderr_tail(self._program)
+        return self._log_tail
+
+    def __enter__(self) -> Self:
+        """Start the tool. Raises ToolMissingError, ToolError when it cannot be started, RefusedError where files of
+        others lie in the data directory, ServerError, ValueError for a used workdir."""
+        request = self._request
+        if any(request.workdir.iterdir()):
+            raise ValueError(f"{request.workdir} is not empty")
+        with request.connection.connect() as session:
+            live = look_at(session)
+        _allow_open_files()
+        folders = Folders(request.workdir / "target", request.workdir / "lsn")
+        for folder in (folders.target, folders.lsn):
+            folder.mkdir(mode=0o700)
+            if (owner := owner_of(live.reader)) is not None:
+                give(folder, owner)
+        arguments = tuple(self._made.arguments(request))
+        with contextlib.ExitStack() as stack:
+            handed = stack.enter_context(handed_over(request.connection, live.reader, self._made.groups))
+            argv = (self.tool.path, f"--defaults-file={handed.options}", *arguments, *self._common(folders, live))
+            name = self._made.login_file
+            plain = Command(argv, env={name: str(handed.folder / "no-such-file")} if name else {}, user=live.reader)
+            command = live.reading(plain, handed, (folders.target, folders.lsn))
+            stack.enter_context(self._stocktaking)
+            self._pipeline = Pipeline([command], on_stderr=self._heard, log=request.log, cancel=request.cancel)
+            if self._made.lock_seconds is not None:
+                self._watch = stack.enter_context(
+                    LockWatch(request.connection, self._pipeline.kill, seconds=self._made.lock_seconds)
+                )
+            stack.enter_context(self._pipeline)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def events(self) -> Iterator[FileEvent]:
+        if self._pipeline is None:
+            raise ValueError("the capture was not entered")
+        collector = ReceiptCollector()
+        for event in self._stream(self._pipeline):
+            if isinstance(event, Data):
+                collector.data(event.path, event.payload)
+                if event.path == self._made.redo and self._stocktaking.imports is not None:
+                    self._stocktaking.imports.redo(event.payload)
+            elif isinstance(event, End):
+                collector.end(event.path)
+                self._note(event.path)
+            elif isinstance(event, Remove | Rename) and event.path in self._made.names.all:
+                raise StreamError(f"{self.tool.name} took back {event.path}", detail=self.log_tail)
+            self._contents.take(event)
+            yield event
+            self._stocktaking.pause()
+        receipts = self._verified(collector)
+        yield from self._complete(receipts.position)
+        self._receipts = receipts
+
+    def _complete(self, position: Position) -> Iterator[FileEvent]:
+        """What the tool left out and the server still has. Raises StreamError where it left out something and nobody
+        knows what there should be, TablesChangedError where its prepare would."""
+        stock, contents, doubts = self._stocktaking, self._contents, self._doubts
+        stock.settle(position)
+        if stock.imports is not None:
+            stock.imports.refuse()
+        if stock.unread:
+            raise TablesChangedError(
+                f"a partition was exchanged while the backup ran, and {self.tool.name} reads no change of definitions "
+                f"behind that: {', '.join(name.shown for name in stock.unread[:20])} may be in it as they were before",
+                hint="take the backup at a time without ALTER TABLE ... EXCHANGE PARTITION",
+            )
+        known = stock.tables is not None and stock.is_whole
+        if not known and (doubts.lost or doubts.crossed):
+            raise left_out(doubts.lost or doubts.crossed)
+        for path in sorted(doubts.withdrawn):
+            if not stock.has_owner(path):
+                contents.take(Remove(path))
+                yield Remove(path)
+        tables = stock.due
+        renamed = {table_of(stem_of(path)) for path in doubts.renamed if stem_of(path)}
+        wrong = dict.fromkeys(absent(tables, contents.paths, contents.renamed))
+        wrong |= dict.fromkeys(table for table in tables if table.name in renamed and table.engine.lower() in OF_ENGINE)
+        for table in wrong:
+            for event in stock.fetch(table, sorted(contents.paths)):
+                contents.take(event)
+                yield event
+        self._stock = Stock(
+            stock.inventory,
+            tuple(table for table in wrong if table.name not in stock.fetched),
+            tuple(stock.fetched),
+            swapped(contents.renamed),
+            stock.problem,
+        )
+
+    def stock(self) -> Stock:
+        return self._stock
+
+    def _note(self, path: str) -> None:
+        stem = path.removesuffix(".delta")
+        if stem.endswith((".ibd", ".new")):
+            self._tables.add(stem.rpartition(".")[0])
+
+    def receipts(self) -> Receipts:
+        if self._receipts is None:
+            raise ValueError("the capture has not ended yet")
+        return self._receipts
+
+    def _stream(self, pipeline: Pipeline) -> Iterator[FileEvent]:
+        try:
+            for event in demultiplex(pipeline, self._made.dialect, self._doubts):
+                if isinstance(event, Data | Hole | End) and event.path.endswith(_FOREIGN):
+                    raise StreamError(
+                        f"{self.tool.name} compresses or encrypts what it writes: {event.path}",
+                        hint="an option of its own is in force; only the option file that backupd makes may be read:"
+                        " is the program a wrapper script?",
+                    )
+                yield event
+        except ToolMissingError:
+            raise
+        except ToolError as error:
+            hints = self._made.hints
+            if self._vanished:
+                raise TablesChangedError(
+                    f"{error.message}: a table was dropped, renamed or rebuilt while it was read",
+                    detail=f"{self._vanished}\n{error.detail}",
+                    hint="take the backup at a time without such statements",
+                ) from error
+            hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
+            raise ToolError(error.message, detail=error.detail, hint=hint) from error
+        except CancelledError as error:
+            if self._watch is None or not self._watch.expired:
+                raise
+            raise ToolError(
+                f"{self.tool.name} did not get its lock within {self._made.lock_seconds:g} s and was stopped,"
+                " because all writers wait behind it",
+                detail="\n".join(text for text in (self.log_tail, self._watch.trouble) if text),
+                hint="a long statement is in its way: SHOW PROCESSLIST names it; take the backup when it has ended"
+                + ("; look there for a FLUSH TABLES that is still waiting, and kill it" if self._watch.trouble else ""),
+            ) from error
+
+    def _verified(self, collector: ReceiptCollector) -> Receipts:
+        name = self.tool.name
+        if not self._last_line.rstrip().endswith(COMPLETED):
+            raise ToolError(
+                f"{name} exited with 0 but did not say {COMPLETED!r}",
+                detail=self.log_tail,
+                hint="its last lines tell why; nothing was kept of this backup",
+            )
+        try:
+            receipts = parse_receipts(collector.files)
+        except StreamError as error:
+            raise StreamError(error.message, detail=self.log_tail, hint=error.hint) from error
+        expected = "full-backuped" if self._request.incremental_lsn is None else "incremental"
+        if receipts.backup_type != expected:
+            raise StreamError(f"{name} made a backup of type {receipts.backup_type}, not {expected}")
+        since = self._request.incremental_lsn or 0
+        if receipts.from_lsn != since or receipts.to_lsn < since:
+            raise StreamError(
+                f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
+                hint="the server is not the one that the backup before it was taken from: take a full",
+            )
+        self._refuse_ignored()
+        return receipts
+
+    def _refuse_ignored(self) -> None:
+        """Are the tables that the tool left out really gone? One that was dropped and made again is in the stream."""
+        doubtful = [name for name in dict.fromkeys(self._ignored) if name not in self._tables]
+        if not doubtful:
+            return
+        with self._request.connection.connect() as session:
+            left_out = existing_tables(session, doubtful)
+        if left_out:
+            raise ToolError(
+                f"{self.tool.name} left out {len(left_out)} tables that the server has: {', '.join(left_out[:20])}",
+                detail=self.log_tail,
+                hint="a table that was imported (IMPORT TABLESPACE) shortly before looks dropped to the tool until the"
+                " server's next checkpoint: take the backup again a little later",
+            )
+
+    def _heard(self, line: str) -> None:
+        if line.strip() and not LEFT_OPEN.search(line):
+            self._last_line = line
+        ignored = _IGNORED.search(line)
+        if ignored:
+            self._ignored.append(ignored[1])
+        if not self._vanished and _VANISHED.search(line):
+            self._vanished = line.strip()
+        self._stocktaking.heard(line)
+        if self._watch is not None:
+            self._watch.heard(line)
+        if self._request.on_stderr is not None:
+            self._request.on_stderr(line)
+
+    @property
+    def _program(self) -> str:
+        return Path(self.tool.path).name
+
+    def _common(self, folders: Folders, live: LiveData) -> tuple[str, ...]:
+        request = self._request
+        argv = [
+            "--backup",
+            "--stream=xbstream",
+            f"--target-dir={folders.target}",
+            f"--extra-lsndir={folders.lsn}",
+            f"--parallel={max(request.parallel, 1)}",
+            f"--open-files-limit={OPEN_FILES}",
+        ]
+        if request.incremental_lsn is not None:
+            argv.append(f"--incremental-lsn={request.incremental_lsn}")
+        if request.replica:
+            argv.append("--slave-info")
+        if live.empty:  # a folder that it may not open would be the end of it
+            argv.append(f"--databases-exclude={' '.join(live.empty)}")
+        return tuple(argv)
+
+
+def _allow_open_files() -> None:
+    """Who is not root cannot raise this limit himself. It is left as it is where we may not either."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.geteuid() == 0 and hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        with contextlib.suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, OPEN_FILES))

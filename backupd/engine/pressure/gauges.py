@@ -1,0 +1,246 @@
+"""How hard is the server pressed? Lag of replicas and latency of its disk, so that a backup can step back.
+
+Numbers about lag lie: NULL means that replication stands still, and some servers answer 2E16 or less than nothing. What
+cannot be known is treated as pressure, never as none.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from backupd.engine.server.probe import read_dialect
+from backupd.engine.sql.client import Connection, Session, is_denied
+from backupd.model.errors import BackupdError, ServerError
+
+LONGEST_LAG = 366 * 86400
+"""Seconds; a replica that claims more is not believed."""
+DISKSTATS = Path("/proc/diskstats")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """``value`` in seconds, None when it cannot be known; ``text``: what was read, or why nothing was."""
+
+    value: float | None
+    text: str
+
+
+class Gauge(Protocol):
+    """Something to be read now and then, by one thread."""
+
+    def read(self) -> Reading:
+        """Never raises: trouble is an unknown value."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Those that can be read, and in ``warnings`` why others cannot."""
+
+    found: tuple[Gauge, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+# -- replicas
+
+
+class LagGauge:
+    """How far one replica is behind, on purpose (a configured delay) not counted. Keeps one session open."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self._name = name
+        self._connection = connection
+        self._session: Session | None = None
+        self._statement = ""
+
+    def read(self) -> Reading:
+        try:
+            if self._session is None:
+                self._session = self._connection.connect()
+                self._statement = read_dialect(self._session).replica_status
+            return lag_of(self._name, self._session.records(self._statement))
+        except BackupdError as error:
+            self.close()
+            return Reading(None, f"the lag of {self._name} is unknown: {error.detail or error.message}")
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def lag_of(name: str, channels: Sequence[Mapping[str, Any]]) -> Reading:
+    """The worst lag of all channels of a replica, from the rows of its replication status."""
+    worst = 0.0
+    for row in channels:
+        behind = row.get("Seconds_Behind_Source", row.get("Seconds_Behind_Master"))
+        if behind is None:
+            threads = ", ".join(
+                f"{key} {row[key]}"
+                for key in ("Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running")
+                if key in row
+            )
+            return Reading(None, f"the lag of {name} is unknown: replication stands still ({threads})")
+        try:
+            lag = float(behind)
+        except (TypeError, ValueError):
+            lag = -1.0
+        if not 0 <= lag <= LONGEST_LAG:
+            return Reading(None, f"the lag of {name} is unknown: it claims {str(behind)[:40]} s")
+        worst = max(worst, lag - float(row.get("SQL_Delay") or 0))
+    if not channels:
+        return Reading(None, f"the lag of {name} is unknown: it replicates no longer")
+    return Reading(worst, f"{name} is {worst:.0f} s behind")
+
+
+def lag_gauges(
+    name: str,
+    connection: Connection,
+    followers: Mapping[tuple[str, int], Callable[[], Connection]],
+) -> Gauges:
+    """What can be known about lag around the server called ``name``: its own as a replica, and that of its replicas.
+
+    A source does not know how far its replicas are. They are asked themselves where they tell the source their address
+    (``report_host``) and ``followers`` has a connection for it: only configured servers, since an address that
+    somebody claims for himself is no place to log in at. Raises ServerError when the server cannot be asked at all.
+    """
+    warnings: list[str] = []
+    found: list[Gauge] = []
+    with connection.connect() as session:
+        dialect = read_dialect(session)
+        if _ask(session, dialect.replica_status, warnings, "its own lag as a replica"):
+            found.append(LagGauge(name, connection))
+        replicas = _ask(session, dialect.replica_hosts, warnings, "who replicates from it")
+    for row in replicas:
+        gauge = _follower(row, followers, warnings)
+        if gauge is not None:
+            found.append(gauge)
+    if not found and not warnings:
+        warnings.append("limits.replica_lag: the server is no replica and nobody replicates from it: nothing to watch")
+    return Gauges(tuple(found), tuple(warnings))
+
+
+def _ask(session: Session, statement: str, warnings: list[str], what: str) -> list[dict[str, Any]]:
+    try:
+        return session.records(statement)
+    except ServerError as error:
+        if not is_denied(error):
+            raise
+        warnings.append(f"limits.replica_lag: the account may not ask {what}: {error.detail}")
+        return []
+
+
+def _follower(
+    row: Mapping[str, Any], followers: Mapping[tuple[str, int], Callable[[], Connection]], warnings: list[str]
+) -> LagGauge | None:
+    host, port = str(row.get("Host") or ""), int(row.get("Port") or 0)
+    number = row.get("Server_Id", row.get("Server_id"))
+    if not host:
+        warnings.append(
+            f"limits.replica_lag: the replica with server id {number} does not tell its address "
+            "(report_host), so its lag is not watched"
+        )
+        return None
+    connect = followers.get((host, port))
+    if connect is None:
+        warnings.append(
+            f"limits.replica_lag: the replica {host}:{port} is no server of the configuration, so its lag "
+            "is not watched"
+        )
+        return None
+    try:
+        return LagGauge(f"{host}:{port}", connect())
+    except BackupdError as error:
+        warnings.append(f"limits.replica_lag: the replica {host}:{port} cannot be asked: {error.message}")
+        return None
+
+
+# -- the disk
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCounters:
+    """Since the machine started: finished requests, milliseconds that they took together; and those on their way."""
+
+    requests: int
+    milliseconds: int
+    in_flight: int
+
+
+class DiskGauge:
+    """Mean time of a request to one block device since the reading before. Reads ``stats``, as /proc/diskstats."""
+
+    def __init__(
+        self, device: tuple[int, int], *, stats: Path = DISKSTATS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._device, self._stats, self._clock = device, stats, clock
+        self._before = disk_counters(_text(stats), device)
+        self._seen = clock()
+
+    def read(self) -> Reading:
+        now, counters = self._clock(), disk_counters(_text(self._stats), self._device)
+        before, elapsed = self._before, now - self._seen
+        self._before, self._seen = counters, now
+        where = f"the disk {self._device[0]}:{self._device[1]}"
+        if counters is None or before is None or counters.requests < before.requests:
+            return Reading(None, f"the latency of {where} is unknown: the kernel counts it no longer")
+        requests = counters.requests - before.requests
+        if requests:
+            value = max(0, counters.milliseconds - before.milliseconds) / requests / 1000
+            return Reading(value, f"{where} takes {value * 1000:.0f} ms for a request")
+        if before.in_flight and counters.in_flight:
+            return Reading(elapsed, f"{where} has finished no request for {elapsed * 1000:.0f} ms")
+        return Reading(0.0, f"{where} is idle")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def disk_counters(stats: str, device: tuple[int, int]) -> DiskCounters | None:
+    """The line of ``device`` (major, minor); None without one.
+
+    Its columns: https://www.kernel.org/doc/Documentation/admin-guide/iostats.rst
+    """
+    for line in stats.splitlines():
+        fields = line.split()
+        if len(fields) >= 12 and (fields[0], fields[1]) == (str(device[0]), str(device[1])):
+            return DiskCounters(int(fields[3]) + int(fields[7]), int(fields[6]) + int(fields[10]), int(fields[11]))
+    return None
+
+
+def disk_gauges(folder: Path, *, stats: Path = DISKSTATS) -> Gauges:
+    """A gauge of the device under ``folder`` (a datadir), where this host counts one."""
+    try:
+        status = folder.stat()
+    except OSError as error:
+        return _unwatched(f"{folder} is not on this host, so its disk is not watched: {error.strerror}")
+    device = os.major(status.st_dev), os.minor(status.st_dev)
+    if disk_counters(_text(stats), device) is None:
+        return _unwatched(
+            f"{folder} lies on no block device that the kernel counts ({device[0]}:{device[1]}), so it is not watched"
+        )
+    return Gauges((DiskGauge(device, stats=stats),))
+
+
+def _unwatched(why: str) -> Gauges:
+    return Gauges(warnings=(f"limits.disk_latency: {why}",))
+
+
+def datadir_of(connection: Connection) -> Path:
+    """The server's own words. Raises ServerError."""
+    with connection.connect() as session:
+        return Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+
+
+def _text(stats: Path) -> str:
+    try:
+        return stats.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,308 @@
+"""Scheduled events after a replay: enabled or not, as on the server whose logs were replayed.
+
+A replication applier marks every event that a replayed CREATE EVENT or ALTER EVENT touches as disabled on a replica,
+also one that was created DISABLE, so that nothing runs twice. A copy that takes the source's place needs the state that
+the source had: it is what the statements said, on top of what the backup held. An event that reached the source itself
+through replication was disabled there, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from backupd.engine.binlog.walk import Statement
+from backupd.engine.sql.client import Session
+from backupd.model.table import quote_name
+
+
+class EventState(StrEnum):
+    """As the servers' tables of events have it (MySQL renamed the last)."""
+
+    ENABLED = "ENABLED"
+    DISABLED = "DISABLED"
+    ELSEWHERE = "SLAVESIDE_DISABLED"
+    """Disabled on a replica: it runs on the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``server_id``: of the server where its last statement ran."""
+
+    schema: str
+    name: str
+    state: EventState
+    server_id: int
+
+
+Key = tuple[str, str]
+"""Schema and name. Names of events know no case, so theirs is in lower case; that of the schema is, too, where the
+server's names of schemas know none."""
+
+_TOKEN = re.compile(
+    r"""/\*M?!\d*|\*/|/\*.*?\*/|\#[^\n]*|--(?=\s|\Z)[^\n]*  # versioned comments are read, others are not
+    |`(?:[^`]|``)*`|"(?:[^"\\]|\\.|"")*"|'(?:[^'\\]|\\.|'')*'
+    |[\w$\u0080-\uffff]+|\S""",
+    re.VERBOSE | re.DOTALL,
+)
+_IN_TABLE = "SELECT db, name, status, originator FROM mysql.event"
+_IN_DICTIONARY = "SELECT EVENT_SCHEMA, EVENT_NAME, STATUS, ORIGINATOR FROM information_schema.EVENTS"
+_ONCE_IN_TABLE = "SELECT db, name FROM mysql.event WHERE status = 'ENABLED' AND execute_at <= %s"  # in UTC
+_ONCE_IN_DICTIONARY = (
+    "SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.EVENTS "
+    "WHERE EVENT_TYPE = 'ONE TIME' AND STATUS = 'ENABLED' "
+    "AND CONVERT_TZ(EXECUTE_AT, TIME_ZONE, '+00:00') <= %s"
+)
+
+
+def read_events(session: Session, *, in_table: bool) -> dict[Key, Event]:
+    """All events of a server. ``in_table``: it keeps them in mysql.event (all but MySQL from 8.0 on).
+    Raises ServerError."""
+    folds, found = folds_schemas(session), {}
+    for schema, name, status, server_id in session.query(_IN_TABLE if in_table else _IN_DICTIONARY):
+        state = EventState(status) if status in (EventState.ENABLED, EventState.DISABLED) else EventState.ELSEWHERE
+        event = Event(str(schema), str(name), state, int(server_id))
+        found[_key(event.schema, event.name, folds=folds)] = event
+    return found
+
+
+def folds_schemas(session: Session) -> bool:
+    """Are `Shop` and `shop` the same schema to the server? Raises ServerError."""
+    return int(session.query("SELECT @@lower_case_table_names")[0][0]) != 0
+
+
+def after(before: Mapping[Key, Event], statements: Iterable[Statement], *, folds: bool) -> dict[Key, Event]:
+    """The events that ``statements``, run one after the other on top of ``before``, touched and left. ``folds``: see
+    ``folds_schemas``."""
+    known = dict(before)
+    touched: set[Key] = set()
+    for statement in statements:
+        words = _without_variables(list(_words(statement.text)))
+        verb = _upper(words, 0)
+        if verb == "DROP" and _upper(words, 1) in ("DATABASE", "SCHEMA"):
+            schema = _key(_name(words, _after_condition(words, 2))[1], "", folds=folds)[0]
+            known = {key: event for key, event in known.items() if key[0] != schema}
+        elif (at := _event_word(words)) is not None:
+            _apply(statement, verb, words, at, known, touched, folds=folds)
+    return {key: known[key] for key in touched if key in known}
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """``told``: ``schema.name: state`` of each event whose state was changed. ``warnings``: in words."""
+
+    told: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def settle(
+    session: Session,
+    before: Mapping[Key, Event],
+    wanted: Mapping[Key, Event],
+    *,
+    in_table: bool,
+    ran_until: datetime | None,
+) -> Settled:
+    """Give each event of ``wanted`` its state. One that the applier disabled though nothing in ``wanted`` accounts for
+    it gets the state that it had ``before``, with a warning. One-time events whose time lies before ``ran_until`` have
+    run at the source, which disables or drops them then and logs neither: they are disabled (None: there are none).
+    Raises ServerError."""
+    given = {key: (event.state, event.server_id) for key, event in wanted.items()}
+    present = read_events(session, in_table=in_table)
+    unsure, lost = [], []
+    for key, now in sorted(present.items()):
+        old = before.get(key)
+        if now.state is not EventState.ELSEWHERE or key in given or (old and old.state is EventState.ELSEWHERE):
+            continue
+        if old is None:
+            lost.append(f"{now.schema}.{now.name}")
+        else:
+            given[key] = old.state, old.server_id
+            unsure.append(f"{now.schema}.{now.name}: {old.state.lower()}")
+    told = _give(session, present, given, in_table=in_table)
+    ran = _ran(session, ran_until, in_table=in_table) if ran_until else ()
+    present = read_events(session, in_table=in_table)
+    told += _give(
+        session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran}, in_table=in_table
+    )
+    warnings = []
+    if unsure:
+        warnings.append(
+            f"a statement that was not understood changed these scheduled events, and they have the state "
+            f"that they had in the backup; compare them with what is meant: {', '.join(unsure)}"
+        )
+    if lost:
+        warnings.append(
+            f"these scheduled events are disabled, because the logs do not tell whether they were enabled: "
+            f"{', '.join(lost)} (ALTER EVENT ... ENABLE turns one on)"
+        )
+    if ran:
+        names = ", ".join(f"{present[key].schema}.{present[key].name}" for key in ran)
+        warnings.append(
+            f"these one-time events had their time before the stop and were disabled, so that they do not "
+            f"run a second time: {names}"
+        )
+    last = {line.rpartition(":")[0]: line for line in told}
+    return Settled(tuple(last.values()), tuple(warnings))
+
+
+def _give(
+    session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]], *, in_table: bool
+) -> tuple[str, ...]:
+    told = []
+    for key, (state, server_id) in sorted(wanted.items()):
+        now = present.get(key)
+        if now is None or now.state is state:
+            continue
+        if in_table:
+            session.execute(
+                "UPDATE mysql.event SET status = %s, originator = %s, modified = modified WHERE db = %s AND name = %s",
+                str(state),
+                server_id,
+                now.schema,
+                now.name,
+            )
+        else:
+            _alter(session, now, state)
+        told.append(f"{now.schema}.{now.name}: {state.lower()}")
+    return tuple(told)
+
+
+def _ran(session: Session, until: datetime, *, in_table: bool) -> tuple[Key, ...]:
+    """Enabled one-time events whose time was not after ``until``."""
+    rows = session.query(
+        _ONCE_IN_TABLE if in_table else _ONCE_IN_DICTIONARY, until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    )
+    folds = folds_schemas(session)
+    return tuple(sorted(_key(str(schema), str(name), folds=folds) for schema, name in rows))
+
+
+def _alter(session: Session, event: Event, state: EventState) -> None:
+    """By statement, with all that it would otherwise take from this session."""
+    row = session.records(
+        "SELECT DEFINER, SQL_MODE, TIME_ZONE, CHARACTER_SET_CLIENT, COLLATION_CONNECTION "
+        "FROM information_schema.EVENTS WHERE EVENT_SCHEMA = %s AND EVENT_NAME = %s",
+        event.schema,
+        event.name,
+    )[0]
+    user, _, host = str(row["DEFINER"]).rpartition("@")
+    mode, zone = session.query("SELECT @@SESSION.sql_mode, @@SESSION.time_zone")[0]
+    session.execute("SET SESSION sql_mode = %s, time_zone = %s", row["SQL_MODE"], row["TIME_ZONE"])
+    word = {EventState.ENABLED: "ENABLE", EventState.DISABLED: "DISABLE"}.get(state, "DISABLE ON SLAVE")
+    session.execute(
+        f"ALTER DEFINER = {quote_name(user)}@{quote_name(host)} EVENT {quote_name(event.schema, event.name)} {word}"
+    )
+    session.execute("SET SESSION sql_mode = %s, time_zone = %s", mode, zone)
+
+
+def _apply(
+    statement: Statement,
+    verb: str,
+    words: list[str],
+    at: int,
+    known: dict[Key, Event],
+    touched: set[Key],
+    *,
+    folds: bool,
+) -> None:
+    at = _after_condition(words, at + 1)
+    schema, name, at = _name(words, at)
+    key = _key(schema or statement.schema, name, folds=folds)
+    if verb == "DROP":
+        known.pop(key, None)
+        return
+    if verb == "CREATE" and key in known and not _replaces(words):
+        return  # IF NOT EXISTS: nothing happened
+    state, renamed = _clauses(words, at, statement.schema)
+    old = known.pop(key, None)
+    if not statement.own:
+        state = EventState.ELSEWHERE
+    elif state is None:
+        state = old.state if old is not None and verb == "ALTER" else EventState.ENABLED
+    schema, name = renamed or (schema or statement.schema, name)
+    key = _key(schema, name, folds=folds)
+    touched.add(key)
+    known[key] = Event(schema, name, state, statement.server_id)
+
+
+def _clauses(words: list[str], at: int, current: str) -> tuple[EventState | None, tuple[str, str] | None]:
+    """State and new name, as far as the statement says: its clauses end where the body begins."""
+    state: EventState | None = None
+    renamed: tuple[str, str] | None = None
+    while at < len(words) and (word := _upper(words, at)) != "DO":
+        if word == "ENABLE":
+            state = EventState.ENABLED
+        elif word == "DISABLE":
+            state = EventState.ELSEWHERE if _upper(words, at + 1) == "ON" else EventState.DISABLED
+        elif word == "RENAME" and _upper(words, at + 1) == "TO":
+            schema, name, at = _name(words, at + 2)
+            renamed = (schema or current, name)
+            continue
+        at += 1
+    return state, renamed
+
+
+def _words(text: str) -> Iterator[str]:
+    for match in _TOKEN.finditer(text):
+        word = match[0]
+        if not word.startswith(("/*", "*/", "#", "--")):
+            yield word
+
+
+def _without_variables(words: list[str]) -> list[str]:
+    """Without MariaDB's SET STATEMENT variable = value, ... FOR, where it stands in front."""
+    if _upper(words, 0) != "SET" or _upper(words, 1) != "STATEMENT":
+        return words
+    at = next((at for at in range(len(words)) if _upper(words, at) == "FOR"), len(words) - 1)
+    return words[at + 1 :]
+
+
+def _event_word(words: list[str]) -> int | None:
+    """Where EVENT stands in ``CREATE [OR REPLACE] [DEFINER = ...] EVENT``; None in any other statement."""
+    at = 1
+    if _upper(words, at) == "OR":
+        at += 2
+    if _upper(words, at) == "DEFINER":
+        at += 2
+        while at < len(words) and _upper(words, at) != "EVENT":
+            if _upper(words, at) in ("TRIGGER", "PROCEDURE", "FUNCTION", "VIEW", "SQL", "PACKAGE", "AGGREGATE"):
+                return None
+            at += 1
+    return at if _upper(words, at) == "EVENT" else None
+
+
+def _after_condition(words: list[str], at: int) -> int:
+    """Behind IF [NOT] EXISTS, where it stands."""
+    if _upper(words, at) != "IF":
+        return at
+    return at + (3 if _upper(words, at + 1) == "NOT" else 2)
+
+
+def _replaces(words: list[str]) -> bool:
+    return _upper(words, 1) == "OR"
+
+
+def _name(words: list[str], at: int) -> tuple[str, str, int]:
+    """(schema, name, the place behind) of ``name`` or ``schema.name``."""
+    first = _plain(words[at]) if at < len(words) else ""
+    if at + 2 < len(words) and words[at + 1] == ".":
+        return first, _plain(words[at + 2]), at + 3
+    return "", first, at + 1
+
+
+def _plain(word: str) -> str:
+    for quote in '`"':
+        if word.startswith(quote):
+            return word[1:-1].replace(quote * 2, quote)
+    return word
+
+
+def _upper(words: list[str], at: int) -> str:
+    return words[at].upper() if at < len(words) else ""
+
+
+def _key(schema: str, name: str, *, folds: bool) -> Key:
+    return schema.lower() if folds else schema, name.lower()

@@ -1,0 +1,264 @@
+"""The census of one server: what it holds that a backup could miss, and what makes a recovery silently
+incomplete.
+
+A physical tool copies InnoDB and the files it knows by their endings. Everything else, whatever lives
+outside the datadir, and settings that leave holes in the binary log are found here and said aloud.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.engine.server.risks import recovery_risks
+from backupd.engine.server.xa import visible_xa
+from backupd.engine.sql.client import Session, is_denied
+from backupd.engine.sql.dialect import Dialect
+from backupd.engine.sql.tables import Table, list_tables
+from backupd.model.errors import ServerError
+from backupd.model.server import ExternalPath, Flavour
+from backupd.model.table import quote_name
+from backupd.process.otherfolders import read_plain
+
+_COPIED = {
+    Flavour.MARIADB: frozenset({"InnoDB", "MyISAM", "Aria", "MRG_MyISAM", "CSV", "ARCHIVE", "ROCKSDB"}),
+    Flavour.MYSQL: frozenset({"InnoDB", "MyISAM", "MRG_MYISAM", "CSV", "ARCHIVE"}),
+    Flavour.PERCONA: frozenset({"InnoDB", "MyISAM", "MRG_MYISAM", "CSV", "ARCHIVE"}),
+}
+"""Engines whose files the physical tool takes and that a restored server opens (mariadb-backup: its list of file
+endings; XtraBackup: its manual, which names ROCKSDB from 8.0.6 on: nobody has restored one here, so it does not count).
+"""
+ROCKSDB = "ROCKSDB"
+
+CLONE = "clone"
+"""The tool that copies InnoDB only."""
+_NO_DATA = frozenset({"BLACKHOLE", "SEQUENCE", "PERFORMANCE_SCHEMA"})
+_ELSEWHERE = frozenset({"FEDERATED", "SPIDER", "CONNECT", "S3", "SPHINX", "NDBCLUSTER", "ColumnStore"})
+
+_TEMPORARY = frozenset({"innodb_temporary", "innodb_temp"})
+_LINKED_FILES = ("MYD", "MYI", "MAD", "MAI")
+_LONGEST_LINK = 4096
+_SHOWN = 10
+
+
+def uncovered(engines: Iterable[str], flavour: Flavour, tool: str = "") -> frozenset[str]:
+    """Those of ``engines`` whose rows are on this server and in no physical backup by ``tool`` (its name; "": the one
+    of the flavour)."""
+    copied = frozenset({"InnoDB"}) if tool == CLONE else _COPIED[flavour]
+    kept = copied | _NO_DATA | _ELSEWHERE | {"MRG_MyISAM", "MRG_MYISAM", "MEMORY", ""}
+    return frozenset(engine for engine in engines if engine not in kept)
+
+
+def is_copied(engine: str, flavour: Flavour, tool: str) -> bool:
+    """Does a physical backup by ``tool`` (its name) hold the files of tables of ``engine``?"""
+    return engine == "InnoDB" if tool == CLONE else not uncovered([engine], flavour, tool)
+
+
+def has_rocksdb(session: Session) -> bool:
+    """Is that engine loaded, with tables or without? Raises ServerError."""
+    return bool(
+        session.scalar(
+            "SELECT COUNT(*) FROM information_schema.ENGINES WHERE ENGINE = 'ROCKSDB' AND SUPPORT IN ('YES', 'DEFAULT')"
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """``engines``: number of user tables per engine; ``data_bytes``: what a physical backup will read,
+    estimated from allocated file sizes and the engines' own figures; ``warnings``: sentences for people.
+    ``datadir_is_mount`` and ``datadir_readable`` are None when this process runs on another host."""
+
+    engines: Mapping[str, int]
+    tables: int
+    data_bytes: int
+    external: tuple[ExternalPath, ...]
+    encrypted: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def take_census(
+    session: Session,
+    dialect: Dialect,
+    variables: Mapping[str, str],
+    *,
+    replica: bool = False,
+    denied: list[str] | None = None,
+) -> Census:
+    """Count and list. ``variables``: the server's global variables; ``replica``: does it follow another?
+
+    With ``denied`` given, a question that the account may not ask is noted there instead of raising
+    ServerError. The datadir is looked into when this process can: symlinks are invisible to SQL.
+    """
+    tables = list_tables(session)
+    user_tables = [table for table in tables if not table.is_system]
+    spaces = [
+        (str(name), str(path), int(str(size or 0)))
+        for name, path, size in _ask(session, dialect.tablespaces, denied)
+        if name not in _TEMPORARY
+    ]
+    encrypted = _encrypted(_ask(session, dialect.encrypted, denied), variables)
+    external = external_paths(spaces, tables, variables)
+    sized = any(size for _, _, size in spaces)
+    not_innodb = sum(table.size for table in tables if table.engine != "InnoDB" or not sized)
+    return Census(
+        engines=dict(Counter(table.engine for table in user_tables if table.engine)),
+        tables=len(user_tables),
+        data_bytes=not_innodb + sum(size for _, _, size in spaces),
+        external=external,
+        encrypted=encrypted,
+        warnings=(
+            *_engine_warnings(user_tables, dialect.flavour),
+            *_name_warnings(session, user_tables, variables),
+            *_encryption_warnings(encrypted),
+            *_xa_warnings(session, dialect.flavour),
+            *recovery_risks(variables, dialect.flavour, replica=replica),
+        ),
+    )
+
+
+def external_paths(
+    spaces: Iterable[tuple[str, str, int]], tables: Iterable[Table], variables: Mapping[str, str]
+) -> tuple[ExternalPath, ...]:
+    """Everything outside the datadir, by kind and name. ``spaces``: (name, path, bytes) of each tablespace.
+
+    Names of tables are in the server's file name encoding (``shop/orders``, ``shop/gr@1r@1iße``), as InnoDB
+    has them.
+    """
+    datadir = Path(variables.get("datadir", "/"))
+    found: dict[tuple[str, str], ExternalPath] = {}
+
+    def add(kind: str, name: str, path: str) -> None:
+        place = Path(os.path.normpath(datadir / path))
+        if path and not place.is_relative_to(os.path.normpath(datadir)):
+            found.setdefault((kind, str(place)), ExternalPath(kind, name, str(place)))
+
+    for name, path, _ in spaces:
+        kind = "undo" if name.startswith(("innodb_undo", "undo")) else "tablespace"
+        add("system" if name == "innodb_system" else kind, name, path)
+    for path in system_files(variables):
+        add("system", "innodb_system", path)
+    add("undo", "innodb_undo_directory", variables.get("innodb_undo_directory", ""))
+    add("redo", "innodb_log_group_home_dir", variables.get("innodb_log_group_home_dir", ""))
+    add("redo", "aria_log_dir_path", variables.get("aria_log_dir_path", ""))
+    for name in ("log_bin_basename", "relay_log_basename"):
+        add("binlog", name, variables.get(name, ""))
+    links = _links(datadir)
+    for entry in links or ():
+        found.setdefault((entry.kind, entry.path), entry)
+    for table in tables if links is None else ():
+        for path in _directories(table.options):
+            if table.engine != "InnoDB":
+                add("tablespace", f"{table.name.schema}/{table.name.table}", path)
+    return tuple(sorted(found.values(), key=lambda entry: (entry.kind, entry.name, entry.path)))
+
+
+def system_files(variables: Mapping[str, str]) -> list[str]:
+    """The files of the system tablespace as written in the configuration, joined with their home folder."""
+    home = variables.get("innodb_data_home_dir", "")
+    files = [part.split(":")[0].strip() for part in variables.get("innodb_data_file_path", "").split(";")]
+    return [os.path.join(home, name) for name in files if name]  # noqa: PTH118 - keeps a relative path relative
+
+
+def _ask(session: Session, sql: str, denied: list[str] | None) -> Sequence[tuple[object, ...]]:
+    try:
+        return session.query(sql)
+    except ServerError as error:
+        if denied is None or not is_denied(error):
+            raise
+        denied.append(error.detail)
+        return ()
+
+
+def _encrypted(rows: Sequence[tuple[object, ...]], variables: Mapping[str, str]) -> tuple[str, ...]:
+    names = [str(row[0]) for row in rows if row[0]]
+    for variable in ("innodb_encrypt_log", "aria_encrypt_tables", "encrypt_binlog"):
+        if variables.get(variable, "").upper() in ("ON", "1"):
+            names.append(variable)
+    return tuple(sorted(names))
+
+
+def _directories(options: str) -> Iterator[str]:
+    for word in ("DATA DIRECTORY='", "INDEX DIRECTORY='"):
+        _, found, rest = options.partition(word)
+        if found:
+            yield rest.partition("'")[0]
+
+
+def _links(datadir: Path) -> list[ExternalPath] | None:
+    """Symlinked schemas, symlinked table files and .isl files; None when the datadir is out of reach."""
+    try:
+        schemas = sorted(os.scandir(datadir), key=lambda entry: entry.name)
+    except OSError:
+        return None
+    found: list[ExternalPath] = []
+    for schema in schemas:
+        if schema.is_symlink() and schema.is_dir():
+            found.append(ExternalPath("schema", schema.name, os.path.realpath(schema.path)))
+        elif schema.is_dir():
+            with contextlib.suppress(OSError):  # dropped since
+                found += _linked_tables(schema.name, sorted(os.scandir(schema.path), key=lambda e: e.name))
+    return found
+
+
+def _linked_tables(schema: str, files: Iterable[os.DirEntry[str]]) -> Iterator[ExternalPath]:
+    for file in files:
+        name, _, ending = file.name.rpartition(".")
+        if ending in _LINKED_FILES and file.is_symlink():
+            yield ExternalPath("tablespace", f"{schema}/{name}", os.path.realpath(file.path))
+        elif ending == "isl":
+            with contextlib.suppress(OSError):  # dropped since, or not ours to read: SQL knows it too
+                yield ExternalPath("tablespace", f"{schema}/{name}", linked_tablespace(Path(file.path)))
+
+
+def linked_tablespace(path: Path) -> str:
+    """Where the tablespace is of which the server wrote the file ``path`` (``.isl``). Raises OSError, also where
+    something else than a file was put in its place."""
+    return os.fsdecode(read_plain(path, _LONGEST_LINK)).strip("\r\n\0 ")
+
+
+def _engine_warnings(tables: Sequence[Table], flavour: Flavour) -> Iterator[str]:
+    by_engine: dict[str, list[str]] = defaultdict(list)
+    for table in tables:
+        by_engine[table.engine].append(str(table.name))
+    missing = uncovered(by_engine, flavour)
+    for engine, names in sorted(by_engine.items()):
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        if engine == "MEMORY":
+            yield f"MEMORY tables are restored empty, as after any restart of the server: {shown}"
+        elif engine in _ELSEWHERE:
+            yield f"{engine} keeps its data elsewhere; only the definition is in the backup: {shown}"
+        elif not engine:
+            yield f"the server cannot open these tables, so their data may be missing or damaged: {shown}"
+        elif engine in missing:
+            yield f"the physical backup does not cover engine {engine}; take logical backups of: {shown}"
+
+
+def _name_warnings(session: Session, tables: Sequence[Table], variables: Mapping[str, str]) -> Iterator[str]:
+    if variables.get("lower_case_table_names", "0") != "0":
+        return
+    groups: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for table in tables:
+        groups[(table.name.schema.lower(), table.name.table.lower())].add(str(table.name))
+    for (schema,) in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"):
+        groups[(schema.lower(), "")].add(quote_name(schema))
+    for names in sorted(sorted(group) for group in groups.values() if len(group) > 1):
+        yield (f"names that differ only by case, so a restore needs lower_case_table_names=0: {', '.join(names)}")
+
+
+def _encryption_warnings(encrypted: Sequence[str]) -> Iterator[str]:
+    if encrypted:
+        shown = ", ".join(encrypted[:_SHOWN]) + (" ..." if len(encrypted) > _SHOWN else "")
+        yield (f"encrypted by the server, so the backup is useless without the key files of its key plugin: {shown}")
+
+
+def _xa_warnings(session: Session, flavour: Flavour) -> Iterator[str]:
+    if prepared := visible_xa(session, mariadb=flavour is Flavour.MARIADB):
+        yield (
+            f"{len(prepared)} prepared XA transactions wait for their coordinator; they survive backup and "
+            "restore and hold their locks until XA COMMIT or XA ROLLBACK"
+        )

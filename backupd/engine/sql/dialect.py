@@ -1,0 +1,150 @@
+"""Where MySQL, Percona Server and MariaDB speak differently: one table of statements, nothing else.
+
+MySQL renamed its replication statements (SHOW REPLICA STATUS in 8.0.22, SHOW BINARY LOG STATUS in 8.2, the
+old words removed in 8.4); MariaDB keeps the old ones. Session and global values of ``gtid_executed`` differ
+before 8.0, so every variable is asked as @@GLOBAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.engine.sql.client import Session
+from backupd.model.server import Flavour, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Statements for one flavour and version.
+
+    ``tablespaces`` yields (name, path, bytes on disk); ``encrypted`` yields names; ``innodb_tables`` is the
+    information schema's list of InnoDB tables and their ids; ``uid`` is the variable
+    that names this datadir for ever; ``snapshot_status``: the server itself tells the binary log position
+    of a snapshot; ``statement_limit``: how a single statement is given a limit in seconds ({seconds},
+    {statement}).
+    """
+
+    flavour: Flavour
+    version: Version
+    binlog_status: str
+    replica_status: str
+    replica_hosts: str
+    executed_gtid: str
+    uid: str
+    tablespaces: str
+    encrypted: str
+    innodb_tables: str
+    snapshot_status: bool
+    statement_limit: str = "{statement}"
+    session_limit: str = ""
+    """Statement that limits each later one of its session ({seconds}, {milliseconds}); empty where there is none."""
+    monitor_privilege: str = "REPLICATION CLIENT"
+    replica_privilege: str = "REPLICATION CLIENT"
+    binlog_session_privilege: str = ""
+    backup_privilege: str = ""
+    events: str = "information_schema.EVENTS WHERE EVENT_SCHEMA"
+    """Where to count events. A server that runs with skip_grant_tables, as a copy of ours may, does not show them in
+    the information schema as long as they are kept in a table."""
+    forget_replication: str = "RESET REPLICA ALL"
+    prepare_block: tuple[str, ...] = ()
+    block_commits: tuple[str, ...] = ("FLUSH TABLES WITH READ LOCK",)
+    """From the first of these on somebody waits: writers of tables without transactions, and with the last of them
+    everybody who commits. ``prepare_block`` comes before, ``unblock_commits`` ends it; so does closing the session."""
+    unblock_commits: str = "UNLOCK TABLES"
+
+    def limit(self, session: Session, seconds: float) -> None:
+        """End each later statement of ``session`` (on MySQL: each SELECT) after ``seconds``. Raises ServerError."""
+        if self.session_limit:
+            seconds = max(seconds, 0.001)
+            session.execute(self.session_limit.format(seconds=f"{seconds:.3f}", milliseconds=round(seconds * 1000)))
+
+    def limited(self, statement: str, seconds: float) -> str:
+        """``statement`` so that the server ends it after ``seconds``, where it can."""
+        return self.statement_limit.format(seconds=f"{max(seconds, 0.001):.3f}", statement=statement)
+
+
+_BACKUP_STAGES: Mapping[str, Any] = {
+    # These wait for no SELECT, and until the last one writers of InnoDB go on.
+    "prepare_block": ("BACKUP STAGE START", "BACKUP STAGE FLUSH"),
+    "block_commits": ("BACKUP STAGE BLOCK_DDL", "BACKUP STAGE BLOCK_COMMIT"),
+    "unblock_commits": "BACKUP STAGE END",
+}
+_OLD_TABLESPACES = """
+SELECT t.NAME, d.PATH, t.ALLOCATED_SIZE FROM information_schema.INNODB_SYS_TABLESPACES t
+JOIN information_schema.INNODB_SYS_DATAFILES d ON d.SPACE = t.SPACE
+"""
+_OLDEST_TABLESPACES = """
+SELECT t.NAME, d.PATH, NULL FROM information_schema.INNODB_SYS_TABLESPACES t
+JOIN information_schema.INNODB_SYS_DATAFILES d ON d.SPACE = t.SPACE
+"""
+_NEW_TABLESPACES = """
+SELECT t.NAME, d.PATH, t.ALLOCATED_SIZE FROM information_schema.INNODB_TABLESPACES t
+JOIN information_schema.INNODB_DATAFILES d ON d.SPACE = t.SPACE
+"""
+
+
+def dialect_of(flavour: Flavour, version: Version) -> Dialect:
+    """The statements that this server understands."""
+    if flavour is Flavour.MARIADB:
+        modern = version >= Version(10, 5, 2)
+        return Dialect(
+            flavour=flavour,
+            version=version,
+            binlog_status="SHOW MASTER STATUS",
+            replica_status="SHOW ALL SLAVES STATUS",
+            replica_hosts="SHOW SLAVE HOSTS",
+            executed_gtid="SELECT @@GLOBAL.gtid_binlog_pos",
+            uid="server_uid",  # since 10.5.26, 10.6.19, 10.11.9
+            tablespaces=(
+                "SELECT NAME, FILENAME, ALLOCATED_SIZE FROM information_schema.INNODB_SYS_TABLESPACES"
+                if version >= Version(10, 6)
+                else _OLD_TABLESPACES
+            ),
+            # Key version 0 means not (yet) encrypted, unless a key rotation is just at work on it.
+            encrypted=(
+                "SELECT NAME FROM information_schema.INNODB_TABLESPACES_ENCRYPTION "
+                "WHERE ENCRYPTION_SCHEME = 1 AND (MIN_KEY_VERSION > 0 OR ROTATING_OR_FLUSHING > 0)"
+            ),
+            innodb_tables="INNODB_SYS_TABLES",
+            snapshot_status=True,
+            statement_limit="SET STATEMENT max_statement_time={seconds} FOR {statement}",
+            session_limit="SET SESSION max_statement_time = {seconds}",
+            monitor_privilege="BINLOG MONITOR" if modern else "REPLICATION CLIENT",
+            replica_privilege="SLAVE MONITOR" if version >= Version(10, 5, 9) else "REPLICATION CLIENT",
+            binlog_session_privilege="BINLOG ADMIN" if modern else "SUPER",
+            events="mysql.event WHERE db",
+            forget_replication="RESET SLAVE ALL",
+            **(_BACKUP_STAGES if version >= Version(10, 4, 1) else {}),
+        )
+    dictionary = version >= Version(8, 0)
+    return Dialect(
+        flavour=flavour,
+        version=version,
+        binlog_status="SHOW BINARY LOG STATUS" if version >= Version(8, 2) else "SHOW MASTER STATUS",
+        replica_status="SHOW REPLICA STATUS" if version >= Version(8, 0, 22) else "SHOW SLAVE STATUS",
+        replica_hosts="SHOW REPLICAS" if version >= Version(8, 0, 22) else "SHOW SLAVE HOSTS",
+        executed_gtid="SELECT @@GLOBAL.gtid_executed",
+        uid="server_uuid",
+        tablespaces=(
+            _NEW_TABLESPACES
+            if dictionary
+            else _OLD_TABLESPACES
+            if version >= Version(5, 7, 8)
+            else _OLDEST_TABLESPACES  # tells no sizes
+        ),
+        encrypted=(
+            "SELECT NAME FROM information_schema.INNODB_TABLESPACES WHERE ENCRYPTION = 'Y'"
+            if dictionary
+            else "SELECT CONCAT(TABLE_SCHEMA, '/', TABLE_NAME) FROM information_schema.TABLES "
+            "WHERE CREATE_OPTIONS LIKE '%ENCRYPTION=\"Y\"%'"
+        ),
+        innodb_tables="INNODB_TABLES" if dictionary else "INNODB_SYS_TABLES",
+        # Percona Server has MariaDB's status variables; they are looked for where they may be.
+        snapshot_status=flavour is Flavour.PERCONA,
+        backup_privilege="BACKUP_ADMIN" if dictionary else "",
+        session_limit="SET SESSION max_execution_time = {milliseconds}" if version >= Version(5, 7, 8) else "",
+        events="information_schema.EVENTS WHERE EVENT_SCHEMA" if dictionary else "mysql.event WHERE db",
+        forget_replication="RESET REPLICA ALL" if version >= Version(8, 0, 22) else "RESET SLAVE ALL",
+    )

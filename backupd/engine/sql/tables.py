@@ -1,0 +1,255 @@
+"""The tables of a server: their names, engines and sizes, as its information schema lists them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from backupd.engine.sql.client import Session, error_code
+from backupd.model.errors import ServerError
+from backupd.model.table import TableName, quote_name
+
+SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
+
+_TABLES = """
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, COALESCE(DATA_LENGTH, 0) + COALESCE(INDEX_LENGTH, 0),
+       CREATE_TIME, COALESCE(CREATE_OPTIONS, '')
+FROM information_schema.TABLES
+WHERE TABLE_TYPE <> 'VIEW' AND TABLE_TYPE <> 'SYSTEM VIEW' AND TABLE_TYPE NOT LIKE '%TEMPORARY%'
+"""
+
+_DEFINITIONS = """
+SELECT MIN(TABLE_SCHEMA), MIN(TABLE_NAME), CAST(SUM(CRC32(CONCAT_WS('|', ORDINAL_POSITION, COLUMN_NAME, COLUMN_TYPE,
+       COALESCE(COLUMN_DEFAULT, '-'), IS_NULLABLE, COALESCE(COLLATION_NAME, '-')))) AS UNSIGNED)
+FROM information_schema.COLUMNS
+"""
+_CHANGED = "SELECT TABLE_SCHEMA, TABLE_NAME, CREATE_TIME FROM information_schema.TABLES"
+
+# InnoDB keeps names as file names: every special character is encoded, so "/" and "#P#" only separate.
+_DECODED_IDS = """
+SELECT CONVERT(CONVERT(CAST(SUBSTRING_INDEX(NAME, '/', 1) AS BINARY) USING filename) USING utf8mb4),
+       CONVERT(CONVERT(CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(REPLACE(NAME, '#p#', '#P#'), '/', -1), '#P#', 1)
+       AS BINARY) USING filename) USING utf8mb4), TABLE_ID
+FROM information_schema.{list} WHERE NAME LIKE '%/%'
+"""
+_IDS = "SELECT NAME, TABLE_ID FROM information_schema.{list} WHERE NAME LIKE '%/%'"
+_FILE_NAME = re.compile(r"(?P<schema>[^/#]+)/(?P<table>[^/#]+)")
+_PLAIN = re.compile(r"[0-9A-Za-z_]+")
+_NO_CHARACTER_SET = 1115
+
+_STORED_SUM = "SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes})) + 4294967296), 0) FROM {table}"
+
+LISTING_SECONDS = 2
+"""How long a list may wait for one table that somebody else has locked."""
+_NAMES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES"
+_LOCK_WAIT_TIMEOUT = 1205
+_CLOCK_LAG = timedelta(milliseconds=50)
+"""As much the clock of a file system may be behind."""
+
+_COLUMNS = """
+SELECT COLUMN_NAME, DATA_TYPE, EXTRA FROM information_schema.COLUMNS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One base table or sequence. ``engine`` is empty for a table that the server cannot open.
+
+    ``size``: bytes of data and indexes as the engine estimates them. ``created_at``: naive, the server's
+    clock; on MariaDB the moment of the last change of definition.
+    """
+
+    name: TableName
+    kind: str
+    engine: str
+    size: int
+    created_at: datetime | None
+    options: str
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.kind == "SEQUENCE"
+
+    @property
+    def is_system(self) -> bool:
+        return self.name.schema.lower() in SYSTEM_SCHEMAS
+
+
+class LockedTableError(ServerError):
+    """A list is not whole: a statement keeps a table of it locked."""
+
+
+def hurry(session: Session) -> None:
+    """Let lists that ``session`` reads wait for a moment only. MariaDB opens each table to describe it, and waits for
+    one that a CREATE TABLE ... SELECT is filling until that has ended. Raises ServerError."""
+    session.execute(f"SET SESSION lock_wait_timeout = {LISTING_SECONDS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Tells a table from what it was before an ALTER TABLE. ``columns``: a number that changes with them.
+    ``changed_at``: naive, in the session's zone, whole seconds; None for engines that do not tell."""
+
+    columns: int
+    changed_at: datetime | None = None
+
+
+def schemas_named(session: Session, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that are schemas of the server. Raises ServerError."""
+    present = {str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA")}
+    return sorted(present & set(names))
+
+
+def with_a_backtick(session: Session, engines: Collection[str]) -> list[TableName]:
+    """Tables of ``engines`` that have a backtick in their name or in that of their schema. Raises ServerError."""
+    odd = sorted(name for name in table_names(session) if "`" in name.schema + name.table)
+    return [
+        name
+        for name in odd
+        if session.query(
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND ENGINE IN %s",
+            name.schema,
+            name.table,
+            tuple(engines),
+        )
+    ]
+
+
+def table_names(session: Session) -> frozenset[TableName]:
+    """Every table and view that the account may see; no server opens or waits for one to tell. Raises ServerError."""
+    return frozenset(TableName(str(schema), str(name)) for schema, name in session.query(_NAMES))
+
+
+def list_tables(session: Session, *, strict: bool = False) -> list[Table]:
+    """Every table that the account may see, no views, by name. Raises ServerError; with ``strict`` LockedTableError
+    where it could not wait for one (see ``hurry``), of which nothing but the name would be told."""
+    rows = session.query(_TABLES)
+    if strict:
+        _refuse_locked(session)
+    return sorted(
+        (
+            Table(TableName(schema, name), str(kind), engine or "", int(size), created_at, options)
+            for schema, name, kind, engine, size, created_at, options in rows
+        ),
+        key=lambda table: table.name,
+    )
+
+
+def definitions(session: Session, table: TableName | None = None, *, strict: bool = False) -> dict[TableName, Mark]:
+    """What changes with each ALTER TABLE (of all user tables, or of ``table`` alone). ``strict``: raise
+    LockedTableError rather than leave out one that somebody else has locked.
+
+    An instant one keeps a table's pages and its identity, so nothing else tells an old snapshot that it now
+    reads the old rows through new columns; these may even look like the old ones, when one is dropped and added
+    in the same statement.
+    """
+    args: tuple[str, ...] = SYSTEM_SCHEMAS
+    where = f"WHERE TABLE_SCHEMA NOT IN ({', '.join(['%s'] * len(args))})"
+    if table is not None:
+        where, args = "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", (table.schema, table.table)
+    # As bytes: names that differ in case alone are equal in MariaDB's information schema.
+    groups = "GROUP BY CAST(TABLE_SCHEMA AS BINARY), CAST(TABLE_NAME AS BINARY)"
+    rows = session.query(f"{_DEFINITIONS} {where} {groups}", *args)
+    if strict:
+        _refuse_locked(session)
+    changed = {TableName(schema, name): moment for schema, name, moment in session.query(f"{_CHANGED} {where}", *args)}
+    if strict:
+        _refuse_locked(session)
+    columns = {TableName(schema, name): int(number) for schema, name, number in rows}
+    return {name: Mark(number, changed.get(name)) for name, number in columns.items()}
+
+
+def settled_definitions(session: Session, *, strict: bool = False) -> dict[TableName, Mark]:
+    """Those of all user tables, when each further change will show: a moment is told in whole seconds, so that one in
+    the second of the last change is waited out."""
+    now: datetime = session.scalar("SELECT NOW(6)")
+    found = definitions(session, strict=strict)
+    second = (now - _CLOCK_LAG).replace(microsecond=0)
+    if any(mark.changed_at is not None and second <= mark.changed_at <= now for mark in found.values()):
+        time.sleep((second + timedelta(seconds=1) + _CLOCK_LAG - now).total_seconds())
+    return found
+
+
+def _refuse_locked(session: Session) -> None:
+    """MariaDB tells of a table that it did not wait for by a warning alone."""
+    if any(int(code) == _LOCK_WAIT_TIMEOUT for _level, code, _text in session.query("SHOW WARNINGS")):
+        raise LockedTableError(
+            f"the tables of the server at {session.connection.address} cannot be listed",
+            detail=f"a table was locked by somebody else for more than {LISTING_SECONDS} s",
+            hint="SHOW PROCESSLIST names the statement, such as CREATE TABLE ... SELECT: wait for it or end it",
+        )
+
+
+class TableIds:
+    """InnoDB's ids of every table (one per partition) at one moment."""
+
+    def __init__(self, known: Iterable[tuple[TableName, int]], encoded: Iterable[int] = ()) -> None:
+        """``encoded``: ids of tables whose names only InnoDB can read."""
+        found: dict[TableName, set[int]] = defaultdict(set)
+        for table, number in known:
+            found[table].add(number)
+        self._known = {table: frozenset(ids) for table, ids in found.items()}
+        self._encoded = frozenset(encoded)
+
+    def of(self, table: TableName) -> frozenset[int]:
+        """The ids of ``table``; where its name is encoded those of all such tables, so that each of them counts as
+        changed when one does. Empty when there is none."""
+        if self._encoded and not (_PLAIN.fullmatch(table.schema) and _PLAIN.fullmatch(table.table)):
+            return self._encoded
+        return self._known.get(table, frozenset())
+
+    def bearer(self, ids: frozenset[int]) -> TableName | None:
+        """The table that has just these ids."""
+        return next((table for table, found in self._known.items() if found == ids), None) if ids else None
+
+
+def table_ids(session: Session, innodb_tables: str) -> TableIds:
+    """InnoDB's ids of every table as they are now, whatever the session's snapshot.
+
+    ``innodb_tables``: the dialect's. An id follows its table through RENAME and is new after a rebuild.
+    Needs PROCESS. Raises ServerError.
+    """
+    try:
+        rows = session.query(_DECODED_IDS.format(list=innodb_tables))
+    except ServerError as error:
+        if error_code(error) != _NO_CHARACTER_SET:  # MySQL does not offer the encoding of file names
+            raise
+    else:
+        return TableIds((TableName(str(schema), str(name)), int(number)) for schema, name, number in rows)
+    known: list[tuple[TableName, int]] = []
+    encoded: list[int] = []
+    for name, number in session.query(_IDS.format(list=innodb_tables)):
+        match = _FILE_NAME.match(str(name))
+        if match is None:
+            continue  # on its way to be a table, or no longer one
+        if "@" in match[0]:
+            encoded.append(int(number))
+        else:
+            known.append((TableName(match["schema"], match["table"]), int(number)))
+    return TableIds(known, encoded)
+
+
+def checksum_statement(session: Session, table: TableName) -> str:
+    """The statement whose first row ends with a checksum of ``table``, or with NULL. Raises ServerError.
+
+    CHECKSUM TABLE ... EXTENDED reads virtual columns without computing them, so that it hashes what an
+    earlier row or statement left in the record buffer. Such tables get a sum over what they store. It depends on
+    nothing of the session: strings count as their bytes, TIMESTAMP as seconds rather than in a time zone,
+    and each column is hashed alone, because a concatenation over max_allowed_packet would become NULL.
+    """
+    columns = session.query(_COLUMNS, table.schema, table.table)
+    stored = [(str(name), str(kind).lower()) for name, kind, extra in columns if "VIRTUAL" not in str(extra).upper()]
+    if len(stored) == len(columns):
+        return f"CHECKSUM TABLE {table} EXTENDED"
+    hashes = ", ".join(f"IFNULL(CRC32(CAST({_plain(quote_name(name), kind)} AS BINARY)), 'N')" for name, kind in stored)
+    # 2^32 for each row: rows that hash to 0 count as well.
+    return _STORED_SUM.format(hashes=hashes or "''", table=table)
+
+
+def _plain(column: str, kind: str) -> str:
+    return f"UNIX_TIMESTAMP({column})" if kind == "timestamp" else column

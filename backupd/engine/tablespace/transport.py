@@ -1,0 +1,324 @@
+"""Tables as files from one server into another on this host: ``FLUSH TABLES ... FOR EXPORT`` and ``IMPORT TABLESPACE``.
+
+Measured with MariaDB 10.11.19 and MySQL 9.7.4: plain tables, tables with columns that were added without a rebuild,
+virtual columns and partitions arrive with equal checksums. A table with a full-text index is imported with a warning
+and a corrupt index, so it is refused. MySQL imports all partitions at once; MariaDB cannot import a partition, there
+each one is imported as a table of its own and exchanged. The binary log does not carry the rows: a server that writes
+one is refused, because its replicas and its log archive would lack them.
+
+A file that waits for its import has the number of another server's tablespace. MySQL does not start with two files of
+one number, so files lie beside under a name that no server looks at until the moment of the IMPORT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.physical.ingest import extents
+from backupd.engine.physical.strays import WAITING
+from backupd.engine.physical.tablefiles import owner_of, stem_of
+from backupd.engine.server.probe import flavour_of
+from backupd.engine.sql.client import Connection, Session
+from backupd.engine.sql.filenames import decode_file_name
+from backupd.engine.sql.tables import checksum_statement, list_tables
+from backupd.model.errors import CancelledError, ServerError
+from backupd.model.progress import Progress, Report
+from backupd.model.server import Flavour, Version
+from backupd.model.table import TableName, quote_name
+from backupd.process.otherfolders import as_its_owner, open_plain
+
+_DATA, _NOTES, _LINK = ".ibd", ".cfg", ".isl"
+_CHUNK = 16 * 1024 * 1024
+_PATIENCE = 7 * 86400
+"""Seconds that the server waits for the next statement, while a large file is copied."""
+SPARE = "backupd_partition"
+"""Name of the table that a partition is imported as, beside the table it belongs to."""
+_FULLTEXT = "SELECT DISTINCT TABLE_SCHEMA, TABLE_NAME FROM information_schema.STATISTICS WHERE INDEX_TYPE = 'FULLTEXT'"
+_NUMBERED = (
+    "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START'"
+    " AND DATA_TYPE = 'bigint'"
+)
+"""Tables whose history counts in transactions of their server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTable:
+    """``files``: its tablespaces, one for each partition; what the server notes of each lies beside it as ``.cfg``."""
+
+    name: TableName
+    files: tuple[Path, ...]
+    rows: int
+    checksum: str
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """``rows`` of the tables that are there, ``failed``: the others, with why; they were dropped from the target."""
+
+    rows: Mapping[TableName, int]
+    bytes: int
+    failed: Mapping[TableName, str]
+
+
+def can_import(source: Session, target: Session, names: Collection[TableName]) -> dict[TableName, str]:
+    """Those of ``names`` (in ``source``, a server on this host) that cannot go to ``target`` as files, with why.
+    Raises ServerError."""
+    why = _servers_differ(source, target)
+    if why:
+        return dict.fromkeys(names, why)
+    return _unfit(source, names)
+
+
+def _servers_differ(source: Session, target: Session) -> str:
+    ours, theirs = (_variables(session) for session in (source, target))
+    datadir = Path(theirs["datadir"])
+    reasons = {
+        "the server is reached over the network: its data directory is not known to be "
+        "here": not target.connection.socket,
+        f"the backup is of {ours['series']}, the server {theirs['series']}": ours["series"] != theirs["series"],
+        f"pages have {ours['page']} bytes in the backup, {theirs['page']} in the server": ours["page"]
+        != theirs["page"],
+        "the server writes a binary log, which would not hold the rows: its replicas would not get them": theirs[
+            "log_bin"
+        ]
+        == "1",
+        f"the server's data directory {datadir} belongs to another user than the server": datadir.is_dir()
+        and target.server_uid not in (0, datadir.stat().st_uid),
+        "the server is a node of a cluster, whose other nodes would not get the rows": theirs["cluster"] == "ON",
+        f"the server's data directory {datadir} is not here, or not ours to write to": not datadir.is_dir()
+        or not os.access(datadir, os.W_OK | os.X_OK)
+        or os.geteuid() not in (0, datadir.stat().st_uid),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def _variables(session: Session) -> dict[str, str]:
+    names = ("version", "version_comment", "innodb_page_size", "log_bin", "datadir")
+    row = session.query(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")[0]
+    values = dict(zip(names, map(str, row), strict=True))
+    cluster = session.query("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'")
+    flavour = flavour_of(values["version"], values["version_comment"])
+    return {
+        "series": f"{flavour} {Version.parse(values['version']).series}",
+        "page": values["innodb_page_size"],
+        "log_bin": values["log_bin"],
+        "datadir": values["datadir"],
+        "cluster": str(cluster[0][1]).upper() if cluster else "",
+    }
+
+
+def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str]:
+    tables = {table.name: table for table in list_tables(source)}
+    datadir = Path(str(source.scalar("SELECT @@GLOBAL.datadir")))
+    fulltext = {TableName(str(schema), str(table)) for schema, table in source.query(_FULLTEXT)}
+    mariadb = flavour_of(*map(str, source.query("SELECT @@version, @@version_comment")[0])) is Flavour.MARIADB
+    numbered = {TableName(str(schema), str(table)) for schema, table in source.query(_NUMBERED)} if mariadb else set()
+    files = files_of(datadir, names)
+    found: dict[TableName, str] = {}
+    for name in names:
+        table = tables.get(name)
+        if table is None:
+            found[name] = "there is no such table in the copy"
+        elif table.is_sequence or table.engine != "InnoDB":
+            found[name] = f"engine {table.engine or 'unknown'}" if not table.is_sequence else "it is a sequence"
+        elif name in fulltext:
+            found[name] = "it has a full-text index, which lies in files of its own"
+        elif name in numbered:
+            found[name] = "its history counts in transactions of the server that it comes from"
+        elif not files.get(name):
+            found[name] = "it has no file of its own"
+        elif any(file.suffix == _LINK for file in files[name]):
+            found[name] = "its file lies elsewhere (DATA DIRECTORY)"
+    return found
+
+
+def files_of(datadir: Path, names: Collection[TableName]) -> dict[TableName, tuple[Path, ...]]:
+    """Tablespaces (and links to such) of ``names`` below ``datadir``."""
+    schemas = {name.schema for name in names}
+    found: dict[TableName, list[Path]] = {name: [] for name in names}
+    for folder in sorted(datadir.iterdir()):
+        if not folder.is_dir() or decode_file_name(folder.name) not in schemas:
+            continue
+        for file in sorted(folder.iterdir()):
+            owner = owner_of(f"{folder.name}/{file.name}")
+            if file.suffix in (_DATA, _LINK) and owner is not None and owner in found:
+                found[owner].append(file)
+    return {name: tuple(files) for name, files in found.items()}
+
+
+@contextlib.contextmanager
+def export_tables(session: Session, names: Sequence[TableName]) -> Iterator[tuple[ExportedTable, ...]]:
+    """Have the server of ``session`` write everything of ``names`` into their files and leave these alone until the
+    block ends. Nobody may write to them before. Raises ServerError."""
+    datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+    counts = {name: int(session.scalar(f"SELECT COUNT(*) FROM {name}")) for name in names}  # noqa: S608 - quoted
+    checksums = {name: _checksum(session, name) for name in names}
+    session.execute(f"FLUSH TABLES {', '.join(map(str, names))} FOR EXPORT")
+    try:
+        files = files_of(datadir, names)
+        yield tuple(ExportedTable(name, files[name], counts[name], checksums[name]) for name in names)
+    finally:
+        session.execute("UNLOCK TABLES")
+
+
+def _checksum(session: Session, name: TableName) -> str:
+    return str(session.query(checksum_statement(session, name))[0][-1])
+
+
+def import_tables(
+    target: Connection, goals: Sequence[tuple[ExportedTable, TableName]], *, report: Report, cancel: Event | None = None
+) -> Imported:
+    """Give every staged table (made empty, with all keys of its source and without foreign keys) the rows of its
+    source. What cannot be imported, or has other rows afterwards, is dropped and named: its rows have to be loaded.
+    Raises ServerError when the server goes away, CancelledError; the table at hand is dropped then, too."""
+    rows: dict[TableName, int] = {}
+    failed: dict[TableName, str] = {}
+    done, total = 0, sum(source.size for source, _staged in goals)
+    with target.connect() as session:
+        session.execute(f"SET SESSION foreign_key_checks = 0, wait_timeout = {_PATIENCE}")
+        mariadb = flavour_of(*map(str, session.query("SELECT @@version, @@version_comment")[0])) is Flavour.MARIADB
+        datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+        for number, (source, staged) in enumerate(goals):
+            report(Progress("import", done, total, number, len(goals), note=staged.shown))
+            try:
+                with _Files(datadir, cancel) as files:
+                    _import(session, source, staged, files, mariadb=mariadb)
+                    _refuse_other_rows(session, source, staged)  # MySQL ignores a partition that it does not know
+            except (ServerError, OSError, CancelledError) as error:
+                _drop(session, staged)
+                if isinstance(error, CancelledError):
+                    raise
+                session.ping()
+                failed[staged] = error.detail if isinstance(error, ServerError) else str(error)
+                continue
+            rows[staged] = source.rows
+            done += source.size
+    return Imported(rows, done, failed)
+
+
+def _import(session: Session, source: ExportedTable, staged: TableName, files: _Files, *, mariadb: bool) -> None:
+    parts = [_part(file) for file in source.files]
+    if parts == [""]:
+        _take_over(session, source.files, parts, staged, files, "TABLESPACE")
+    elif not mariadb:
+        _take_over(session, source.files, parts, staged, files, "PARTITION ALL TABLESPACE")
+    else:
+        spare = TableName(staged.schema, SPARE)
+        for file, part in zip(source.files, parts, strict=True):
+            session.execute(f"DROP TABLE IF EXISTS {spare}")
+            session.execute(f"CREATE TABLE {spare} LIKE {staged}")
+            session.execute(f"ALTER TABLE {spare} REMOVE PARTITIONING")
+            _take_over(session, (file,), [""], spare, files, "TABLESPACE")
+            partition = quote_name(decode_file_name(part.rpartition("#")[2]))
+            session.execute(f"ALTER TABLE {staged} EXCHANGE PARTITION {partition} WITH TABLE {spare}")
+            session.execute(f"DROP TABLE {spare}")
+
+
+def _take_over(
+    session: Session, sources: Sequence[Path], parts: Sequence[str], staged: TableName, files: _Files, what: str
+) -> None:
+    stem = files.stem(staged)
+    session.execute(f"ALTER TABLE {staged} DISCARD {what}")
+    for source, part in zip(sources, parts, strict=True):
+        files.put(source, stem.with_name(stem.name + part))
+    files.show()
+    session.execute(f"ALTER TABLE {staged} IMPORT {what}")
+
+
+def _part(file: Path) -> str:
+    """``#P#old`` of ``orders#P#old.ibd``, "" of a table in one piece."""
+    return file.stem.removeprefix(stem_of(f"schema/{file.name}").partition("/")[2])
+
+
+def _refuse_other_rows(session: Session, source: ExportedTable, staged: TableName) -> None:
+    """Raises OSError where what was imported is not what was exported: the file is to blame, whatever it was."""
+    found = int(session.scalar(f"SELECT COUNT(*) FROM {staged}")), _checksum(session, staged)  # noqa: S608 - quoted
+    if found != (source.rows, source.checksum):
+        raise OSError(
+            f"{found[0]} rows with checksum {found[1]} were imported, exported were {source.rows} rows with "
+            f"checksum {source.checksum}"
+        )
+
+
+def _drop(session: Session, staged: TableName) -> None:
+    """Raises ServerError."""
+    session.execute(f"DROP TABLE IF EXISTS {TableName(staged.schema, SPARE)}")
+    session.execute(f"DROP TABLE IF EXISTS {staged}")
+
+
+class _Files:
+    """Files put into the data directory of a running server; what the server has not made its own is removed."""
+
+    def __init__(self, datadir: Path, cancel: Event | None) -> None:
+        self._datadir, self._cancel = datadir, cancel
+        self._put: list[Path] = []
+        """By the names that they are imported under."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with as_its_owner(self._datadir):
+            for path in self._put:
+                _waiting(path).unlink(missing_ok=True)
+                if kind is not None or path.suffix == _NOTES:
+                    path.unlink(missing_ok=True)
+
+    def stem(self, table: TableName) -> Path:
+        """Where the files of ``table`` lie, without suffix and partition. Raises FileNotFoundError."""
+        for file in files_of(self._datadir, (table,))[table]:
+            return file.with_name(stem_of(f"schema/{file.name}").partition("/")[2])
+        raise FileNotFoundError(f"{table.shown} has no file below {self._datadir}: is that the server's own folder?")
+
+    def put(self, source: Path, target: Path) -> None:
+        """Copy a tablespace and its notes to where they wait to be ``target`` (without suffix). Raises OSError,
+        CancelledError."""
+        for suffix in (_NOTES, _DATA):
+            file = source.with_suffix(suffix)
+            place = target.with_name(target.name + suffix)
+            with FileIO(open_plain(file), "rb") as reader:
+                with as_its_owner(self._datadir):  # whose folder it is may have it lead elsewhere
+                    descriptor = os.open(
+                        _waiting(place), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660
+                    )
+                self._put.append(place)
+                with FileIO(descriptor, "wb") as copy:
+                    os.fchmod(descriptor, 0o660)
+                    self._copy(reader, copy)
+
+    def show(self) -> None:
+        """Give them the names that the server looks for, none of which may be there. Raises OSError."""
+        with as_its_owner(self._datadir):
+            for place in self._put:
+                if _waiting(place).exists():
+                    os.link(_waiting(place), place, follow_symlinks=False)
+                    _waiting(place).unlink()
+
+    def _copy(self, reader: FileIO, writer: FileIO) -> None:
+        """Holes stay holes."""
+        size = os.fstat(reader.fileno()).st_size
+        os.ftruncate(writer.fileno(), size)
+        for begin, end in extents(reader.fileno(), os.fstat(reader.fileno())):
+            place = writer.seek(begin)
+            while place < end:
+                if self._cancel is not None and self._cancel.is_set():
+                    raise CancelledError("the restore was cancelled while tables were imported")
+                place += os.sendfile(writer.fileno(), reader.fileno(), place, min(_CHUNK, end - place))
+
+
+def _waiting(place: Path) -> Path:
+    return place.with_name(place.name + WAITING)
