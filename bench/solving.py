@@ -22,8 +22,8 @@ from backupd.retention.solver import solve
 from backupd.retention.view import BinlogRun, Stored, View
 from bench.measure import timed
 from policies.schema import Keep
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 BACKUPS, RUNS, SEGMENTS = 100_000, 1_000, 1_000_000

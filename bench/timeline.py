@@ -22,9 +22,9 @@ from backupd.recovery.timeline import timeline
 from bench.measure import timed
 from bench.solving import BACKUPS, NOW, RUNS, SEGMENTS, STEP, records
 from bench.solving import measure as measured
-from restore.history import History, Material
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
+from restore.planning.log_history import History, Material
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 
 DESTINATIONS = ("local", "offsite", "vault")
 BRANCHES = 10

@@ -22,8 +22,8 @@ from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import BackupdError
 from backupd.recovery.chains import chains
 from backupd.recovery.timeline import Timeline
-from restore.plan import Plan
-from restore.target import AtBackup, AtTime, Latest, parse_target
+from restore.planning.plan import Plan
+from restore.planning.target import AtBackup, AtTime, Latest, parse_target
 
 _SPAN_NAMES = {
     "1h": "1 hour",

@@ -29,8 +29,8 @@ from backupd.model.access import Role
 from backupd.model.binlog import Change, ChangeKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError
 from backupd.model.table import TableName
-from restore.beyond import OlderError
-from restore.inexact import InexactError
+from restore.planning.inexact_replay import InexactError
+from restore.planning.past_end import OlderError
 
 router = APIRouter(include_in_schema=False)
 

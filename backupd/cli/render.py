@@ -14,7 +14,7 @@ from backupd.model.units import format_duration, format_size
 if TYPE_CHECKING:
     from backupd.backup.finding import Finding
     from backupd.model.thaw import ThawPlan
-    from restore.plan import Plan
+    from restore.planning.plan import Plan
 
 _KINDS = {
     BackupKind.PHYSICAL_FULL: "full",

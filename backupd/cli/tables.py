@@ -18,8 +18,8 @@ from backupd.model.units import format_duration, format_size
 if TYPE_CHECKING:
     from backupd.app.restores.table_restore import Leftover
     from backupd.cli.screen import Screen
-    from restore.difference import TableDifference
-    from restore.tableplan import TablePlan
+    from restore.difference.row_difference import TableDifference
+    from restore.planning.table_plan import TablePlan
 
 _SHOWN = 10
 """Keys of rows that differ, where nobody asks for another number."""
@@ -166,7 +166,7 @@ def restore_tables(
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.progress import reporting
-    from restore.difference import SAMPLE
+    from restore.difference.row_difference import SAMPLE
 
     def ask(found: Sequence[TableDifference]) -> bool:
         for difference in found:
@@ -313,7 +313,7 @@ def difference_text(found: dict[str, Any], shown: int = _SHOWN) -> str:
 
 
 def _document(difference: TableDifference) -> dict[str, Any]:
-    from restore.tableoutcome import difference_json
+    from restore.tables.outcome import difference_json
 
     return difference_json(difference)
 

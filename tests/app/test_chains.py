@@ -37,7 +37,7 @@ from backupd.transfer.intent import intents
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.manifestio import load_header
 from backupd.transfer.remove import mark, unmark
-from restore.state import MARKER, State, write_marker
+from restore.datadir.state import MARKER, State, write_marker
 from storage import layout
 from tests.e2e.house import SERVER, House
 from tests.support.imports import import_tablespace

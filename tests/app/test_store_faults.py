@@ -37,8 +37,8 @@ from backupd.transfer.pin import Pin, pins
 from backupd.transfer.relay import Relay
 from backupd.transfer.remove import marks
 from backupd.transfer.segmentseal import Sealed
-from restore.fetch import fetch
-from restore.sources import load_chain
+from restore.fetch.objects import fetch
+from restore.fetch.sources import load_chain
 from storage import layout, s3client, s3upload
 from tests.app.depot import BUCKET, LOCAL, OFFSITE, SERVER, Depot, chain_above, depot, log_of
 from tests.support.dice import SOAK, rounds, thrown

@@ -34,8 +34,8 @@ from backupd.model.progress import Progress, silent
 from backupd.model.server import Position
 from backupd.model.thaw import LOGS, ThawState
 from backupd.transfer import segments
-from restore.logs import fetch_logs
-from restore.plan import Plan
+from restore.planning.plan import Plan
+from restore.replay.logs import fetch_logs
 from storage import layout
 from storage.destination import Tier
 from storage.memory import MemoryDestination

@@ -17,7 +17,7 @@ from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time
 from backupd.model.identity import Identity, Verdict
-from restore.beyond import LIMIT, Stream
+from restore.planning.past_end import LIMIT, Stream
 from tests.app.house import GOLD, Clock, Office
 from tests.catalog import samples
 

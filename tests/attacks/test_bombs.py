@@ -31,7 +31,7 @@ from backupd.transfer.segmentdoc import SegmentHeader
 from backupd.transfer.signature import Signing
 from backupd.transfer.signed import SignedDestination
 from backupd.transfer.unseal import Unsealer
-from restore.fetch import fetch
+from restore.fetch.objects import fetch
 from storage import layout, objects
 from storage.filesystem import FilesystemDestination
 from storage.marker import repository_id

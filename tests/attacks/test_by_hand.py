@@ -22,8 +22,8 @@ from backupd.model.manifest import Body, Header, encode_header
 from backupd.transfer.manifestio import described
 from backupd.transfer.seal import Sealer
 from backupd.transfer.signature import Signing, sign
-from restore.runbook_logical import render_logical_runbook
-from restore.unpack import render_unpack
+from restore.runbook.logical import render_logical_runbook
+from restore.runbook.unpack import render_unpack
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.logstore import SERVER, wired

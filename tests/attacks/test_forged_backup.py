@@ -24,9 +24,9 @@ from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.progress import silent
 from backupd.process.command import Command
 from backupd.process.run import run
-from restore.ownership import refuse_links
-from restore.prepare import prepare
-from restore.runbook_server import known_lines
+from restore.datadir.ownership import refuse_links
+from restore.fetch.prepare import prepare
+from restore.runbook.server import known_lines
 from tests.attacks.evil_library import MARK, evil_library
 from tests.engine.backups import MEMORY, Taken, take, the_tool
 from tests.support.mariadb import PrivateServer

@@ -14,7 +14,7 @@ from backupd.engine.binlog.events import CRC_SIZE, HEADER, QUERY
 from backupd.model.binlog import MAGIC, Ending, ReplayMethod
 from backupd.model.errors import BackupdError
 from backupd.transfer.signature import Signing, sign
-from restore.runbook_trust import signature_check
+from restore.runbook.trust import signature_check
 from tests.restore.rolling import MARIADB, asking, empty_copy, first, here, logs, roll, running_copy
 from tests.restore.shelved import transaction
 from tests.restore.test_runbook_logs import Hand

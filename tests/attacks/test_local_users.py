@@ -16,11 +16,11 @@ from backupd.engine.instance.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.otherfolders import give, open_to_append, write_anew
-from restore.occupancy import find_occupants
-from restore.ownership import find_account, hand_over
-from restore.staging import INSIDE, Site, refuse_foreign_staging, write_state
-from restore.start import server_config, start_for_good
-from restore.state import MARKER, State, read_marker, write_marker
+from restore.datadir.occupancy import find_occupants
+from restore.datadir.ownership import find_account, hand_over
+from restore.datadir.staging import INSIDE, Site, refuse_foreign_staging, write_state
+from restore.datadir.start import server_config, start_for_good
+from restore.datadir.state import MARKER, State, read_marker, write_marker
 from tests.support.datadir import initialise
 from tests.support.keys import make_home, make_key, stop_agent
 

@@ -24,7 +24,7 @@ from backupd.engine.tablespace.transport import _Files
 from backupd.model.errors import DamagedError
 from backupd.model.server import Position
 from backupd.process.otherfolders import powers_of
-from restore.ownership import refuse_links
+from restore.datadir.ownership import refuse_links
 from tests.engine.backups import connection_to
 from tests.support.mariadb import PrivateServer
 from tests.support.places import runs_as_root

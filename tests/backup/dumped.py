@@ -28,8 +28,8 @@ from backupd.model.progress import silent
 from backupd.model.table import TableName, TablePattern
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.unseal import Unsealer
-from restore.runbook_logical import render_logical_runbook
-from restore.unpack import render_unpack
+from restore.runbook.logical import render_logical_runbook
+from restore.runbook.unpack import render_unpack
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys, gpg
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server

@@ -15,7 +15,7 @@ from backupd.model.manifest import Stats
 from backupd.model.progress import Progress, Report
 from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server import Position
-from restore.plan import Plan, Step
+from restore.planning.plan import Plan, Step
 
 START = datetime(2026, 11, 21, 4, 25, 12, tzinfo=UTC)
 POSITION = Position("binlog.000003", 4711, "0-1-99")

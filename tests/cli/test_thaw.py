@@ -12,7 +12,7 @@ from backupd.app.restores.thaw_commands import Thawed
 from backupd.cli.main import main
 from backupd.model.job import JobRecord, JobState
 from backupd.model.thaw import ColdObject, Price, Prices, ThawCount, Thawing, ThawPlan, ThawState
-from restore.plan import Plan
+from restore.planning.plan import Plan
 from tests.cli.fake import FakeService
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

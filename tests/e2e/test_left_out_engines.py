@@ -20,7 +20,7 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import decode_header
 from backupd.model.progress import silent
 from backupd.model.server import Flavour
-from restore.sources import load_dump
+from restore.fetch.sources import load_dump
 from tests.e2e.house import SERVER, House
 
 LEFT_OUT = "archive.postcards"

@@ -30,8 +30,9 @@ from backupd.recovery.chains import restorable
 from backupd.transfer import proofdoc
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.seal import Sealer
-from restore import build, sources
-from restore.checks import DEFINITIONS
+from restore.datadir.checks import DEFINITIONS
+from restore.fetch import chain as build
+from restore.fetch import sources
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import restore.replaying
+import restore.replay.private_replay
 from backupd.app.dispatch.foreground import Foreground
 from backupd.engine.binlog.scan import scan
 from backupd.model.access import Actor, Role, Via
 from backupd.model.clock import format_time
 from backupd.model.progress import silent
-from restore.logs import fetch_logs
+from restore.replay.logs import fetch_logs
 from tests.e2e.archived import wired
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import ONCE_A_YEAR
@@ -92,7 +92,7 @@ def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed
         return fetch_logs(*args, **more)  # type: ignore[arg-type]  # as it was called
 
     before = pieces(house)
-    monkeypatch.setattr(restore.replaying, "fetch_logs", replaced_first)
+    monkeypatch.setattr(restore.replay.private_replay, "fetch_logs", replaced_first)
     for name, value in house.environment().items():
         monkeypatch.setenv(name, value)
     with wired(house) as wiring:

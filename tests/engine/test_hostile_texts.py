@@ -21,8 +21,8 @@ from backupd.engine.sql.tables import list_tables
 from backupd.model.errors import ServerError
 from backupd.model.server import Role
 from backupd.model.table import TableName
-from restore.lockholders import lock_holders
-from restore.renaming import Renaming
+from restore.cutover.lock_holders import lock_holders
+from restore.cutover.rename_statement import Renaming
 from tests.engine.flavours import BOTH, as_root, as_service, server_of
 from tests.support.server import Server
 

@@ -22,7 +22,7 @@ from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
 from backupd.model.progress import silent
 from backupd.process.run import run
-from restore.prepare import prepare as prepare_to_restore
+from restore.fetch.prepare import prepare as prepare_to_restore
 from tests.engine.backups import (
     MEMORY,
     Taken,

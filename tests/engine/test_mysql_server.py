@@ -19,8 +19,8 @@ from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts, take
 from backupd.model.server import Flavour, Role, Version
 from backupd.model.table import TableName
-from restore.checks import PASSED, check_tables
-from restore.start import forget_replication
+from restore.datadir.checks import PASSED, check_tables
+from restore.datadir.start import forget_replication
 from tests.support import mysql
 from tests.support.mysql import MySQLServer
 from tests.support.places import short_directory

@@ -13,7 +13,7 @@ from policies.configuration import Configuration
 from policies.fields import Section
 from policies.load import load, load_policy
 from policies.schema import NO_LOGICAL_INCREMENTS, Policy
-from restore.target import parse_target
+from restore.planning.target import parse_target
 from tests.policies.places import CONFIGURATION, POLICY, example_configuration, problems, write
 
 DESIGN_POLICY = """\
@@ -139,7 +139,7 @@ test_restore: {checks: [{sql: "SELECT {taget}"}, {}]}
         ("backupd.yaml", 12, "destinations..path"),
         ("backupd.yaml", 13, "encryption.gnupg_home"),
         ("backupd.yaml", 13, "encryption.recipients"),
-        ("backupd.yaml", 14, "restore.scratch.memory"),
+        ("backupd.yaml", 14, "restore.scratch.server.memory"),
         ("backupd.yaml", 15, "api.listen"),
         ("gold.yaml", 1, "physical.full"),
         ("gold.yaml", 1, "physical.paralel"),
@@ -221,9 +221,13 @@ test_restore: {checks: [{sql: "SELECT {taget}"}, {}]}
         ("api: {listen: '0x7f.1:80'}", "api.listen", "ADDRESS:PORT"),
         ("api: {listen: '[127.0.0.1]:80'}", "api.listen", "ADDRESS:PORT"),
         ("api: {listen: '*:80'}", "api.listen", "ADDRESS:PORT"),
-        ("restore: {gnupg_home: g, scratch: {max_bytes: 0}}", "restore.scratch.max_bytes", "more than 0"),
-        ("restore: {gnupg_home: g, scratch: {max_bytes: " + "9" * 400 + "P}}", "restore.scratch.max_bytes", "8 EiB"),
-        ("restore: {gnupg_home: g, scratch: {max_bytes: true}}", "restore.scratch.max_bytes", "not a size"),
+        ("restore: {gnupg_home: g, scratch: {max_bytes: 0}}", "restore.scratch.server.max_bytes", "more than 0"),
+        (
+            "restore: {gnupg_home: g, scratch: {max_bytes: " + "9" * 400 + "P}}",
+            "restore.scratch.server.max_bytes",
+            "8 EiB",
+        ),
+        ("restore: {gnupg_home: g, scratch: {max_bytes: true}}", "restore.scratch.server.max_bytes", "not a size"),
         ("restore: {gnupg_home: g, passphrase: geheim}", "restore.passphrase", "passphrase_file"),
         ("policies: nowhere", "policies", "does not exist"),
         ("policies: backupd.yaml", "policies", "cannot be read"),

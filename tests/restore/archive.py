@@ -9,8 +9,8 @@ from backupd.model.errors import RefusedError
 from backupd.model.gtid import covers
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
-from restore.history import History, Material
-from restore.plan import Plan
+from restore.planning.log_history import History, Material
+from restore.planning.plan import Plan
 from tests.recovery.world import HEADER, File, Life, Tx, World
 
 

@@ -22,7 +22,7 @@ from backupd.engine.schema.files import TableDefinition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.progress import Progress
 from backupd.model.table import TableName, quote_name
-from restore.handover import Goal, HandedOver, Patience, hand_over
+from restore.cutover.cutover import Goal, HandedOver, Patience, hand_over
 from tests.restore.rolling import Kind
 from tests.support.server import Server
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable
 from backupd.model.progress import Progress
-from restore import tableload
-from restore.load import load
+from restore.load import table_load as tableload
+from restore.load.parallel_load import load
 
 STAGING = {"shop": "backupd_restore_victim_1"}
 

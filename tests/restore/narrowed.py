@@ -16,8 +16,8 @@ from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Stop, Transaction
 from backupd.model.server import Position, ServerInfo
 from backupd.model.table import TableName
-from restore.relatives import Relatives, relatives
-from restore.replay import Replayed
+from restore.replay.related_tables import Relatives, relatives
+from restore.replay.replay import Replayed
 from tests.restore.rolling import (
     Ask,
     Kind,

@@ -23,8 +23,8 @@ from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.server import Position, ServerInfo
-from restore.replay import Replayed, replay
-from restore.replayconfig import replay_config
+from restore.replay.replay import Replayed, replay
+from restore.replay.server_options import replay_config
 from tests.support import mysql, sample
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer

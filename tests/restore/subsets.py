@@ -19,10 +19,10 @@ from backupd.model.manifest import Body, Header
 from backupd.model.progress import silent
 from backupd.model.table import TableName, TablePattern
 from backupd.transfer.unseal import Unsealer
-from restore.runbook import render_runbook
-from restore.scratch import ScratchSpec
-from restore.subset import Needed, SubsetCopy, subset_instance
-from restore.unpack import render_unpack
+from restore.runbook.unpack import render_unpack
+from restore.runbook.whole import render_runbook
+from restore.scratch.server import ScratchSpec
+from restore.scratch.subset import Needed, SubsetCopy, subset_instance
 from storage.filesystem import FilesystemDestination
 from tests.restore.rolling import Kind
 from tests.restore.taken import now

@@ -19,9 +19,9 @@ from backupd.model.progress import silent
 from backupd.model.proof import Witness
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.unseal import Unsealer
-from restore.executor import RestoreSpec
-from restore.runbook import render_runbook
-from restore.unpack import render_unpack
+from restore.runbook.unpack import render_unpack
+from restore.runbook.whole import render_runbook
+from restore.whole.executor import RestoreSpec
 from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -8,9 +8,9 @@ import pytest
 
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.recovery.timeline import Timeline, timeline
-from restore.plan import Plan
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
+from restore.planning.plan import Plan
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 from tests.recovery.world import DESTINATIONS, Tx, World
 from tests.restore.archive import history_of, replayed
 from tests.support.dice import rounds, thrown

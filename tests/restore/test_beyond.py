@@ -14,11 +14,11 @@ from backupd.model.manifest import Stats
 from backupd.model.server import Position
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
-from restore.beyond import OlderError, Stream
-from restore.history import History, Material
-from restore.plan import Plan
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
+from restore.planning.log_history import History, Material
+from restore.planning.past_end import OlderError, Stream
+from restore.planning.plan import Plan
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 NOW = BEGIN + timedelta(minutes=20)

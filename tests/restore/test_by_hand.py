@@ -15,7 +15,7 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options
 from backupd.model.server import Flavour
 from backupd.process.optionfile import option_file
-from restore.sqlfiles import SCRIPT, write_sql
+from restore.tables.sql_files import SCRIPT, write_sql
 from tests.backup.dumped import Shelf, table
 from tests.support import mysql, zoo
 from tests.support.dice import SOAK

@@ -20,15 +20,15 @@ from backupd.model.ids import new_id
 from backupd.model.progress import silent
 from backupd.model.table import TableName
 from backupd.transfer.unseal import Unsealer
-from restore import tablerestore
-from restore.carry import Carried, Carrier, carry
-from restore.load import load
-from restore.loadjournal import Journal
-from restore.stagingschema import drop_staging, staging_names
-from restore.tablenames import TableGoal
-from restore.tableoutcome import TablesOutcome
-from restore.tableplan import Source
-from restore.tablespec import TablesSpec
+from restore.load.journal import Journal
+from restore.load.parallel_load import load
+from restore.load.staging_schema import drop_staging, staging_names
+from restore.planning.table_names import TableGoal
+from restore.planning.table_plan import Source
+from restore.tables import restore as tablerestore
+from restore.tables.outcome import TablesOutcome
+from restore.tables.spec import TablesSpec
+from restore.tables.tablespace_copy import Carried, Carrier, carry
 from tests.restore.rolling import MARIADB, MYSQL, Kind
 from tests.restore.subsets import MIB, Shelf
 from tests.restore.taken import now

@@ -12,10 +12,10 @@ from backupd.engine.witness import take
 from backupd.model.progress import Progress, silent
 from backupd.model.proof import Check, Phase, Tally, Witness
 from backupd.model.server import Position
-from restore.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in
-from restore.executor import listed
-from restore.proof import make_proof
-from restore.sources import Loaded
+from restore.datadir.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in
+from restore.fetch.sources import Loaded
+from restore.scratch.proof import make_proof
+from restore.whole.executor import listed
 from tests.support import sample
 from tests.support.mariadb import PrivateServer
 

@@ -13,10 +13,10 @@ from backupd.model.binlog import ReplayMethod, SegmentKey, Stop
 from backupd.model.errors import RefusedError
 from backupd.model.server import Position
 from backupd.recovery.route import RouteLeg, Span
-from restore.aim import Aim, Archive, Way
-from restore.choice import Choice, Manner, choose
-from restore.history import History, Material, TargetResolver
-from restore.plan import Rate
+from restore.planning.log_history import History, Material, TargetResolver
+from restore.planning.plan import Rate
+from restore.planning.starting_backup import Choice, Manner, choose
+from restore.planning.target_resolution import Aim, Archive, Way
 from tests.restore.test_planner import backup
 
 STOP = Stop("main", "bin.000009", 500, "0-1-900")

@@ -12,8 +12,8 @@ from backupd.engine.schema.files import read_table
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName, quote_name
-from restore.definitions import LIVE_ONLY, RESTORED_ONLY
-from restore.difference import Pair, TableDifference, difference
+from restore.difference.definitions import LIVE_ONLY, RESTORED_ONLY
+from restore.difference.row_difference import Pair, TableDifference, difference
 from tests.restore.handing import CountingConnection, counted, shared
 from tests.restore.rolling import Kind, both
 from tests.support.dice import rounds, thrown

@@ -17,11 +17,11 @@ from backupd.model.progress import Progress, silent
 from backupd.model.proof import Phase
 from backupd.transfer.pin import pins
 from backupd.transfer.unseal import Unsealer
-from restore import refusals
-from restore.executor import RestoreOutcome, RestoreSpec, execute
-from restore.staging import unfinished
-from restore.start import forget_replication, remove_dead_folders, run_folder
-from restore.state import MARKER, read_marker
+from restore.datadir.staging import unfinished
+from restore.datadir.start import forget_replication, remove_dead_folders, run_folder
+from restore.datadir.state import MARKER, read_marker
+from restore.fetch import refusals
+from restore.whole.executor import RestoreOutcome, RestoreSpec, execute
 from storage import layout
 from storage.destination import Destination
 from tests.restore.builder import files_below

@@ -19,7 +19,7 @@ from backupd.model.errors import (
 )
 from backupd.model.manifest import Body, Entry, Header
 from backupd.model.progress import Progress, silent
-from restore.fetch import Fetched, Opener, fetch
+from restore.fetch.objects import Fetched, Opener, fetch
 from storage import layout
 from storage.destination import Destination
 from storage.memory import MemoryDestination

@@ -11,9 +11,9 @@ import pytest
 from backupd.model.errors import ArchivedError, DamagedError
 from backupd.model.progress import Report, silent
 from backupd.model.proof import Phase
-from restore.build import Stopwatch, fetch_members
-from restore.fetch import fetch
-from restore.sources import Loaded
+from restore.fetch.chain import Stopwatch, fetch_members
+from restore.fetch.objects import fetch
+from restore.fetch.sources import Loaded
 from storage import layout
 from storage.destination import Tier
 from tests.restore.builder import Builder, GpgOpener, files_below
@@ -129,7 +129,7 @@ def test_an_archived_copy_is_what_is_told_where_the_other_copy_is_damaged(
 
 def test_time_that_was_only_waited_is_no_phases_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 110.0, 115.0])
-    monkeypatch.setattr("restore.build.time", SimpleNamespace(monotonic=lambda: next(seconds)))  # nobody else's
+    monkeypatch.setattr("restore.fetch.chain.time", SimpleNamespace(monotonic=lambda: next(seconds)))  # nobody else's
     phases: list[Phase] = []
     watch = Stopwatch(phases.append)
     with watch.phase("fetched", 7), watch.waiting():

@@ -11,8 +11,8 @@ from backupd.engine.schema.files import understand
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
-from restore.goalchecks import refuse_old, refuse_unfit, remarks_on, unknown_to
-from restore.shelf import Shelf
+from restore.cutover.table_inventory import Shelf
+from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
 from tests.restore.handing import shared
 from tests.restore.rolling import Kind, both
 from tests.support.server import Server

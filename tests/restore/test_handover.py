@@ -8,8 +8,8 @@ import pytest
 
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError, ServerError, UsageError
 from backupd.model.table import TableName, quote_name
-from restore import handover
-from restore.handover import Goal, Patience, Triggers, settle
+from restore.cutover import cutover as handover
+from restore.cutover.cutover import Goal, Patience, Triggers, settle
 from tests.restore.handing import (
     ASIDE,
     CUSTOMERS,

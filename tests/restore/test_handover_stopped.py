@@ -12,7 +12,7 @@ import pytest
 from backupd.model.errors import RefusedError
 from backupd.model.progress import Progress
 from backupd.model.table import TableName
-from restore.handover import LostError, Patience, pending, settle
+from restore.cutover.cutover import LostError, Patience, pending, settle
 from tests.restore.handing import (
     ASIDE,
     IMPATIENT,

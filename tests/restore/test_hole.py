@@ -12,11 +12,11 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server import Position
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
-from restore.beyond import OlderError
-from restore.history import History, Material
-from restore.plan import Plan
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
+from restore.planning.log_history import History, Material
+from restore.planning.past_end import OlderError
+from restore.planning.plan import Plan
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 from tests.restore.test_planner import NOW, backup
 
 SERVER = "shop"

@@ -9,7 +9,7 @@ import pytest
 
 from backupd.model.binlog import Transaction
 from backupd.model.errors import RefusedError
-from restore.inexact import InexactError, open_before, over_temporary, refuse_pipe
+from restore.planning.inexact_replay import InexactError, open_before, over_temporary, refuse_pipe
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MADE = "CREATE TEMPORARY TABLE IF NOT EXISTS shop.`Tmp1` (id INT)"

@@ -14,10 +14,11 @@ from backupd.model.dump import DumpedTable, Outcome, data_path, definition_path
 from backupd.model.errors import BusyError, CancelledError, RefusedError, UsageError
 from backupd.model.progress import Progress
 from backupd.model.table import TableName, quote_name
-from restore import loadjournal, tableload
-from restore.load import load
-from restore.loadjournal import Journal
-from restore.stagingschema import drop_staging, staging_names, stagings
+from restore.load import journal as loadjournal
+from restore.load import table_load as tableload
+from restore.load.journal import Journal
+from restore.load.parallel_load import load
+from restore.load.staging_schema import drop_staging, staging_names, stagings
 from tests.restore.dumpfolder import add_from, add_table
 from tests.support import mysql
 from tests.support.mariadb import PrivateServer

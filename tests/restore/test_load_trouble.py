@@ -15,9 +15,9 @@ from backupd.model.dump import DumpedTable
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress
 from backupd.model.table import TableName, quote_name
-from restore import tableload
-from restore.load import load
-from restore.stagingschema import drop_staging
+from restore.load import table_load as tableload
+from restore.load.parallel_load import load
+from restore.load.staging_schema import drop_staging
 from tests.restore.dumpfolder import add_table
 from tests.restore.loadvictim import STAGING
 from tests.support import mysql

@@ -15,8 +15,8 @@ from backupd.engine.schema.files import read_tables, write_definition
 from backupd.engine.sql.client import Connection
 from backupd.model.dump import DumpedTable, Outcome, data_path, definition_path
 from backupd.model.table import TableName, quote_name
-from restore import tableload
-from restore.load import load
+from restore.load import table_load as tableload
+from restore.load.parallel_load import load
 from tests.support import mysql, zoo
 from tests.support.dice import size
 from tests.support.mariadb import PrivateServer

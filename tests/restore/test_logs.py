@@ -13,7 +13,7 @@ from backupd.model.server import Position
 from backupd.transfer import segmentseal
 from backupd.transfer.logpieces import drop_pieces
 from backupd.transfer.unseal import Unsealer
-from restore.logs import COPIES, fetch_logs, refuse_no_room_for
+from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.restore.shelved import BASE, BRANCH, SERVER, content, segment, shelve

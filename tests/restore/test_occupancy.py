@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from restore.occupancy import find_occupants, foreign_entries, refuse_non_empty, refuse_occupied
+from restore.datadir.occupancy import find_occupants, foreign_entries, refuse_non_empty, refuse_occupied
 from tests.support.mariadb import PrivateServer
 
 
@@ -73,7 +73,7 @@ def test_a_process_with_an_open_file_or_its_working_directory_inside_is_named(tm
 
 def test_processes_that_we_may_not_look_at_are_told(tmp_path: Path) -> None:
     code = (
-        "from restore.occupancy import find_occupants, not_looked_at; from pathlib import Path; import sys; "
+        "from restore.datadir.occupancy import find_occupants, not_looked_at; from pathlib import Path; import sys; "
         "print(list(find_occupants(Path(sys.argv[1]))), *not_looked_at(Path(sys.argv[1])))"
     )
     unit = (Path(__file__).parents[2] / "deploy" / "backupd.service").read_text()
@@ -117,7 +117,7 @@ def test_processes_that_we_may_not_look_at_are_told(tmp_path: Path) -> None:
 
 def test_the_shell_that_started_us_may_stand_in_the_directory(tmp_path: Path) -> None:
     code = (
-        "from restore.occupancy import find_occupants; from pathlib import Path; "
+        "from restore.datadir.occupancy import find_occupants; from pathlib import Path; "
         "print(list(find_occupants(Path.cwd())))"
     )
     done = subprocess.run(

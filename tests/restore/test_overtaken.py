@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 import pytest
 
 from backupd.model.errors import NotFoundError, RefusedError
-from restore.plan import Plan
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
+from restore.planning.plan import Plan
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 from tests.recovery.world import World
 from tests.restore.archive import history_of, replayed
 from tests.support.dice import rounds, thrown

@@ -11,10 +11,9 @@ import pytest
 
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.proof import Phase
-from restore import staging
-from restore.ownership import Account, find_account
-from restore.place import clear, place
-from restore.staging import (
+from restore.datadir import staging
+from restore.datadir.ownership import Account, find_account
+from restore.datadir.staging import (
     INSIDE,
     Site,
     choose_site,
@@ -23,7 +22,8 @@ from restore.staging import (
     unfinished,
     write_state,
 )
-from restore.state import MARKER, State, read_marker
+from restore.datadir.state import MARKER, State, read_marker
+from restore.whole.placement import clear, place
 from tests.restore.builder import files_below
 
 STATE = State(

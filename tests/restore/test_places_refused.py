@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from restore.occupancy import refuse_nested
-from restore.ownership import find_account, refuse_closed
-from restore.place import clear, place
-from restore.sqlfiles import README, write_sql
-from restore.staging import INSIDE, Site, choose_site, write_state
-from restore.state import MARKER, State, write_marker
+from restore.datadir.occupancy import refuse_nested
+from restore.datadir.ownership import find_account, refuse_closed
+from restore.datadir.staging import INSIDE, Site, choose_site, write_state
+from restore.datadir.state import MARKER, State, write_marker
+from restore.tables.sql_files import README, write_sql
+from restore.whole.placement import clear, place
 
 STATE = State("20261121T030000Z-00000001", "shop", "latest", ("20261121T020000Z-7f3a9c01",), stage="prepared")
 

@@ -10,10 +10,10 @@ from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy, pa
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.manifest import Stats
 from backupd.model.server import Position
-from restore.plan import Plan, Rate
-from restore.planner import Preferences, make_plan
-from restore.points import same_position
-from restore.target import parse_target
+from restore.planning.backup_points import same_position
+from restore.planning.plan import Plan, Rate
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import parse_target
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.progress import silent
 from backupd.model.proof import Check, Tally, Witness
-from restore.checks import CHECKSUMS, DEFINITIONS, compare_with_witness
+from restore.datadir.checks import CHECKSUMS, DEFINITIONS, compare_with_witness
 from tests.support.mariadb import PrivateServer
 
 _WIDE = r"""

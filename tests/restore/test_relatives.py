@@ -14,7 +14,7 @@ from backupd.engine.binlog.statements import effect, masked
 from backupd.engine.replay.table_filter import patterns, skipped_statement
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName
-from restore.relatives import Relatives, relatives
+from restore.replay.related_tables import Relatives, relatives
 from tests.support.dice import rounds, thrown
 
 AT = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

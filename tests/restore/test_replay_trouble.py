@@ -22,7 +22,7 @@ from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
 from backupd.model.progress import Progress
 from backupd.model.server import Position
-from restore import replay as replaying
+from restore.replay import replay as replaying
 from tests.restore.rolling import (
     MARIADB,
     MYSQL,

@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from backupd.model.server import ExternalPath, Flavour, Position, Role
-from restore.refusals import remarks
-from restore.replication import replica_remarks
+from restore.fetch.refusals import remarks
+from restore.whole.replication import replica_remarks
 from tests.restore.taken import Taken
 
 

@@ -13,10 +13,10 @@ from backupd.engine.physical.preparation import innodb_place
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
 from backupd.model.proof import Phase
 from backupd.model.server import Position
-from restore import rollforward
-from restore.build import merged
-from restore.rollforward import RolledForward, beginning, goal_of
-from restore.state import State
+from restore.datadir.state import State
+from restore.fetch.chain import merged
+from restore.replay import roll_forward as rollforward
+from restore.replay.roll_forward import RolledForward, beginning, goal_of
 from tests.restore.shelved import BASE, BRANCH, transaction
 
 START = Position("bin.000001", 300, "0-1-1")

@@ -12,11 +12,11 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.progress import silent
 from backupd.transfer.unseal import Unsealer
-from restore.checks import compare_with_witness
-from restore.fetch import fetch
-from restore.runbook import prepare_command, render_runbook
-from restore.runbook_server import OWNER
-from restore.unpack import render_unpack
+from restore.datadir.checks import compare_with_witness
+from restore.fetch.objects import fetch
+from restore.runbook.server import OWNER
+from restore.runbook.unpack import render_unpack
+from restore.runbook.whole import prepare_command, render_runbook
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, take_backup
 from tests.support import sample

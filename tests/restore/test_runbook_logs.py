@@ -13,7 +13,7 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Transaction
 from backupd.model.clock import format_time
 from backupd.model.server import Position
 from backupd.transfer import segments
-from restore.runbook_logs import choose_logs
+from restore.runbook.logs import choose_logs
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.restore.builder import Builder

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from restore.runbook import render_runbook
-from restore.runbook_logical import render_logical_runbook
-from restore.runbook_places import render_places
-from restore.unpack import render_unpack
+from restore.runbook.destinations import render_places
+from restore.runbook.logical import render_logical_runbook
+from restore.runbook.unpack import render_unpack
+from restore.runbook.whole import render_runbook
 from storage import layout
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 from storage.filesystem import FilesystemDestination

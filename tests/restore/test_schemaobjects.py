@@ -19,12 +19,19 @@ from backupd.model.ids import new_id
 from backupd.model.progress import silent
 from backupd.model.table import TableName
 from backupd.transfer.unseal import Unsealer
-from restore import tablerestore
-from restore.schemaobjects import SchemaObject, add_missing, carry_scripts, create_missing, keep_scripts, remarks
-from restore.tablenames import TableGoal
-from restore.tableoutcome import TablesOutcome
-from restore.tableplan import Source
-from restore.tablespec import TablesSpec
+from restore.cutover.schema_objects import (
+    SchemaObject,
+    add_missing,
+    carry_scripts,
+    create_missing,
+    keep_scripts,
+    remarks,
+)
+from restore.planning.table_names import TableGoal
+from restore.planning.table_plan import Source
+from restore.tables import restore as tablerestore
+from restore.tables.outcome import TablesOutcome
+from restore.tables.spec import TablesSpec
 from tests.restore.rolling import MARIADB, MYSQL, Kind, both
 from tests.restore.subsets import MIB, Shelf
 from tests.restore.taken import now

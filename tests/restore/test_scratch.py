@@ -15,9 +15,9 @@ from backupd.model.progress import silent
 from backupd.model.table import TableName
 from backupd.transfer.pin import pins
 from backupd.transfer.unseal import Unsealer
-from restore.checks import examine
-from restore.proof import make_proof
-from restore.scratch import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
+from restore.datadir.checks import examine
+from restore.scratch.proof import make_proof
+from restore.scratch.server import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
 from storage import layout
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, now
@@ -190,7 +190,7 @@ import os, signal
 from pathlib import Path
 from backupd.model.progress import silent
 from backupd.transfer.unseal import Unsealer
-from restore.scratch import ScratchSpec, scratch_instance
+from restore.scratch.server import ScratchSpec, scratch_instance
 from storage.filesystem import FilesystemDestination
 from tests.restore.taken import now
 spec = ScratchSpec("20261121T040000Z-0000dead", "shop", ({taken.header.backup_id!r},), Path({str(short_tmp)!r}), None,

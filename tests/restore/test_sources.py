@@ -11,7 +11,7 @@ from backupd.model.server import Position, Receipts, Version
 from backupd.transfer.lease import utc_now
 from backupd.transfer.remove import mark
 from backupd.transfer.unseal import Unsealer
-from restore.sources import load_chain, pinned
+from restore.fetch.sources import load_chain, pinned
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.restore.builder import Builder, server_info

@@ -16,7 +16,7 @@ from backupd.model.errors import RefusedError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName, quote_name
 from backupd.process.optionfile import option_file
-from restore.sqlfiles import README, SCRIPT, write_sql
+from restore.tables.sql_files import README, SCRIPT, write_sql
 from tests.restore.dumpfolder import add_table
 from tests.support import mysql
 from tests.support.datadir import find_program

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from backupd.engine.schema.files import TableDefinition, understand
 from backupd.model.errors import StreamError
 from backupd.model.table import TableName
-from restore import datafile
-from restore.datafile import Kind, statements
-from restore.stagedtable import staged_table
+from restore.load import row_file as datafile
+from restore.load.row_file import Kind, statements
+from restore.load.staged_definition import staged_table
 from tests.restore.dumpfolder import literal
 
 NAME = TableName("shop", "t")

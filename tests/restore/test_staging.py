@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from restore.occupancy import refuse_nested
-from restore.scratch import remove_dead
-from restore.staging import Site, choose_site, refuse_foreign_staging, unfinished, write_state
-from restore.state import State
+from restore.datadir.occupancy import refuse_nested
+from restore.datadir.staging import Site, choose_site, refuse_foreign_staging, unfinished, write_state
+from restore.datadir.state import State
+from restore.scratch.server import remove_dead
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_a_scratch_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file/below"):
         with pytest.raises(RefusedError, match="cannot make scratch copies") as refused:
             remove_dead(path)
-        assert "restore.scratch.path" in refused.value.hint
+        assert "restore.scratch.server.path" in refused.value.hint

@@ -17,8 +17,8 @@ from backupd.model.progress import silent
 from backupd.model.table import TableName, TablePattern
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
-from restore.sources import Loaded, load_chain
-from restore.subset import SubsetCopy, subset_instance, subset_of, tables_in
+from restore.fetch.sources import Loaded, load_chain
+from restore.scratch.subset import SubsetCopy, subset_instance, subset_of, tables_in
 from tests.restore.rolling import MARIADB, MYSQL, Kind, here, logs
 from tests.restore.subsets import Shelf, name, sums
 from tests.restore.taken import now

@@ -22,7 +22,7 @@ from backupd.model.server import Position
 from backupd.model.table import TableName
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
-from restore.tablecopy import TableCopySpec, loaded_instance
+from restore.tables.private_copy import TableCopySpec, loaded_instance
 from storage.filesystem import FilesystemDestination
 from tests.restore.dumpfolder import add_from
 from tests.restore.narrowed import checksums

@@ -9,9 +9,9 @@ from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.server import Position
 from backupd.model.table import TableName
-from restore.plan import Plan, Rate
-from restore.tablenames import goals
-from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose, no_table
+from restore.planning.plan import Plan, Rate
+from restore.planning.table_names import goals
+from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, no_table
 
 ORDERS = TableName("shop", "orders")
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backupd.model.errors import UsageError
-from restore.target import AtBackup, AtGtid, AtPosition, AtTime, Latest, Target, parse_target
+from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Latest, Target, parse_target
 
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 

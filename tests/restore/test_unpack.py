@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.manifest import Entry
-from restore.unpack import render_unpack
+from restore.runbook.unpack import render_unpack
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.restore.builder import Builder, files_below

@@ -12,7 +12,7 @@ from backupd.model.ids import new_id
 from backupd.model.progress import Progress
 from backupd.model.proof import Phase
 from backupd.transfer.unseal import Unsealer
-from restore.executor import RestoreSpec, execute
+from restore.whole.executor import RestoreSpec, execute
 from storage.filesystem import FilesystemDestination
 
 

@@ -26,8 +26,8 @@ from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server import Position
 from backupd.model.thaw import ColdObject, ThawPlan
-from restore.plan import Plan, Step
-from restore.steps import thaw_step
+from restore.planning.plan import Plan, Step
+from restore.planning.steps import thaw_step
 
 SHOP, CRM, LEGACY = "shop-db1", "crm-db2", "legacy-db3"
 EVIL = """<img src=x onerror="alert('evil')"><script>alert("evil")</script>"""

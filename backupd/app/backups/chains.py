@@ -29,8 +29,8 @@ from backupd.recovery.chains import chain_of
 from backupd.transfer.inventory import read
 from backupd.transfer.remove import is_whole, marks
 from policies.schema import Physical
-from restore.plan import DEFAULT_RATES, bytes_of
-from restore.state import MARKER, UNKNOWN, restored_by
+from restore.datadir.state import MARKER, UNKNOWN, restored_by
+from restore.planning.plan import DEFAULT_RATES, bytes_of
 from storage.destination import Destination
 
 _PHASES = ("fetched", "prepared", "restored", "started")

@@ -35,8 +35,8 @@ from backupd.model.server import ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
 from policies.problems import suggestion
 from policies.schema import Logical, Tables
-from restore.runbook_logical import render_logical_runbook
-from restore.unpack import render_unpack
+from restore.runbook.logical import render_logical_runbook
+from restore.runbook.unpack import render_unpack
 from storage.destination import Destination
 
 BY_HAND = "by hand"

@@ -40,10 +40,10 @@ from backupd.model.ids import new_id
 from backupd.model.manifest import Body, BodyFacts, Header
 from backupd.model.progress import Progress
 from backupd.model.proof import Witness
-from restore.plan import DEFAULT_RATES
-from restore.runbook import render_runbook
-from restore.state import restored_by
-from restore.unpack import render_unpack
+from restore.datadir.state import restored_by
+from restore.planning.plan import DEFAULT_RATES
+from restore.runbook.unpack import render_unpack
+from restore.runbook.whole import render_runbook
 from storage.destination import Destination
 
 REPEATS = 2

@@ -18,7 +18,7 @@ from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import BackupdError
 from backupd.recovery.runs import last_of, place_of, same_state
 from policies.lint import streams
-from restore.beyond import LIMIT, Stream
+from restore.planning.past_end import LIMIT, Stream
 
 DAY = timedelta(days=1)
 NOT_RUNNING = "not running"

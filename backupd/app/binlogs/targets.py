@@ -34,8 +34,8 @@ from backupd.recovery.executed import Missing, holder, state_after
 from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import Place, parted, place_of, same_state
 from backupd.recovery.stamps import APART
-from restore.history import History, Material
-from restore.inexact import beyond_replay, open_before, over_temporary
+from restore.planning.inexact_replay import beyond_replay, open_before, over_temporary
+from restore.planning.log_history import History, Material
 
 _REPEATING: set[tuple[str, str, Position, Place]] = set()
 """Legs of which the index was read once, and told that they repeat what is executed at their start."""
@@ -62,7 +62,7 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
 
 
 class Targets:
-    """Implements ``restore.history.TargetResolver``. ``prefer``: names of destinations, the one to read from first;
+    """Implements ``restore.planning.log_history.TargetResolver``. ``prefer``: names of destinations, the one to read from first;
     without ``exact`` transactions are counted by whole segments."""
 
     def __init__(
@@ -260,7 +260,7 @@ class Targets:
                 place = key.number, met.transaction.end  # pieces may overlap
 
     def over_temporary(self, legs: Sequence[ReplayLeg], backup: str) -> str:
-        """See ``restore.inexact``; indexes are read only where a segment says that it makes or drops temporary tables.
+        """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that it makes or drops temporary tables.
         Raises KeyUnusableError, ConfigurationError where they cannot be."""
         for leg in legs:
             place = _place(leg.start.file, leg.start.pos)
@@ -300,7 +300,7 @@ class Targets:
         return ""
 
     def beyond_replay(self, legs: Sequence[ReplayLeg], exclude: Collection[str]) -> RefusedError | None:
-        """See ``restore.inexact``; indexes are read only where a segment says that files are made elsewhere. Raises
+        """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that files are made elsewhere. Raises
         KeyUnusableError, ConfigurationError."""
         for leg in legs:
             if any(

@@ -36,7 +36,7 @@ from backupd.model.server import Flavour, ServerInfo
 from backupd.recovery.lineage import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
 from backupd.transfer.inventory import read
-from restore.state import restored_by
+from restore.datadir.state import restored_by
 
 CHANGED = Pair("server-changed", "server-known")
 FAILOVER = "server-failover"

@@ -26,11 +26,11 @@ from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.job import JobKind
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
-from restore.difference import SAMPLE
-from restore.executor import RestoreOutcome
-from restore.handover import Triggers
-from restore.tableoutcome import TablesOutcome
-from restore.tablerestore import Confirm
+from restore.cutover.cutover import Triggers
+from restore.difference.row_difference import SAMPLE
+from restore.tables.outcome import TablesOutcome
+from restore.tables.restore import Confirm
+from restore.whole.executor import RestoreOutcome
 
 T = TypeVar("T")
 

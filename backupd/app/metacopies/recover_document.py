@@ -16,7 +16,7 @@ from typing import Any
 
 from backupd.app.metacopies.recover_versions_text import bring_back_text
 from backupd.transfer.signature import Signing
-from restore.runbook_trust import signature_check
+from restore.runbook.trust import signature_check
 from storage import layout
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 

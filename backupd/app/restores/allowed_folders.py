@@ -14,9 +14,9 @@ from backupd.app.restores.request import RestoreRequest
 from backupd.model.access import Actor, Role
 from backupd.model.errors import BusyError, ForbiddenError, RefusedError
 from backupd.model.job import JobState
-from restore.occupancy import refuse_nested, refuse_non_empty
-from restore.staging import INSIDE, unfinished
-from restore.state import read_marker
+from restore.datadir.occupancy import refuse_nested, refuse_non_empty
+from restore.datadir.staging import INSIDE, unfinished
+from restore.datadir.state import read_marker
 
 
 def at_real_place(request: RestoreRequest) -> RestoreRequest:

@@ -32,12 +32,12 @@ from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
-from restore.executor import RestoreOutcome
-from restore.handover import Triggers
-from restore.plan import Plan
-from restore.tableoutcome import TablesOutcome
-from restore.tableplan import TablePlan
-from restore.target import Latest, parse_target
+from restore.cutover.cutover import Triggers
+from restore.planning.plan import Plan
+from restore.planning.table_plan import TablePlan
+from restore.planning.target import Latest, parse_target
+from restore.tables.outcome import TablesOutcome
+from restore.whole.executor import RestoreOutcome
 
 VALID = timedelta(hours=1)
 """How long a plan can be started."""

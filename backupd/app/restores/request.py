@@ -10,7 +10,7 @@ from typing import Any, Self
 from backupd.app.restores.service import Wishes
 from backupd.app.restores.table_sources import TableWishes
 from backupd.model.errors import UsageError
-from restore.target import parse_target
+from restore.planning.target import parse_target
 
 TABLES = "tables"
 MODES = ("new-server", "replica", TABLES)

@@ -35,16 +35,16 @@ from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
 from backupd.model.server import Flavour
-from restore import executor
-from restore.executor import RestoreOutcome, RestoreSpec
-from restore.gate import NO_GATE, Gate
-from restore.inexact import InexactError, refuse_pipe
-from restore.ownership import find_account, refuse_closed
-from restore.plan import DEFAULT_RATES, Plan, Rate
-from restore.planner import Preferences, make_plan
-from restore.points import same_gtid
-from restore.staging import choose_site, unfinished
-from restore.target import AtBackup, AtTime, one_gtid, parse_target
+from restore.datadir.ownership import find_account, refuse_closed
+from restore.datadir.staging import choose_site, unfinished
+from restore.fetch.thaw_wait import NO_GATE, Gate
+from restore.planning.backup_points import same_gtid
+from restore.planning.inexact_replay import InexactError, refuse_pipe
+from restore.planning.plan import DEFAULT_RATES, Plan, Rate
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import AtBackup, AtTime, one_gtid, parse_target
+from restore.whole import executor
+from restore.whole.executor import RestoreOutcome, RestoreSpec
 from storage.destination import Destination
 
 MODES = ("new-server", "replica")

@@ -30,15 +30,15 @@ from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase
 from policies.problems import suggestion
-from restore import tablerestore
-from restore.difference import SAMPLE
-from restore.handover import LostError, Pending, Triggers, pending, settle
-from restore.stagingschema import Staging, drop_staging, stagings
-from restore.tableoutcome import TablesOutcome
-from restore.tableplan import Source, TablePlan
-from restore.tablerestore import Confirm
-from restore.tablespec import TablesSpec
-from restore.workplace import discard
+from restore.cutover.cutover import LostError, Pending, Triggers, pending, settle
+from restore.difference.row_difference import SAMPLE
+from restore.load.staging_schema import Staging, drop_staging, stagings
+from restore.planning.table_plan import Source, TablePlan
+from restore.tables import restore as tablerestore
+from restore.tables.outcome import TablesOutcome
+from restore.tables.restore import Confirm
+from restore.tables.spec import TablesSpec
+from restore.tables.work_folder import discard
 
 _LOOKED_AT = 50
 """Restores of a server, the newest, among which earlier attempts at the same are looked for."""

@@ -29,17 +29,17 @@ from backupd.model.errors import (
 from backupd.model.server import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.recovery.windows import not_rolled
-from restore.beyond import OlderError
-from restore.inexact import InexactError
-from restore.plan import Plan
-from restore.relatives import Relatives, relatives
-from restore.sources import Loaded, load_chain, load_dump
-from restore.steps import thaw_step
-from restore.subset import subset_of, tables_in
-from restore.tablecopy import refuse_inexact
-from restore.tablenames import Renaming, TableGoal, goals
-from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose, no_table
-from restore.tablesource import part_of_dump
+from restore.fetch.sources import Loaded, load_chain, load_dump
+from restore.planning.inexact_replay import InexactError
+from restore.planning.past_end import OlderError
+from restore.planning.plan import Plan
+from restore.planning.steps import thaw_step
+from restore.planning.table_names import Renaming, TableGoal, goals
+from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, no_table
+from restore.replay.related_tables import Relatives, relatives
+from restore.scratch.subset import subset_of, tables_in
+from restore.tables.private_copy import refuse_inexact
+from restore.tables.source import part_of_dump
 
 _NAMED = 3
 """Tables that are needed besides, of which the reason is told."""

@@ -33,13 +33,13 @@ from backupd.model.proof import Check, Phase, Proof, Tally, Witness
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import restorable
 from backupd.recovery.windows import windows
-from restore.build import merged
-from restore.checks import PASSED, compare_with_witness, examine
-from restore.plan import Plan
-from restore.points import none_restorable
-from restore.proof import make_proof
-from restore.rollforward import RolledForward
-from restore.scratch import Scratch, ScratchSpec, scratch_instance
+from restore.datadir.checks import PASSED, compare_with_witness, examine
+from restore.fetch.chain import merged
+from restore.planning.backup_points import none_restorable
+from restore.planning.plan import Plan
+from restore.replay.roll_forward import RolledForward
+from restore.scratch.proof import make_proof
+from restore.scratch.server import Scratch, ScratchSpec, scratch_instance
 
 _WITNESSES = 50
 """How many of the newest witnesses are looked at."""

@@ -14,7 +14,7 @@ from backupd.app.thaw.requests import advance, begin, raise_tier
 from backupd.app.thaw.restore_wait import parts_of
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.thaw import Thawing
-from restore.plan import Plan
+from restore.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

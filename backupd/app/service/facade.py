@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from backupd.metrics import Values
     from backupd.recovery.timeline import Timeline
     from backupd.retention.decisions import Decisions
-    from restore.plan import Plan
-    from restore.tableplan import TablePlan
+    from restore.planning.plan import Plan
+    from restore.planning.table_plan import TablePlan
 
 
 class Service:

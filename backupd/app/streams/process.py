@@ -48,7 +48,7 @@ from backupd.recovery.runs import place_of
 from backupd.transfer.seal import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
-from restore.state import restored_by
+from restore.datadir.state import restored_by
 from storage.destination import Destination
 from storage.throttled import throttled
 

@@ -14,7 +14,7 @@ from backupd.model.errors import CancelledError
 from backupd.model.job import JobRecord, JobState
 from backupd.model.progress import Progress, Report
 from backupd.model.thaw import LOGS, ThawPlan, ThawState
-from restore.plan import Plan
+from restore.planning.plan import Plan
 
 STEP = 1.0
 """Seconds between looks at whether somebody wants to stop."""
@@ -26,7 +26,7 @@ def parts_of(chosen: Plan) -> tuple[str, ...]:
 
 
 class ThawGate:
-    """See ``restore.gate.Gate``. The thaw is a job of its own: it goes on when the restore ends, and the restore joins
+    """See ``restore.fetch.thaw_wait.Gate``. The thaw is a job of its own: it goes on when the restore ends, and the restore joins
     it when it is repeated. There are several where something had to be thawed again."""
 
     def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:

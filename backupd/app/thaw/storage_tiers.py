@@ -16,8 +16,8 @@ from backupd.model.units import format_duration, format_size
 from backupd.transfer import segments
 from backupd.transfer.manifestio import load_header
 from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
-from restore.plan import Plan
-from restore.steps import thaw_step
+from restore.planning.plan import Plan
+from restore.planning.steps import thaw_step
 from storage import layout
 from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
 

@@ -21,8 +21,8 @@ from backupd.recovery.timeline import Objectives, Timeline
 from backupd.recovery.timeline import timeline as made
 from backupd.recovery.windows import nobody_knows
 from policies.lint import streams
-from restore.planner import Preferences, make_plan
-from restore.target import Latest, Target
+from restore.planning.planner import Preferences, make_plan
+from restore.planning.target import Latest, Target
 
 
 def timeline(wiring: Wiring, server_name: str) -> Timeline:

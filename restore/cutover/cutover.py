@@ -1,0 +1,424 @@
+"""Restored tables take their place: from the staging schema to the names that they are wanted under.
+
+Nothing is dropped: a table that is in the way is renamed aside. All tables change places by one RENAME TABLE, prepared
+in the moment before under locks (``restore.cutover.table_swap``). What is going to happen is written into the staging schema first,
+so that the next call knows what to do with a hand-over that was killed between any two statements: before the RENAME it
+is taken back, after it it is finished. Every name means the old table or the new one, whole, at any time.
+
+To the foreign keys: the new table has those of its definition; those of other tables that referenced the old one
+reference the new one; the old one has none, so that nobody's rows are held or changed for its sake. They are added
+without looking at the rows, and afterwards rows without parents are counted in both directions. Triggers move in the
+same way. Privileges, views and routines mean names, so they are as before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from threading import Event
+from typing import TypeVar
+
+from backupd.engine.schema.constraints import check_names
+from backupd.engine.server.probe import flavour_of
+from backupd.engine.sql.client import Connection, Session, error_code
+from backupd.engine.sql.foreign_keys import ForeignKey, orphans
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    CancelledError,
+    NotFoundError,
+    RefusedError,
+    ServerError,
+    UsageError,
+)
+from backupd.model.progress import Progress, Report, silent
+from backupd.model.server import Flavour, Version
+from backupd.model.table import TableName, quote_name
+from restore.cutover.goals import Goal, HandedOver, Patience, Pending, Saved, Triggers
+from restore.cutover.journal import Journal
+from restore.cutover.keys_and_triggers import read_keys
+from restore.cutover.lock_holders import lock_holders
+from restore.cutover.plan import Plan, digest, shape
+from restore.cutover.planner import make_plan
+from restore.cutover.table_inventory import Shelf
+from restore.cutover.table_swap import LostError, Place, Swap, prepare
+from restore.load.journal import DYING
+
+__all__ = [
+    "Goal",
+    "HandedOver",
+    "LostError",
+    "Patience",
+    "Pending",
+    "Saved",
+    "Triggers",
+    "hand_over",
+    "pending",
+    "settle",
+    "told",
+]
+
+PHASE = "hand over"
+_AGAIN = frozenset({1205, 1213, 1146})
+"""Lock wait timeout, deadlock; no such table: somebody else dropped or renamed one."""
+_AS_IT_WAS = "every table is as it was"
+_LAST = 3
+"""Attempts to put everything back, once it is given up."""
+_Done = TypeVar("_Done")
+
+
+def hand_over(
+    connection: Connection,
+    goals: Sequence[Goal],
+    *,
+    replace: bool,
+    aside: str,
+    report: Report = silent,
+    triggers: Triggers = Triggers.BACKUP,
+    collations: Mapping[str, str] | None = None,
+    patience: Patience | None = None,
+    cancel: Event | None = None,
+) -> HandedOver:
+    """Give every goal's staged table its target's name; all of them or none.
+
+    ``replace``: tables that have these names may be renamed aside, to ``<name><aside>`` (shortened where that is too
+    long). ``collations``: of schemas that are made because they are missing (else the staging schema's). What was
+    interrupted before is settled first (see ``settle``); a hand-over of the same tables that is finished tells its
+    result again.
+
+    Raises RefusedError (also for live tables that changed since they were compared), NotFoundError, UsageError,
+    BusyError, CancelledError: every table is as it was; ServerError: the next call settles it. So does whatever else
+    stops it; it is told what was done then.
+    """
+    if not goals:
+        return HandedOver(())
+    staging = goals[0].staged.schema
+    key = digest((goal.staged, goal.target) for goal in goals)
+
+    def plan_it(session: Session, within: bool) -> Plan:
+        plan = make_plan(session, goals, replace_live=replace, aside=aside, triggers=triggers, within=within)
+        _make_schemas(session, plan, collations or {})
+        return plan
+
+    with _working(connection, staging, patience, report, cancel) as work:
+        work.settle()
+        known = {entry.key: entry for entry in work.journal.entries()}.get(key)
+        if known is not None and known.result is not None and work.is_over(known.plan):
+            return known.result
+        return work.hand_over(key, plan_it, {goal.target: shape(goal.target, goal.live) for goal in goals if goal.live})
+
+
+def settle(
+    connection: Connection,
+    staging: str,
+    *,
+    report: Report = silent,
+    patience: Patience | None = None,
+    cancel: Event | None = None,
+) -> HandedOver | None:
+    """What an interrupted call left of a hand-over out of the schema ``staging``: finished where the tables had changed
+    places, and then its result; else taken back and forgotten, and None, as where there is nothing.
+
+    Raises LostError after it was taken back, because restored tables are gone; CancelledError, ServerError: again.
+    """
+    with _working(connection, staging, patience, report, cancel) as work:
+        return work.settle()
+
+
+def pending(connection: Connection, staging: str) -> Pending | None:
+    """The hand-over out of the schema ``staging`` that was interrupted, or that somebody is at; None: there is none.
+    Changes nothing. Raises ServerError."""
+    with connection.connect() as session:
+        work = _Work(connection, session, staging, Patience(), silent, None)
+        for entry in work.journal.entries():
+            if entry.result is None:
+                return Pending(tuple(move.target for move in entry.plan.moves), work.is_renamed(entry.plan))
+    return None
+
+
+def told(connection: Connection, staging: str) -> HandedOver | None:
+    """What the hand-over out of the schema ``staging`` that is finished came to; None: there is none. Raises
+    ServerError."""
+    with connection.connect() as session:
+        done = [entry.result for entry in Journal(session, staging).entries() if entry.result is not None]
+    return done[-1] if done else None
+
+
+class _Work:
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        staging: str,
+        patience: Patience,
+        report: Report,
+        cancel: Event | None,
+    ) -> None:
+        self._connection = connection
+        self._session = session
+        self.journal = Journal(session, staging)
+        self._within = _renames_locked(session)
+        self._patience = patience
+        self._report = report
+        self._cancel = cancel
+
+    def is_over(self, plan: Plan) -> bool:
+        """Has nobody loaded the same tables again?"""
+        shelf = Shelf.look(self._session, {move.staged.schema for move in plan.moves})
+        return not any(shelf.has(move.staged) for move in plan.moves)
+
+    def is_renamed(self, plan: Plan) -> bool:
+        try:
+            return self._swap("", plan).place() is Place.DONE
+        except LostError:
+            return False
+
+    def settle(self, attempts: int | None = None) -> HandedOver | None:
+        for entry in self.journal.entries():
+            if entry.result is not None:
+                continue
+            swap = self._swap(entry.key, entry.plan)
+            lost: LostError | None = None
+            try:
+                if swap.place() is Place.DONE:
+                    return self._finish(entry.key, swap, attempts)
+            except LostError as error:
+                lost = error
+            self._persist(
+                swap,
+                swap.undo,
+                "the hand-over could be neither finished nor taken back",
+                "each name still means the old table, but it may lack triggers and foreign keys: end the "
+                "transactions that use it, then repeat the command",
+                attempts,
+            )
+            self.journal.forget(entry.key)
+            self._step(f"what had begun was taken back: {_AS_IT_WAS}")
+            if lost is not None:
+                raise lost
+        return None
+
+    def hand_over(self, key: str, plan_it: Callable[[Session, bool], Plan], seen: dict[TableName, str]) -> HandedOver:
+        """``seen``: shapes of the live tables; who has another one now, is refused."""
+        swap: Swap | None = None
+        held, names = "", ""
+        try:
+            for pause in self._patience.pauses:
+                if self._is_cancelled(pause):
+                    break
+                try:
+                    if swap is not None:
+                        swap.undo()
+                        swap = None
+                    plan = plan_it(self._session, self._within)
+                    _refuse_changed(plan, seen)
+                    self.journal.create()
+                    self.journal.begin(key, plan)
+                    swap = self._swap(key, plan)
+                    names = ", ".join(move.target.shown for move in plan.moves)
+                    self._rename_checks(plan)
+                    if swap.exchange():
+                        return self._finish(key, swap)
+                    held = "the tables were altered meanwhile"
+                except ServerError as error:
+                    if error_code(error) not in _AGAIN:
+                        raise
+                    if swap is not None and self.is_renamed(swap.plan):
+                        return self._finish(key, swap)
+                    held = "\n".join((error.detail, *(self._holders(swap.plan) if swap is not None else ())))
+                self._step(f"waits for {names}: {held}")
+            done = self.settle(attempts=_LAST)
+        except (RefusedError, NotFoundError, UsageError) as refusal:
+            if not isinstance(refusal, BusyError | CancelledError):
+                with suppress(LostError):
+                    self.settle(attempts=_LAST)
+            raise
+        if done is not None:
+            return done
+        if self._cancel is not None and self._cancel.is_set():
+            raise CancelledError(f"the hand-over was cancelled; {_AS_IT_WAS}")
+        raise BusyError(
+            f"the locks for {names} could not be had in {self._patience.attempts} attempts; {_AS_IT_WAS}",
+            detail=held,
+            hint="end the transactions that use these tables, or try again later: what was loaded is still there",
+        )
+
+    def _finish(self, key: str, swap: Swap, attempts: int | None = None) -> HandedOver:
+        problems = self._persist(
+            swap,
+            swap.complete,
+            "the new tables are in their places, but not all of their foreign keys and triggers are",
+            "repeat the command, which finishes that",
+            attempts,
+        )
+        result = self._result(swap.plan, problems)
+        self.journal.finish(key, result)
+        return result
+
+    def _persist(self, swap: Swap, what: Callable[[], _Done], message: str, hint: str, attempts: int | None) -> _Done:
+        """Cancelled or not, it is tried once."""
+        said: ServerError | None = None
+        for pause in islice(self._patience.pauses, attempts):
+            if self._is_cancelled(pause) and said is not None:
+                break
+            try:
+                return what()
+            except ServerError as error:
+                said = error
+                if error_code(error) not in _AGAIN:
+                    break
+                self._step(f"waits: {error.detail}")
+        holders = self._holders(swap.plan)
+        raise ServerError(message, detail="\n".join([*([said.detail] if said else []), *holders]), hint=hint) from said
+
+    def _holders(self, plan: Plan) -> tuple[str, ...]:
+        try:
+            return lock_holders(self._session, [*(move.target for move in plan.moves), *plan.referencing])
+        except ServerError as error:
+            return (f"who holds the locks cannot be read: {error.detail}",)
+
+    def _swap(self, key: str, plan: Plan) -> Swap:
+        def remember(more: Plan) -> None:
+            with self._connection.connect() as own:  # this one holds locks of other tables
+                self.journal.through(own).begin(key, more)
+
+        return Swap(self._connection, self._session, plan, self._within, self._patience.seconds, self._step, remember)
+
+    def _is_cancelled(self, seconds: float) -> bool:
+        """After so long, or at once when it is."""
+        if self._cancel is None:
+            time.sleep(seconds)
+            return False
+        return self._cancel.wait(seconds)
+
+    def _step(self, what: str) -> None:
+        self._report(Progress(PHASE, note=what))
+
+    def _rename_checks(self, plan: Plan) -> None:
+        for move in plan.moves:
+            if not move.new_checks:
+                continue
+            present = {name.lower() for name in check_names(self._session, move.staged)}
+            for name, clause in move.new_checks:
+                if name.lower() in present:
+                    self._step(f"another name for the check {name} of {move.target.shown}")
+                    self._session.execute(f"ALTER TABLE {move.staged} DROP CHECK {quote_name(name)}, ADD {clause}")
+
+    def _result(self, plan: Plan, problems: Sequence[str]) -> HandedOver:
+        found = list(self._orphans(plan))
+        return HandedOver(
+            tables=tuple((move.target, move.aside) for move in plan.moves),
+            warnings=(*plan.warnings, *problems, *found),
+            orphans=tuple(found),
+            saved=tuple(
+                Saved(move.target, move.aside, move.saved) for move in plan.moves if move.aside and move.saved.strip()
+            ),
+        )
+
+    def _orphans(self, plan: Plan) -> Iterator[str]:
+        """Looked for among the keys that are there: a missing one is told already."""
+        tables = dict.fromkeys([move.target for move in plan.moves] + [key.child for key in plan.children])
+        for table in tables:
+            for key in read_keys(self._session, table):
+                ours = any(plan.same(name, move.target) for move in plan.moves for name in (key.child, key.parent))
+                if ours and (told := self._told(key)):
+                    yield told
+
+    def _told(self, key: ForeignKey) -> str:
+        self._step(f"look for rows of {key.child.shown} without parents in {key.parent.shown}")
+        try:
+            lost = orphans(self._session, key)
+        except ServerError as error:
+            self._session.ping()
+            return (
+                f"rows of {key.child.shown} without parents in {key.parent.shown} were not looked for: {error.detail}"
+            )
+        if not lost.rows:
+            return ""
+        sample = ", ".join(str(one[0] if len(one) == 1 else one) for one in lost.sample)
+        why = "which is not there" if lost.missing else "which does not have those"
+        return (
+            f"{lost.rows} rows of {key.child.shown} ({', '.join(key.columns)}: {sample}"
+            f"{', ...' if lost.rows > len(lost.sample) else ''}) reference rows of {key.parent.shown}, {why}: "
+            f"foreign key {key.name}"
+        )
+
+
+@contextmanager
+def _working(
+    connection: Connection, staging: str, patience: Patience | None, report: Report, cancel: Event | None
+) -> Iterator[_Work]:
+    """Nobody else hands over out of ``staging`` meanwhile. Whatever interrupts it (a signal), is settled before that
+    goes on, with a note of how."""
+    patience = patience or Patience()
+    number = 0
+    try:
+        with connection.connect() as session:
+            number = session.thread_id
+            prepare(session, patience.seconds)
+            if not session.scalar("SELECT GET_LOCK(%s, %s)", Journal.lock_name(staging), DYING):
+                raise BusyError(f"somebody else hands over tables out of {staging}", hint="wait until that is done")
+            yield _Work(connection, session, staging, patience, report, cancel)
+    except BackupdError:
+        raise
+    except BaseException as stop:
+        if number:
+            stop.add_note(_stopped(connection, staging, number, patience))
+        raise
+
+
+def _stopped(connection: Connection, staging: str, number: int, patience: Patience) -> str:
+    """What became of a hand-over that was stopped. ``number``: of its session, which may still wait for locks."""
+    try:
+        with connection.connect() as session:
+            with suppress(ServerError):  # it is gone already
+                session.execute(f"KILL {number}")
+            session.scalar("SELECT GET_LOCK(%s, 10)", Journal.lock_name(staging))
+        few = replace(patience, attempts=_LAST)
+        if settle(connection, staging, patience=few) or told(connection, staging):
+            return "the new tables are in their places; repeat the command to end the restore"
+    except BackupdError as error:
+        return f"the hand-over was stopped in the middle: {error.message}; {error.hint or 'repeat the command'}"
+    return _AS_IT_WAS
+
+
+def _refuse_changed(plan: Plan, seen: dict[TableName, str]) -> None:
+    """Raises RefusedError for a live table that is not any more what was compared, or looked at first."""
+    for move in plan.moves:
+        if seen.setdefault(move.target, move.shape) != move.shape:
+            raise RefusedError(
+                f"{move.target.shown} was changed meanwhile, compare again: {_AS_IT_WAS}",
+                detail=f"its definition now:\n{move.shape}" if move.shape else "it is not there any more",
+                hint="repeat the command; it compares with the table as it is now",
+            )
+
+
+def _renames_locked(session: Session) -> bool:
+    """Does the server rename tables that the same session has locked? MySQL does from 8.0.13 on, MariaDB does not."""
+    version, comment = session.query("SELECT @@GLOBAL.version, @@GLOBAL.version_comment")[0]
+    return flavour_of(str(version), str(comment)) is not Flavour.MARIADB and Version.parse(str(version)) >= Version(
+        8, 0, 13
+    )
+
+
+def _make_schemas(session: Session, plan: Plan, collations: Mapping[str, str]) -> None:
+    present = {
+        str(name): str(collation)
+        for name, collation in session.query(
+            "SELECT SCHEMA_NAME, DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA"
+        )
+    }
+    for move in plan.moves:
+        schema = move.target.schema
+        if schema not in present and (not plan.folded or schema.lower() not in present):
+            collation = collations.get(schema) or present[move.staged.schema]
+            if not collation.replace("_", "").isalnum():
+                raise RefusedError(f"{collation!r} is no collation")
+            session.execute(
+                f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} "
+                f"CHARACTER SET {collation.partition('_')[0]} COLLATE {collation}"
+            )
+            present[schema] = collation

@@ -1,0 +1,227 @@
+"""Is a data directory free to be filled? Empty, and no server living in it, whoever started that server."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.model.errors import RefusedError
+from backupd.process.otherfolders import read_plain
+from restore.datadir.staging import INSIDE, reserved
+from restore.datadir.state import MARKER
+from storage.layout import REPOSITORY
+
+_LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
+"""Files that servers hold a POSIX lock on as long as they run."""
+_NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
+"""What tells that a folder is, or is about to be, a data directory."""
+_LISTED = 20
+_PID_LIMIT = 64
+_FLOCK = struct.Struct("hhqqi4x")
+"""struct flock of x86-64 and arm64 Linux: type, whence, start, length, pid (fcntl(2))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A sign of life: a process id (0 when unknown), and what gives it away."""
+
+    pid: int
+    evidence: str
+
+
+def foreign_entries(datadir: Path, ours: Collection[str] = ()) -> list[str]:
+    """Names inside ``datadir`` that are neither ``ours`` nor the file system's own ``lost+found``, sorted.
+
+    A missing ``datadir`` is empty. Raises RefusedError when it is not a directory.
+    """
+    try:
+        with os.scandir(datadir) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.name not in ours and not (entry.name == "lost+found" and entry.is_dir(follow_symlinks=False))
+            )
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError as error:
+        raise RefusedError(f"{datadir} is not a directory", hint="give the data directory to restore into") from error
+
+
+def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
+    """Raises RefusedError listing what is there."""
+    found = foreign_entries(datadir, ours)
+    if not found:
+        return
+    listed = "\n".join(found[:_LISTED])
+    if len(found) > _LISTED:
+        listed += f"\n... and {len(found) - _LISTED} more"
+    raise RefusedError(
+        f"the data directory {datadir} is not empty: {len(found)} entries",
+        detail=listed,
+        hint="restore into an empty directory, or move this away yourself; backupd never overwrites it",
+    )
+
+
+def refuse_nested(datadir: Path) -> None:
+    """Raises RefusedError when ``datadir`` (a real path) lies inside somebody's data directory, in a repository, or in
+    what another restore builds and removes, or bears such a name. It may as well be a folder for SQL files.
+
+    The files of a data directory in ``datadir`` itself are ``refuse_non_empty``'s business: they may be our own.
+    """
+    for folder in (datadir, *datadir.parents):
+        if os.path.lexists(folder / REPOSITORY):
+            raise RefusedError(
+                f"{datadir} lies in a repository of backups: {folder}",
+                detail=f"{folder / REPOSITORY} is there",
+                hint="restore outside every destination: what lies there is counted, checked and swept as backups",
+            )
+        if why := reserved(folder):
+            raise RefusedError(
+                f"{datadir} lies where restores are built: {folder}"
+                if folder != datadir
+                else f"{datadir} bears the name of a place where restores are built",
+                detail=why,
+                hint="restore into another folder, or give it another name: what lies there is removed in the end",
+            )
+        signs = [name for name in _NESTED if folder != datadir and os.path.lexists(folder / name)]
+        if signs:
+            raise RefusedError(
+                f"{datadir} lies inside the data directory of a server: {folder}",
+                detail=f"{folder / signs[0]} is there",
+                hint="restore beside it: a server takes every folder in its data directory for a schema",
+            )
+
+
+def refuse_occupied(datadir: Path) -> None:
+    """Raises RefusedError naming the processes that live in ``datadir``."""
+    occupants = list(find_occupants(datadir))
+    if occupants:
+        raise RefusedError(
+            f"the data directory {datadir} is in use",
+            detail="\n".join(o.evidence for o in occupants[:_LISTED]),
+            hint="stop that server (or leave that directory) and repeat the command",
+        )
+
+
+def find_occupants(datadir: Path, proc: Path = Path("/proc")) -> Iterator[Occupant]:
+    """Every sign of a process at work in ``datadir``: locks, sockets, pid files, open files, working
+    directories."""
+    if not datadir.is_dir():
+        return
+    real = datadir.resolve()
+    yield from _lock_holders(real)
+    yield from _listeners(real)
+    yield from _pid_files(real, proc)
+    yield from _inhabitants(real, proc)
+
+
+def not_looked_at(datadir: Path, proc: Path = Path("/proc")) -> list[str]:
+    """What is to be said where we may not see what every process does: then nobody knows whether one uses
+    ``datadir``."""
+    hidden = 0
+    above = {1, *_ancestors(proc)}  # who has started us, and everything, is no database server
+    for process in proc.iterdir():
+        if process.name.isdigit() and int(process.name) not in above:
+            try:
+                (process / "cwd").readlink()
+            except PermissionError:
+                hidden += 1
+            except OSError:
+                continue  # it has ended, or is the kernel's own
+    if not hidden:
+        return []
+    told = f"whether one of {hidden} processes uses {datadir} is not known: backupd may not look at them"
+    return [f"{told} (root with CAP_SYS_PTRACE may, see deploy/backupd.service)"]
+
+
+def _lock_holders(datadir: Path) -> Iterator[Occupant]:
+    for name in _LOCKED_FILES:
+        path = datadir / name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue  # not there, or not a file a server could lock
+        try:
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            kind, _whence, _start, _length, pid = _FLOCK.unpack(answer)
+            if kind != fcntl.F_UNLCK:
+                yield Occupant(max(pid, 0), f"{path} is locked by {_who(pid)}")
+        finally:
+            os.close(descriptor)
+
+
+def _listeners(datadir: Path) -> Iterator[Occupant]:
+    for path in sorted(datadir.glob("*.sock")):
+        if not path.is_socket():
+            continue
+        with socket.socket(socket.AF_UNIX) as knock, contextlib.suppress(OSError):
+            knock.settimeout(2)
+            # Through the folder's descriptor: a socket's own path may have 107 bytes only.
+            folder = os.open(datadir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                knock.connect(f"/proc/self/fd/{folder}/{path.name}")
+            finally:
+                os.close(folder)
+            yield Occupant(0, f"a server answers at {path}")
+
+
+def _pid_files(datadir: Path, proc: Path) -> Iterator[Occupant]:
+    for path in sorted(datadir.glob("*.pid")):
+        try:
+            pid = int(read_plain(path, _PID_LIMIT).decode("ascii").strip())
+            name = (proc / str(pid) / "comm").read_text().strip()
+        except (OSError, ValueError):
+            continue  # stale: nobody has that number
+        if name in ("mysqld", "mariadbd", "mysqld_safe", "mariadbd-safe"):
+            yield Occupant(pid, f"{path} names {_who(pid)}")
+
+
+def _inhabitants(datadir: Path, proc: Path) -> Iterator[Occupant]:
+    """Processes with open files in ``datadir``, or working there (an operator's own shell does not count)."""
+    ancestors = set(_ancestors(proc))
+    for process in proc.iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        pid = int(process.name)
+        # Processes end while we look, and not everybody may look at all of them.
+        with contextlib.suppress(OSError):
+            if pid not in ancestors and _inside(process / "cwd", datadir):
+                yield Occupant(pid, f"{_who(pid)} has its working directory here")
+                continue
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if _inside(descriptor, datadir):
+                        yield Occupant(pid, f"{_who(pid)} has {descriptor.readlink()} open")
+                        break
+
+
+def _ancestors(proc: Path) -> Iterator[int]:
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        try:
+            # The name in brackets may hold anything, so read behind its last bracket: state, then the parent.
+            pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return
+
+
+def _inside(link: Path, datadir: Path) -> bool:
+    target = str(link.readlink())
+    return target == str(datadir) or target.startswith(f"{datadir}/")
+
+
+def _who(pid: int) -> str:
+    if pid <= 0:
+        return "a process outside this container"
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid} ({name})"

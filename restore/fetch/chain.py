@@ -1,0 +1,315 @@
+"""From manifests to a directory that a server can be started on: fetch every backup of a chain, then prepare."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.instance.launch import options_for_copy
+from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing, verify_files
+from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remove_dropped_schemas, verify_tables
+from backupd.engine.physical.external import remap
+from backupd.engine.physical.inventory import engines_of
+from backupd.engine.physical.tablefiles import absent
+from backupd.engine.schema.objects import SEQUENCE, TABLE, list_objects
+from backupd.engine.server.census import is_copied
+from backupd.engine.sql.client import Connection
+from backupd.model.backup import partial_words
+from backupd.model.errors import UnrestorableError
+from backupd.model.inventory import BaseTable
+from backupd.model.progress import Report
+from backupd.model.proof import Phase
+from backupd.model.server import Flavour, Position, Version
+from backupd.model.table import TableName
+from restore.datadir.memory import available_memory, choose_memory
+from restore.fetch.objects import Fetched, Opener, default_workers, fetch
+from restore.fetch.prepare import prepare
+from restore.fetch.sources import Loaded
+from restore.fetch.thaw_wait import NO_GATE, Gate, through
+from storage.destination import Destination
+
+_NO_OLD_PATHS = Version(8, 0)
+"""MySQL's own dictionary has the source's path of a tablespace elsewhere until a server opened it by its link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """``options``: what a server needs in its option file to read these files. ``place``: where InnoDB says in the
+    binary log that it stands, None where it does not."""
+
+    warnings: tuple[str, ...]
+    options: Mapping[str, str | None]
+    place: Position | None = None
+
+
+def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+    """Each phase once, with the time and bytes of all its parts, in the order in which they began."""
+    found: dict[str, Phase] = {}
+    for phase in phases:
+        before = found.get(phase.name, Phase(phase.name, 0.0))
+        found[phase.name] = Phase(phase.name, before.seconds + phase.seconds, before.bytes + phase.bytes)
+    return tuple(found.values())
+
+
+class Stopwatch:
+    """Times phases; each one that ended well is told to ``on_phase`` (``told``)."""
+
+    def __init__(self, on_phase: Callable[[Phase], None]) -> None:
+        self.told = on_phase
+        self._waited = 0.0
+
+    @contextlib.contextmanager
+    def phase(self, name: str, size: int = 0) -> Iterator[None]:
+        begun, waited = time.monotonic(), self._waited
+        yield
+        self.told(Phase(name, time.monotonic() - begun - (self._waited - waited), size))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time that is no phase's: it says nothing about how fast this machine is."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - begun
+
+
+def build(
+    chain: Sequence[Loaded],
+    folder: Path,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Opener,
+    tool: PhysicalTool,
+    workers: int,
+    memory_cap: int,
+    watch: Stopwatch,
+    report: Report,
+    cancel: Event | None = None,
+    final_store: Path | None = None,
+    gate: Gate = NO_GATE,
+    key_files: Sequence[Path] = (),
+) -> Built:
+    """``fetch_members``, then ``assemble``."""
+    repaired = fetch_members(
+        chain,
+        folder,
+        destinations=destinations,
+        unsealer=unsealer,
+        workers=workers,
+        watch=watch,
+        report=report,
+        cancel=cancel,
+        gate=gate,
+    )
+    built = assemble(
+        chain,
+        folder,
+        tool=tool,
+        memory_cap=memory_cap,
+        watch=watch,
+        report=report,
+        cancel=cancel,
+        final_store=final_store,
+        key_files=key_files,
+    )
+    return replace(built, warnings=(*repaired, *built.warnings))
+
+
+def places(chain: Sequence[Loaded], folder: Path) -> list[Path]:
+    """Where below ``folder`` each backup of ``chain`` is fetched to."""
+    return [folder / "data", *(folder / f"increment-{number}" for number in range(1, len(chain)))]
+
+
+def fetch_members(
+    chain: Sequence[Loaded],
+    folder: Path,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Opener,
+    workers: int,
+    watch: Stopwatch,
+    report: Report,
+    cancel: Event | None = None,
+    gate: Gate = NO_GATE,
+) -> tuple[str, ...]:
+    """Bring every backup of ``chain`` to its place below ``folder``; gives the damage that was got around.
+
+    What an earlier call left there is used as far as its hashes are right, whatever that call was doing when it ended:
+    an increment that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all
+    members exactly as they were backed up. ``workers`` 0: as many as this machine can use. Each member is fetched when
+    ``gate`` lets it through.
+    """
+    shutil.rmtree(folder / "external", ignore_errors=True)
+    repaired: list[str] = []
+    cancelled = cancel.is_set if cancel else lambda: False
+
+    def member(loaded: Loaded, goal: Path) -> Fetched:
+        return fetch(
+            loaded.header,
+            loaded.body,
+            destinations,
+            unsealer,
+            goal,
+            workers=workers or default_workers(),
+            report=report,
+            cancelled=cancelled,
+            durable=False,
+            whole=loaded.whole,
+        )
+
+    with watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
+        for loaded, goal in zip(chain, places(chain, folder), strict=True):
+            fetched = through(
+                gate, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled, waiting=watch.waiting
+            )
+            repaired += fetched.repaired
+            verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})
+    return tuple(repaired)
+
+
+def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
+    """Are the tables that the manifest lists in the prepared ``base``, but for those that the backup is known to lack?
+    These are told. Raises UnrestorableError with the names of all others. Of a part of a backup only what is
+    there is compared."""
+    facts = last.body.facts
+    if facts.inventory is None:
+        return ()
+    files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
+    known = frozenset(facts.missing)
+    if last.whole is None:
+        _refuse_lost(
+            [table.name for table in absent(_copied(last), files, {})],
+            last,
+            "are not in the prepared copy",
+            "nothing was put in place; ",
+        )
+    if facts.server.flavour is Flavour.MARIADB:  # others' tools are listed before their run, and TRUNCATE goes on
+        _refuse_lost(
+            of_others(base, files, _copied(last)),
+            last,
+            "have the tablespace of another table, or none, in the prepared copy",
+            "nothing was put in place; ",
+        )
+    if not known or last.whole is not None:
+        return ()
+    return (partial_words(last.header.backup_id, (name.shown for name in known)),)
+
+
+def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:
+    """The same by name, asked of the first server on the copy before anything is replayed: it may have the files of a
+    table and know nothing of the table. Gives what to say of tables that it has besides. Raises
+    UnrestorableError, ServerError."""
+    facts = last.body.facts
+    if facts.inventory is None or last.whole is not None:
+        return ()
+    with connection.connect() as session:
+        listed, engines = list_objects(session), engines_of(session)
+    there = listed.get(TABLE, frozenset()) | listed.get(SEQUENCE, frozenset())
+    _refuse_lost(
+        [table.name for table in _copied(last) if str(table.name) not in there],
+        last,
+        "are unknown to a server on the restored copy",
+    )
+    # Their tablespaces are not compared: the copy's dictionary tells the same numbers whatever its files hold, and what
+    # is in them is compared by the witness.
+    _refuse_lost(
+        [
+            table.name
+            for table in _copied(last)
+            if table.engine and engines.get(table.name, table.engine) != table.engine
+        ],
+        last,
+        "are of another engine in the restored copy, so they are other tables",
+    )
+    besides = sorted(there - {str(table.name) for table in facts.inventory})
+    named = ", ".join(TableName.parse(name).shown for name in besides)
+    return (
+        (f"{len(besides)} tables are in the restored copy that {last.header.backup_id} does not list: {named}",)
+        if besides
+        else ()
+    )
+
+
+def _copied(last: Loaded) -> list[BaseTable]:
+    """What the tool copies of the tables that the backup lists."""
+    facts = last.body.facts
+    return [table for table in facts.inventory or () if is_copied(table.engine, facts.server.flavour, facts.tool.name)]
+
+
+def _refuse_lost(tables: Iterable[TableName], last: Loaded, where: str, done: str = "") -> None:
+    lost = [table.shown for table in tables if table not in last.body.facts.missing]
+    if lost:
+        raise UnrestorableError(
+            f"{len(lost)} tables that backup {last.header.backup_id} lists {where}",
+            lost,
+            hint=f"{done}restore another backup, or these tables from another",
+        )
+
+
+def assemble(
+    chain: Sequence[Loaded],
+    folder: Path,
+    *,
+    tool: PhysicalTool,
+    memory_cap: int,
+    watch: Stopwatch,
+    report: Report,
+    cancel: Event | None = None,
+    final_store: Path | None = None,
+    left_out: LeftOut = nothing,
+    key_files: Sequence[Path] = (),
+) -> Built:
+    """Make ``folder/data`` a prepared copy of the last backup of the fetched ``chain``. Nothing is synced.
+
+    Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
+    name ``final_store``, where they will lie when a server is started (None: where they are). ``memory_cap`` in bytes.
+    ``left_out``: is such a file (path in a data directory) missing on purpose? ``key_files``: of the configuration.
+    """
+    warnings: list[str] = []
+    store = folder / "external"
+    base, *increments = places(chain, folder)
+    with watch.phase("prepared", sum(loaded.header.stats.bytes_source for loaded in chain)):
+        redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
+        memory = choose_memory(redo=redo, available=available_memory(), cap=memory_cap)
+        place = prepare(
+            tool,
+            base,
+            increments,
+            chain[-1].body.facts.receipts,
+            memory=memory.bytes,
+            logs=folder / "logs",
+            report=report,
+            cancel=cancel,
+            left_out=left_out,
+            key_files=key_files,
+        )
+        body = chain[-1].body
+        listed = [entry.path for entry in body.entries]
+        verify_tables(base, listed, tables=body.facts.inventory, partial=left_out is not nothing)
+        remove_dropped_schemas(base, listed)
+        warnings += compare_listed(base, chain[-1])
+        for increment in increments:
+            shutil.rmtree(increment)
+        rejoined = rejoin_renamed(base)
+        moved = remap(base, store=store, final=final_store)
+    if moved:
+        warnings.append(f"{len(moved)} tablespaces with a DATA DIRECTORY are now in {final_store or store}")
+        info = chain[-1].body.facts.server
+        if info.flavour is not Flavour.MARIADB and info.version < _NO_OLD_PATHS:
+            warnings.append(
+                "where the source's own files of these are there, too, a server of MySQL before 8.0 opens "
+                "neither (error 1812): restore with --start, whose first start does not see the source's"
+            )
+    if rejoined:
+        warnings.append(
+            "renamed into another schema at the source, where the server may not find their data after its"
+            f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}"
+        )
+    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables), place)

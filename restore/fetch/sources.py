@@ -1,0 +1,178 @@
+"""Where a restore reads: the manifests of a chain, each from the first destination where it is good, and the pins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from backupd.model.backup import BackupKind
+from backupd.model.clock import Clock
+from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError
+from backupd.model.manifest import Body, Header
+from backupd.transfer.manifestio import load_body, load_header
+from backupd.transfer.pin import Pin
+from backupd.transfer.unseal import Unsealer
+from restore.fetch.path_names import check_entries
+from storage.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One backup of the chain, its entries judged. ``whole``: where ``header`` and ``body`` are cut down to a part of
+    the files, the body of them all."""
+
+    header: Header
+    body: Body
+    whole: Body | None = None
+
+
+def load_chain(
+    server: str, chain: Sequence[str], destinations: Sequence[Destination], unsealer: Unsealer
+) -> tuple[tuple[Loaded, ...], tuple[str, ...]]:
+    """The manifests of ``chain`` (full backup first) and what there is to say about copies that could not be used.
+
+    Raises DamagedError naming every bad copy when none is good, and everything that makes these backups no chain;
+    NotFoundError, DestinationError, and KeyUnusableError when the private key for the backup is not here.
+    """
+    loaded: list[Loaded] = []
+    warnings: list[str] = []
+    missing: list[str] = []
+    for backup_id in chain:
+        try:
+            found, said = _load(server, backup_id, destinations, unsealer)
+        except NotFoundError as error:
+            if len(chain) == 1:
+                raise
+            missing.append(error.line)
+            continue
+        check_entries(found.header, found.body)
+        loaded.append(found)
+        warnings += said
+    broken = missing or _broken_links(loaded)
+    if broken:
+        raise DamagedError(
+            f"the chain of backup {chain[-1]} is not whole: nothing was fetched",
+            broken,
+            hint="restore a backup before the break (`backupd backups` lists them), or bring what is missing back",
+        )
+    return tuple(loaded), tuple(warnings)
+
+
+def load_dump(
+    server: str, backup_id: str, destinations: Sequence[Destination], unsealer: Unsealer
+) -> tuple[Loaded, tuple[str, ...]]:
+    """The manifest of a logical backup, and what there is to say about copies that could not be used. Raises as
+    ``load_chain`` does."""
+    loaded, said = _load(server, backup_id, destinations, unsealer)
+    check_entries(loaded.header, loaded.body)
+    header, facts = loaded.header, loaded.body.facts
+    if header.kind != BackupKind.LOGICAL or facts.dump is None:
+        raise RefusedError(
+            f"backup {backup_id} is a {header.kind} one, no logical one", hint="`backupd backups` lists the kinds"
+        )
+    if (header.parent, header.from_lsn, header.to_lsn, header.server_uuid) != _sealed(loaded) or (
+        header.table_set,
+        header.tables_missing,
+    ) != (facts.dump.table_set, len(facts.dump.failed)):
+        raise DamagedError(
+            f"the manifest of backup {backup_id} is not whole",
+            [f"{backup_id}: its clear manifest is not the one that was sealed with it"],
+            hint="restore another backup, or bring its manifest back from elsewhere",
+        )
+    return loaded, tuple(said)
+
+
+def _broken_links(chain: Sequence[Loaded]) -> list[str]:
+    """What speaks against these backups being one chain in this order, by their manifests alone."""
+    wrong: list[str] = []
+    for previous, this in zip((None, *chain), chain, strict=False):
+        header, facts = this.header, this.body.facts
+        name = header.backup_id
+        if (header.parent, header.from_lsn, header.to_lsn, header.server_uuid) != _sealed(this):
+            wrong.append(f"{name}: its clear manifest is not the one that was sealed with it")
+        kind = BackupKind.PHYSICAL_FULL if previous is None else BackupKind.PHYSICAL_INCREMENTAL
+        if header.kind != kind:
+            wrong.append(f"{name} is a {header.kind} backup where a {kind} one belongs")
+        if previous is None:
+            if header.parent is not None:
+                wrong.append(f"{name}, the first of the chain, builds on {header.parent}")
+            continue
+        before = previous.header
+        if header.parent != before.backup_id:
+            wrong.append(f"{name} builds on {header.parent}, not on {before.backup_id}")
+        if header.from_lsn != before.to_lsn:
+            wrong.append(f"{name} begins at {header.from_lsn}, {before.backup_id} ends at {before.to_lsn}")
+        if header.server_uuid and before.server_uuid and header.server_uuid != before.server_uuid:
+            wrong.append(f"{name} is of server {header.server_uuid}, {before.backup_id} of {before.server_uuid}")
+        if _series(this) != _series(previous):
+            wrong.append(f"{name} is of {_series(this)}, {before.backup_id} of {_series(previous)}")
+        if facts.tool.name != previous.body.facts.tool.name:
+            wrong.append(
+                f"{name} was taken with {facts.tool.name}, {before.backup_id} with {previous.body.facts.tool.name}"
+            )
+        if facts.receipts.last_lsn < previous.body.facts.receipts.last_lsn:
+            wrong.append(f"{name} ends before {before.backup_id} does")
+    return wrong
+
+
+def _sealed(loaded: Loaded) -> tuple[str | None, int, int, str]:
+    facts = loaded.body.facts
+    return facts.parent, facts.receipts.from_lsn, facts.receipts.to_lsn, facts.server.server_uuid
+
+
+def _series(loaded: Loaded) -> str:
+    server = loaded.body.facts.server
+    return f"{server.flavour} {server.version.series}"
+
+
+def _load(
+    server: str, backup_id: str, destinations: Sequence[Destination], unsealer: Unsealer
+) -> tuple[Loaded, list[str]]:
+    failures: list[BackupdError] = []
+    for destination in destinations:
+        try:
+            header = load_header(destination, server, backup_id)
+            body = load_body(destination, header, unsealer)
+        except (DamagedError, DestinationError, NotFoundError) as error:
+            failures.append(error)
+            continue
+        return Loaded(header, body), [error.line for error in failures]
+    damages = [line for error in failures if isinstance(error, DamagedError) for line in error.damages]
+    if damages:
+        others = [error.line for error in failures if not isinstance(error, DamagedError)]
+        raise DamagedError(
+            f"no good copy of the manifest of backup {backup_id} was found",
+            damages + others,
+            hint="restore another backup; `backupd verify` says what else is damaged",
+        )
+    raise failures[0] if failures else NotFoundError(f"no destination is configured for backup {backup_id}")
+
+
+@contextlib.contextmanager
+def pinned(
+    destinations: Sequence[Destination], restore_id: str, backups: Sequence[tuple[str, str]], *, clock: Clock
+) -> Iterator[tuple[str, ...]]:
+    """Keep the backups from being swept away wherever they are read, at each destination those that it has; yields
+    warnings.
+
+    A destination that cannot be written (a read-only copy after a disaster) is read without a pin. Raises
+    NotFoundError or RefusedError when one of the backups is at no destination any more.
+    """
+    warnings: list[str] = []
+    lacking: dict[tuple[str, str], list[BackupdError]] = {backup: [] for backup in backups}
+    with contextlib.ExitStack() as pins:
+        for destination in destinations:
+            pin = Pin(destination, restore_id, backups, clock=clock, some=True)
+            try:
+                with contextlib.suppress(NotFoundError, RefusedError):  # none of them: ``absent`` tells of each
+                    pins.enter_context(pin)
+            except DestinationError as error:
+                warnings.append(f"not pinned at {destination.name}: {error.line}")
+                continue
+            for backup, trouble in pin.absent.items():
+                lacking[backup].append(trouble)
+        for errors in lacking.values():
+            if errors and len(errors) == len(destinations):
+                raise errors[0]
+        yield (*warnings, *dict.fromkeys(error.line for errors in lacking.values() for error in errors))

@@ -1,0 +1,184 @@
+"""What a restore will do, computed before a byte moves: shown by ``backupd plan``, kept with the job, then
+executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.clock import format_time
+from backupd.model.server import Position
+from backupd.model.thaw import ThawPlan
+from restore.planning.past_end import Older
+
+STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified")
+"""The phases of a restore in their order; a plan has those it needs."""
+_AT_ONCE = 1e11
+"""Bytes a second that no phase handles: it only renamed something, in less than can be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a phase goes: ``seconds + bytes / bytes_per_second``. ``samples``: measured runs behind it, 0
+    = none. ``speed_assumed``: they measured ``seconds`` only."""
+
+    bytes_per_second: float
+    seconds: float = 0.0
+    samples: int = 0
+    speed_assumed: bool = False
+
+    def estimate(self, size: int) -> float:
+        return self.seconds + size / self.bytes_per_second
+
+    @property
+    def basis(self) -> str:
+        """How an estimate with this rate came about, in words."""
+        speed = "nearly no time" if self.bytes_per_second > _AT_ONCE else f"{self.bytes_per_second / 1e6:.0f} MB/s"
+        if self.seconds >= 1:
+            speed += f" + {self.seconds:.0f} s"
+        if self.samples and self.speed_assumed:
+            return (
+                f"measured here: {self.seconds:.1f} s to begin over {self.samples} "
+                f"run{'s' if self.samples != 1 else ''}; assumed: {self.bytes_per_second / 1e6:.0f} MB/s"
+            )
+        if self.samples:
+            return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
+        return f"assumed, nothing measured yet: {speed}"
+
+
+def bytes_of(phase: str, sizes: Sequence[int]) -> int:
+    """What a phase works on, when the backups of a chain have ``sizes`` bytes, the full one first. Once increments are
+    applied, what is there is about as large as the full one."""
+    return sum(sizes) if phase in ("fetched", "prepared") else sizes[0]
+
+
+DEFAULT_RATES: Mapping[str, Rate] = {
+    "fetched": Rate(100e6, 1.0),
+    "prepared": Rate(300e6, 2.0),
+    "restored": Rate(5e9, 1.0),
+    "started": Rate(1e9, 3.0),
+    "rolled_forward": Rate(10e6, 5.0),
+    "verified": Rate(300e6, 1.0),
+}
+"""Used until a phase was measured once. Bytes are always those of the source's plaintext."""
+
+PIPE_RATE = Rate(2e6, 1.0)
+"""Of a replay through a client, which is one session."""
+
+
+def replay_rate(replay: ReplaySpec, rates: Mapping[str, Rate]) -> Rate:
+    """How fast it goes, by its method."""
+    return PIPE_RATE if replay.method is ReplayMethod.PIPE else rates["rolled_forward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``name`` is the phase that will be reported; ``bytes`` what it works on; ``seconds`` estimated, and
+    how."""
+
+    name: str
+    title: str
+    bytes: int
+    seconds: float
+    estimate: str
+    commands: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 1),
+            "estimate": self.estimate,
+            "commands": list(self.commands),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``chain``: backup ids in the order they are applied, the last one decides ``position``.
+    ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
+    be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the place where the
+    restored copy stands in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
+    allows, None without an objective. ``thaw``: what has to be thawed before it can be read, None for nothing.
+    ``older``: of the newest moment that was accepted though something later is known to exist, None otherwise.
+    ``inexact``: why the replay may give other rows than the source had, where that was accepted."""
+
+    server: str
+    target: str
+    chain: tuple[str, ...]
+    destinations: tuple[str, ...]
+    position: Position
+    reason: str
+    bytes_stored: int
+    bytes_source: int
+    steps: tuple[Step, ...]
+    warnings: tuple[str, ...] = field(default=())
+    replay: ReplaySpec | None = None
+    until: Stop | None = None
+    rto: float | None = None
+    thaw: ThawPlan | None = None
+    older: Older | None = None
+    inexact: str = ""
+
+    @property
+    def backup_id(self) -> str:
+        """The backup whose state is restored."""
+        return self.chain[-1]
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "server": self.server,
+            "target": self.target,
+            "backup": self.backup_id,
+            "chain": list(self.chain),
+            "destinations": list(self.destinations),
+            "position": self.position.as_json(),
+            "reason": self.reason,
+            "bytes": self.bytes_stored,
+            "bytes_stored": self.bytes_stored,
+            "bytes_source": self.bytes_source,
+            "seconds": round(self.seconds, 1),
+            "steps": [step.as_json() for step in self.steps],
+            "warnings": list(self.warnings),
+            "replay": _replay_json(self.replay) if self.replay else None,
+            "until": stop_json(self.until) if self.until else None,
+            "thaw": self.thaw.as_json() if self.thaw else None,
+            "older": self.older.as_json() if self.older else None,
+            "inexact": self.inexact,
+            "rto": {"objective": self.rto, "kept": None if self.rto is None else self.seconds <= self.rto},
+        }
+
+
+def stop_json(stop: Stop) -> dict[str, Any]:
+    return {
+        "branch": stop.branch,
+        "file": stop.file,
+        "pos": stop.pos,
+        "gtid": stop.gtids,
+        "at": format_time(stop.at) if stop.at else None,
+        "next_gtid": stop.next_gtid,
+        "next_at": format_time(stop.next_at) if stop.next_at else None,
+    }
+
+
+def _replay_json(spec: ReplaySpec) -> dict[str, Any]:
+    return {
+        "method": str(spec.method),
+        "reason": spec.reason,
+        "bytes": spec.size,
+        "transactions": spec.transactions,
+        "legs": [_leg_json(leg) for leg in spec.legs],
+        "exclude": list(spec.exclude),
+        "doubtful": list(spec.doubtful),
+    }
+
+
+def _leg_json(leg: ReplayLeg) -> dict[str, Any]:
+    return {"start": leg.start.as_json(), "stop": stop_json(leg.stop), "segments": len(leg.segments)}

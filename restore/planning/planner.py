@@ -1,0 +1,352 @@
+"""From backups and a target to a plan. Pure: no clock, no file, no destination; what it decides carries its
+reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, partial_words
+from backupd.model.binlog import ReplayMethod, Stop
+from backupd.model.clock import format_time
+from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
+from backupd.model.units import format_duration
+from backupd.recovery.branches import Histories
+from backupd.recovery.chains import chain_of, restorable
+from backupd.recovery.lineage import Strange, standing_aside
+from backupd.recovery.windows import Window, not_rolled
+from restore.planning.backup_points import choose_point, disorder, is_exactly, none_restorable, refuse_deleted
+from restore.planning.log_history import History
+from restore.planning.past_end import Older, OlderError, Stream, behind_the_stream
+from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate
+from restore.planning.starting_backup import Choice, Manner, choose, with_doubts
+from restore.planning.steps import steps
+from restore.planning.target import AtBackup, AtTime, Goal, Latest, Target
+from restore.planning.target_resolution import Archive
+
+_STALE = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What the operator and the configuration say about how.
+
+    ``destinations``: names, the one to read from first; those not named come after, those that a backup does
+    not lie at are left out. ``datadir``: where the server will live, None for a throw-away copy.
+    ``commands``: per phase, what will be run, already rendered for people. ``rto``: what the policy allows.
+    ``replay_with``: how binary logs are replayed, None for the planner's choice; ``no_applier``: why the server's own
+    applier cannot be used here, "" where it can; ``exclude``: GTIDs to leave out. ``base``: the only backup to
+    begin from, None for the planner's choice. ``stream``: how the stream of the server stands, None where its policy
+    asks for none. ``accept_older``: plan ``latest`` although something later is known to exist.
+    """
+
+    destinations: tuple[str, ...] = ()
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    datadir: Path | None = None
+    start: bool = False
+    verify: bool = False
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rto: timedelta | None = None
+    replay_with: ReplayMethod | None = None
+    no_applier: str = ""
+    exclude: tuple[str, ...] = ()
+    base: str | None = None
+    stream: Stream | None = None
+    accept_older: bool = False
+
+
+def make_plan(
+    server: str,
+    backups: Sequence[BackupRecord],
+    target: Target,
+    preferences: Preferences,
+    *,
+    now: datetime,
+    history: History | None = None,
+) -> Plan:
+    """Choose the backup (and its chain) and the binary logs that ``target`` means, and say what restoring it takes.
+
+    Raises NotFoundError (unknown backup, branch, GTID, or nothing to restore from) and RefusedError (the target cannot
+    be reached; names the places around the gap and the nearest moments that can; OlderError where ``latest`` would end
+    before something that is known to exist), and what the resolver raises.
+    """
+    own = sorted((b for b in backups if b.server == server), key=lambda b: (b.finished_at, b.id))
+    streamed = history if history is not None and history.branches else None
+    usable = [] if isinstance(target.goal, AtBackup) else restorable(own)
+    aside = () if isinstance(target.goal, AtBackup) else standing_aside(own, latest=isinstance(target.goal, Latest))
+    not_meant = {name for one in aside for name in one.backups}
+    left = [b for b in usable if b.id in not_meant]
+    usable = [b for b in usable if b.id not in not_meant]
+    if left and not usable:
+        raise _only_of_others(server, left, aside)
+    if streamed is None or isinstance(target.goal, AtBackup):
+        _refuse_branch(server, own, target, streamed)
+        found = _by_backups(server, own, usable, target.goal, preferences)
+    else:
+        found = _by_logs(server, own, usable, target, preferences, streamed, now)
+    older, line = (
+        _older(server, found, target, preferences, streamed, now) if isinstance(target.goal, Latest) else (None, "")
+    )
+    if preferences.exclude and found.choice.replay is None:
+        why = not_rolled(found.choice.base) or "the backup is the target, and no binary logs are replayed onto it"
+        raise RefusedError(
+            f"{', '.join(preferences.exclude)} cannot be left out: {why}",
+            hint="choose a later target, or leave out --exclude-gtid",
+        )
+    if older is not None and not preferences.accept_older:
+        raise OlderError(server, older)
+    chain = chain_of(found.choice.base.id, own)
+    refuse_deleted(chain)
+    destinations, warnings = _destinations(chain, preferences.destinations)
+    warnings = [*([str(older)] if older else []), *warnings, *found.warnings, *([line] if line else [])]
+    warnings += [f"{one.words(server)}: not used, but by name: --to backup:{one.backups[-1]}" for one in aside]
+    if isinstance(target.goal, Latest):
+        warnings += _about_latest(found, own, usable, now)
+    told = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
+    warnings += [f"{of}: {text}" for text, of in told.items()]
+    if chain[-1].missing:
+        warnings.append(partial_words(chain[-1].id, chain[-1].missing))
+    replay, until = found.choice.replay, found.stop
+    rates = {**DEFAULT_RATES, **preferences.rates}
+    plan = Plan(
+        server=server,
+        target=str(target),
+        chain=tuple(b.id for b in chain),
+        destinations=destinations,
+        position=found.choice.base.position,
+        reason=found.choice.reason,
+        bytes_stored=sum(b.stats.bytes_stored for b in chain),
+        bytes_source=sum(b.stats.bytes_source for b in chain),
+        steps=steps(
+            chain,
+            destinations,
+            rates,
+            datadir=preferences.datadir,
+            start=preferences.start,
+            verify=preferences.verify,
+            commands=preferences.commands,
+            replay=replay,
+        ),
+        warnings=tuple(warnings),
+        replay=replay,
+        until=until,
+        rto=preferences.rto.total_seconds() if preferences.rto is not None else None,
+        older=older,
+    )
+    if preferences.rto is not None and plan.seconds > preferences.rto.total_seconds():
+        late = (
+            f"this takes {format_duration(plan.seconds)} by the rates, longer than the "
+            f"{format_duration(preferences.rto.total_seconds())} of objectives.rto"
+        )
+        plan = replace(plan, warnings=(*plan.warnings, late))
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """``stop``: where the copy stands in the end, None where it is the backup alone. ``older``, ``ends``: of an Aim."""
+
+    choice: Choice
+    stop: Stop | None = None
+    warnings: tuple[str, ...] = ()
+    older: Older | None = None
+    ends: datetime | None = None
+
+
+def _older(
+    server: str, found: _Found, target: Target, preferences: Preferences, history: History | None, now: datetime
+) -> tuple[Older | None, str]:
+    """Why ``latest`` is older than it could be, or what is to be said of it all the same."""
+    if found.older is not None or preferences.stream is None:
+        return found.older, ""
+    current = Histories(history.branches, ()).current if history is not None else None
+    if target.branch is not None and (current is None or current.id != target.branch):
+        return None, ""
+    return behind_the_stream(
+        server,
+        preferences.stream,
+        found.ends or found.choice.base.finished_at,
+        is_archived=found.stop is not None,
+        now=now,
+    )
+
+
+def _only_of_others(server: str, left: Sequence[BackupRecord], aside: Sequence[Strange]) -> NotFoundError:
+    return NotFoundError(
+        f"server {server} has no restorable backup of its own",
+        detail="\n".join(one.words(server) for one in aside),
+        hint=f"if that other server is meant: --to backup:{left[-1].id}",
+    )
+
+
+def _refuse_branch(server: str, own: Sequence[BackupRecord], target: Target, history: History | None) -> None:
+    """A backup alone is on one branch; raises NotFoundError or RefusedError where another one is asked for."""
+    if target.branch is None:
+        return
+    if history is None:
+        raise UnknownNameError(
+            f"server {server} has no branch {target.branch!r}",
+            hint="leave out @branch: the history of this server has not forked",
+        )
+    histories = Histories(history.branches, history.runs)
+    wanted = histories.branch(target.branch)
+    backup = next((b for b in own if isinstance(target.goal, AtBackup) and b.id == target.goal.backup_id), None)
+    if backup is not None and (home := histories.branch_of(backup)) is not None and home is not wanted:
+        raise RefusedError(f"backup {backup.id} is of branch {home.id}, not of {wanted.id}", hint="leave out @branch")
+
+
+def _by_backups(
+    server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal, preferences: Preferences
+) -> _Found:
+    allowed = [b for b in usable if preferences.base in (None, b.id)]
+    chosen, reason = choose_point(server, own, allowed, goal)
+    warnings = disorder(chosen, allowed) if isinstance(goal, Latest) else []
+    return _Found(Choice(chosen, None, reason), None, tuple(warnings))
+
+
+def _by_logs(
+    server: str,
+    own: Sequence[BackupRecord],
+    usable: Sequence[BackupRecord],
+    target: Target,
+    preferences: Preferences,
+    history: History,
+    now: datetime,
+) -> _Found:
+    if not usable:
+        raise none_restorable(server, own)
+    rates = {**DEFAULT_RATES, **preferences.rates}
+    archive = Archive(history, usable, now=now, only=preferences.base)
+    by_id = {b.id: b for b in own}
+
+    def cost(base: BackupRecord) -> float:
+        return sum(
+            step.seconds
+            for step in steps(_line(base, by_id), ("",), rates, start=preferences.start, verify=preferences.verify)
+        )
+
+    try:
+        aim = archive.aim(target)
+        choice = choose(aim, archive, history.resolver, _manner(preferences, rates), cost)
+        if isinstance(target.goal, AtTime) and aim.stop is not None:
+            choice = with_doubts(choice, aim, history.resolver, target.goal.moment)
+    except (NotFoundError, RefusedError) as error:
+        exact = _exactly(archive, usable, target, preferences.base)
+        if exact is None:
+            raise _with_moments(error, archive, target.goal) from error
+        return _Found(Choice(exact, None, f"the backup's position is exactly {target.goal}"))
+    doubts = [f"not certain: {text}" for text in (choice.replay.doubtful if choice.replay else ())]
+    return _Found(
+        choice,
+        choice.replay.stop if choice.replay else aim.stop,
+        (*aim.remarks, *choice.remarks, *doubts),
+        aim.older,
+        aim.ends,
+    )
+
+
+def _line(base: BackupRecord, by_id: Mapping[str, BackupRecord]) -> tuple[BackupRecord, ...]:
+    """The chain of a restorable backup."""
+    line = [base]
+    while line[-1].kind is BackupKind.PHYSICAL_INCREMENTAL:
+        line.append(by_id[line[-1].parent or ""])
+    return tuple(reversed(line))
+
+
+def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:
+    if preferences.replay_with is ReplayMethod.PIPE:
+        return Manner(ReplayMethod.PIPE, "asked for", PIPE_RATE, preferences.exclude)
+    if preferences.no_applier and preferences.replay_with is None:
+        return Manner(ReplayMethod.PIPE, preferences.no_applier, PIPE_RATE, preferences.exclude)
+    return Manner(
+        ReplayMethod.APPLIER,
+        "the server's own applier, in parallel where it can",
+        rates["rolled_forward"],
+        preferences.exclude,
+    )
+
+
+def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None) -> BackupRecord | None:
+    """A backup that is the target without any replay. A place means it only where no other history has the same."""
+    goal = target.goal
+    if isinstance(goal, Latest | AtBackup):
+        return None
+    histories = archive.histories
+    line = histories.descent(histories.branch(target.branch) if target.branch else histories.branches[-1])
+    for backup in reversed(usable):
+        if only in (None, backup.id) and is_exactly(backup, goal):
+            home = histories.branch_of(backup)
+            if home in line or (target.branch is None and (isinstance(goal, AtTime) or len(histories.branches) == 1)):
+                return backup
+    return None
+
+
+def _with_moments(error: NotFoundError | RefusedError, archive: Archive, goal: Goal) -> NotFoundError | RefusedError:
+    """The refusal, with what is recoverable near the target."""
+    found = archive.windows()
+    lines = []
+    if isinstance(goal, AtTime):
+        before = [w for w in found if w.end < goal.moment]
+        after = [w for w in found if w.begin > goal.moment]
+        if before:
+            near = max(before, key=lambda w: w.end)
+            lines.append(f"nearest recoverable before: {_moment(near.end, near, archive)} ({near.reason_end})")
+        if after:
+            near = min(after, key=lambda w: w.begin)
+            lines.append(f"nearest recoverable after:  {_moment(near.begin, near, archive)}")
+    if not lines:
+        lines = [f"recoverable: {format_time(w.begin)} to {_moment(w.end, w, archive)}" for w in found[-3:]]
+    detail = "\n".join([*([error.detail] if error.detail else []), *lines])
+    return type(error)(error.message, detail=detail, hint=error.hint)
+
+
+def _moment(moment: datetime, window: Window, archive: Archive) -> str:
+    present = archive.histories.branches[-1].id
+    return format_time(moment) + (f"@{window.branch}" if window.branch not in ("", present) else "")
+
+
+def _about_latest(
+    found: _Found, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], now: datetime
+) -> list[str]:
+    warnings = []
+    chosen = found.choice.base
+    age = now - chosen.finished_at
+    if age > _STALE and found.stop is None:
+        warnings.append(f"the newest restorable backup is {format_duration(age.total_seconds())} old")
+    good = {b.id for b in usable}
+    newer = [b for b in own if b.finished_at > chosen.finished_at and b.state is not BackupState.DELETED]
+    damaged = [b.id for b in newer if b.state is BackupState.DAMAGED]
+    torn = [
+        b.id
+        for b in newer
+        if b.state is BackupState.COMPLETE and b.kind is BackupKind.PHYSICAL_INCREMENTAL and b.id not in good
+    ]
+    if damaged:
+        warnings.append(f"newer but damaged, not used: {', '.join(damaged)}")
+    if torn:
+        warnings.append(f"newer, but what they build on is damaged or gone, not used: {', '.join(torn)}")
+    return warnings
+
+
+def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Where the whole chain lies, good copies first, and what there is to say about the others."""
+    places = [{copy.destination: copy.state for copy in b.copies if copy.state != "deleted"} for b in chain]
+    everywhere = [name for name in places[0] if all(name in place for place in places)]
+    if not everywhere:
+        raise NotFoundError(
+            f"no destination holds all of {', '.join(b.id for b in chain)}",
+            hint="`backupd backups show ID` lists the copies of a backup",
+        )
+    rank = {name: number for number, name in enumerate(preferred)}
+    damaged = {name for name in everywhere if any(place[name] != "complete" for place in places)}
+    ordered = sorted(everywhere, key=lambda name: (name in damaged, rank.get(name, len(rank))))
+    warnings = [
+        f"the copy at {name} is damaged; it is used only for what the others lack"
+        for name in ordered
+        if name in damaged
+    ]
+    if len(damaged) == len(everywhere):
+        warnings = ["every copy of this backup is known to be damaged; the restore names what cannot be read"]
+    return tuple(ordered), warnings

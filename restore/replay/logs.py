@@ -1,0 +1,317 @@
+"""The archived binary logs of a replay, as plain files with their original names, each proved before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from threading import Event, Lock
+
+from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    CancelledError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.progress import Progress, Report
+from backupd.model.units import format_size
+from backupd.transfer import segments
+from backupd.transfer.logpieces import holding
+from backupd.transfer.segmentdoc import SegmentHeader
+from backupd.transfer.unseal import Unsealer
+from restore.datadir.room import RESERVE
+from restore.fetch.objects import default_workers
+from storage.destination import Destination
+
+_CHUNK = 1024 * 1024
+COPIES = 3
+"""How often the logs lie on the disk while they are replayed: fetched, served, and as relay logs of the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """``legs``: of each leg its files in log order, the last one cut at the stop; ``warnings``: copies that could not
+    be used, one line each."""
+
+    legs: tuple[tuple[Path, ...], ...]
+    warnings: tuple[str, ...]
+
+
+def refuse_no_room_for(spec: ReplaySpec, folder: Path) -> None:
+    """Raises RefusedError when the logs of ``spec`` do not fit at ``folder`` (or the nearest one above it)."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    room = os.statvfs(there)
+    free, need = room.f_bavail * room.f_frsize, spec.size * COPIES + RESERVE
+    if free < need:
+        raise RefusedError(
+            f"too little room at {there} for the binary logs: {format_size(need)} needed, {format_size(free)} free",
+            detail=f"{spec.size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
+            hint="free some space there, or restore to a place nearer to a backup",
+        )
+
+
+def fetch_logs(
+    server: str,
+    spec: ReplaySpec,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    folder: Path,
+    *,
+    report: Report,
+    cancel: Event | None = None,
+) -> Logs:
+    """Bring the segments of every leg to ``folder``, which belongs to us; what an earlier call left there is used as
+    far as its digests are right.
+
+    ``destinations`` in the order to try them, for each segment anew, and for each part of one where a part is not what
+    was stored. Raises RefusedError for logs that do not follow
+    each other, naming both places; DamagedError when no destination has a segment as it was stored, ArchivedError when
+    it has to be thawed first, or DestinationError when none could be asked, naming the places between which nothing can
+    be replayed; KeyUnusableError, CancelledError.
+    """
+    total = sum(key.end - key.start for leg in spec.legs for key in leg.segments)
+    job = _Job(server, destinations, unsealer, total, report, cancel)
+    wanted: list[tuple[Path, list[_File]]] = []
+    for number, leg in enumerate(spec.legs, start=1):
+        place = folder / f"{number}"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wanted.append((place, _files(server, leg)))
+    with ThreadPoolExecutor(max_workers=default_workers(), thread_name_prefix="logs") as pool:
+        pending = [[pool.submit(job.bring, place, file) for file in files] for place, files in wanted]
+        legs = tuple(tuple(future.result() for future in futures) for futures in pending)
+    return Logs(legs, tuple(job.warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The segments of one file, from its first byte on; ``end``: where the replay stops in it, None for all of it."""
+
+    segments: tuple[SegmentKey, ...]
+    end: int | None
+
+
+def _files(server: str, leg: ReplayLeg) -> list[_File]:
+    """Raises RefusedError where something is missing between two segments, or before the first."""
+    found: list[_File] = []
+    before: SegmentKey | None = None
+    for number, group in groupby(leg.segments, key=lambda key: key.number):
+        keys = tuple(group)
+        if before is not None and number != before.number + 1:
+            raise _hole(server, f"file {before.number}", f"file {number}")
+        end = 0
+        for key in keys:
+            if key.start != end:
+                raise _hole(server, f"byte {end} of file {number}", f"byte {key.start} of file {number}")
+            end = key.end
+        before = keys[-1]
+        found.append(_File(keys, None))
+    if before is None:
+        return []
+    stop = leg.stop
+    if _number(stop.file) != before.number or before.end < stop.pos:
+        raise _hole(
+            server, f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end"
+        )
+    return [*found[:-1], _File(found[-1].segments, stop.pos)]
+
+
+def _number(file: str) -> int:
+    return int(file.rpartition(".")[2])
+
+
+def _hole(server: str, after: str, before: str) -> RefusedError:
+    return RefusedError(
+        "the archived binary logs are not complete: nothing was restored",
+        detail=f"the last place before the gap is {after}, the first after it {before}",
+        hint=f"`backupd timeline {server}` shows what is recoverable; restore to a place before the gap",
+    )
+
+
+class _Job:
+    def __init__(
+        self,
+        server: str,
+        destinations: Sequence[Destination],
+        unsealer: Unsealer,
+        total: int,
+        report: Report,
+        cancel: Event | None,
+    ) -> None:
+        self._server = server
+        self._destinations = destinations
+        self._unsealer = unsealer
+        self._total = total
+        self._report = report
+        self._cancel = cancel
+        self._lock = Lock()
+        self._done = 0
+        self._failed = Event()
+        self._named: dict[SegmentKey, str] = {}
+        self.warnings: list[str] = []
+
+    def bring(self, folder: Path, file: _File) -> Path:
+        """Make the file in ``folder`` hold exactly what it should; gives its path."""
+        try:
+            return self._bring(folder, file)
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _bring(self, folder: Path, file: _File) -> Path:
+        path: Path | None = None
+        have = 0
+        for key in file.segments:
+            if path is not None and key.end <= have:  # a larger segment that was read instead of another holds it
+                self._note(key, path.name)
+                continue
+            if self._failed.is_set() or (self._cancel is not None and self._cancel.is_set()):
+                raise CancelledError(
+                    "the restore was cancelled while binary logs were fetched",
+                    hint="the same command continues where it stopped",
+                )
+            path, have = self._segment(folder, key)
+        assert path is not None  # noqa: S101  a file has segments
+        end = file.segments[-1].end if file.end is None else file.end
+        if path.stat().st_size != end:
+            os.truncate(path, end)
+        return path
+
+    def _segment(self, folder: Path, key: SegmentKey) -> tuple[Path, int]:
+        """The file, and up to where it holds now what it should: up to the end of ``key`` at least."""
+        failures: list[BackupdError] = []
+        for destination in self._destinations:
+            try:
+                path = self._read(destination, key, folder, failures)
+            except (DamagedError, DestinationError, NotFoundError) as error:
+                failures.append(error)
+                continue
+            with self._lock:
+                self.warnings += [_line(error) for error in failures]
+            self._note(key, path.name)
+            return path, key.end
+        # Its file has ended since this was planned, say: the stream stores it whole then, and takes its pieces away.
+        for destination in self._destinations:
+            try:
+                for larger in holding(destination, self._server, key):
+                    path = self._read(destination, larger, folder, failures)
+                    self._note(key, path.name)
+                    return path, larger.end
+            except (DamagedError, DestinationError, NotFoundError) as error:
+                failures.append(error)
+        raise _unreadable(self._named.get(key) or f"file {key.number}", key, failures)
+
+    def _read(self, destination: Destination, key: SegmentKey, folder: Path, failures: list[BackupdError]) -> Path:
+        """Bring one segment from ``destination``, and parts that it lacks from elsewhere."""
+        header = segments.load_header(destination, self._server, key)
+        self._named[key] = header.segment.file
+        path = folder / _safe(header.segment.file)
+        if not _holds(path, key, header.segment.sha256):
+            segments.require_bound(destination, header, self._unsealer)
+            _shorten(path, key.start)
+            passed: list[BackupdError] = []
+            segments.fetch(
+                destination,
+                header,
+                self._unsealer,
+                path,
+                append=key.start > 0,
+                instead=self._elsewhere(destination, header, passed),
+            )
+            failures += passed
+        return path
+
+    def _note(self, key: SegmentKey, name: str) -> None:
+        with self._lock:
+            self._done += key.end - key.start
+            self._report(Progress("logs", self._done, self._total, note=name))
+
+    def _elsewhere(
+        self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
+    ) -> segments.Instead:
+        """A part that ``destination`` does not give, from the first other place that does; what was passed over goes to
+        ``passed``. Raises what ``destination`` said where no place has it."""
+
+        def read(number: int, error: BackupdError) -> bytes:
+            passed.append(error)
+            for other in self._destinations:
+                if other is destination:
+                    continue
+                try:
+                    return segments.read_part(other, header, number, self._unsealer)
+                except (DamagedError, DestinationError, NotFoundError) as failure:
+                    passed.append(failure)
+            raise error
+
+        return read
+
+
+def _safe(name: str) -> str:
+    if not name or "/" in name or name in (".", ".."):
+        raise DamagedError("a segment has a name that no binary log has", [repr(name)])
+    return name
+
+
+def _holds(path: Path, key: SegmentKey, digest: str) -> bool:
+    """Is the segment in the file already, byte for byte?"""
+    if not path.is_file() or path.stat().st_size < key.end:
+        return False
+    hasher = hashlib.sha256()
+    for chunk in _range(path, key.start, key.end):
+        hasher.update(chunk)
+    return hasher.hexdigest() == digest
+
+
+def _range(path: Path, start: int, end: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < end and (chunk := file.read(min(_CHUNK, end - start))):
+            start += len(chunk)
+            yield chunk
+
+
+def _shorten(path: Path, size: int) -> None:
+    """What is there from ``size`` on is not what it should be."""
+    if size and path.is_file():
+        os.truncate(path, size)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) -> BackupdError:
+    places = f"nothing after {name}:{key.start} can be replayed; the archive goes on at {name}:{key.end}"
+    message = f"bytes {key.start} to {key.end} of binary log {name} cannot be read from any destination"
+    hint = (
+        "repeat the command: it makes a new plan out of what is there now. `backupd verify` looks at every copy, "
+        "and one that lies elsewhere can be put back to its destination"
+    )
+    lines = [
+        line for error in failures for line in (error.damages if isinstance(error, DamagedError) else [_line(error)])
+    ]
+    if any(isinstance(error, ArchivedError) for error in failures):
+        return ArchivedError(
+            message,
+            detail="\n".join([places, *lines]),
+            hint="it lies in an archive class: thaw it first with `backupd thaw SERVER --to "
+            "TARGET`, or repeat this with --thaw TIER; it continues",
+        )
+    gone = (DamagedError, NotFoundError, ObjectMissingError)
+    if any(isinstance(error, gone) for error in failures) or not failures:
+        return DamagedError(message, [places, *lines], hint=hint)
+    return DestinationError(
+        message,
+        detail="\n".join([places, *lines]),
+        hint="see that the destination can be reached, then repeat the command: it continues",
+    )
+
+
+def _line(error: BackupdError) -> str:
+    return error.line[:400]

@@ -1,0 +1,309 @@
+"""Some tables of a physical backup, and of the rest only what a server cannot do without: fetched, prepared, started.
+
+Measured with MariaDB 10.11.19 and MySQL 9.7.4: recovery leaves out the redo of tablespaces whose files are not there,
+increments are applied to what there is, and the server starts. MariaDB knows a table by its ``.frm``, so one without is
+not there for it; MySQL keeps its dictionary in one file and answers error 1812 for a table without its own. A row whose
+foreign key is referenced by a table that is not there can be deleted in MariaDB and not in MySQL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.physical.datafiles import verify_fulltext
+from backupd.engine.physical.tablefiles import fulltext_id, left_behind, owner_of, stem_of, table_of
+from backupd.engine.tablespace.dictionary import Known, drop_tables, read_dictionary, unreadable
+from backupd.model.clock import Clock
+from backupd.model.errors import NotFoundError
+from backupd.model.progress import Report
+from backupd.model.proof import Phase
+from backupd.model.server import Flavour
+from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.transfer.unseal import Unsealer
+from restore.fetch.chain import places
+from restore.fetch.objects import default_workers, fetch
+from restore.fetch.sources import Loaded
+from restore.replay.roll_forward import tables_of
+from restore.scratch.earlier_names import earlier_names
+from restore.scratch.server import Scratch, ScratchSpec, Workshop, workshop
+from storage.destination import Destination
+
+_DEFINITION, _TRIGGERS, _RENAMED = ".frm", ".TRG", ".ren"
+_NAMED = 10
+
+Needed = Callable[[Known], Collection[TableName]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which files are taken. ``stems``: tables, in every backup of a chain; ``earlier``: for each backup those that
+    hold one of them under another name; ``fulltext``: numbers of tables whose full-text indexes are taken."""
+
+    stems: frozenset[str]
+    earlier: tuple[frozenset[str], ...] = ()
+    fulltext: frozenset[int] = frozenset()
+
+    def of(self, chain: Sequence[Loaded]) -> tuple[Loaded, ...]:
+        """That part of every backup of ``chain``."""
+        earlier = self.earlier or tuple(frozenset[str]() for _ in chain)
+        return tuple(self._cut(loaded, self.stems | more) for loaded, more in zip(chain, earlier, strict=True))
+
+    def left_out(self, path: str) -> bool:
+        """Is ``path`` missing in the prepared copy on purpose?"""
+        return not self._takes(path, self.stems | (self.earlier[-1] if self.earlier else frozenset()))
+
+    def _takes(self, path: str, stems: Collection[str]) -> bool:
+        stem = stem_of(path)
+        number = None if stem else fulltext_id(path)
+        return stem in stems if stem else number is None or number in self.fulltext
+
+    def _cut(self, loaded: Loaded, stems: frozenset[str]) -> Loaded:
+        entries = loaded.body.entries
+        without_data = _definitions_only(entry.path for entry in entries)
+        taken = tuple(entry for entry in entries if self._takes(entry.path, stems | without_data))
+        names = {name for entry in taken for name in entry.objects}
+        objects = tuple(stored for stored in loaded.header.objects if stored.name in names)
+        stats = replace(
+            loaded.header.stats,
+            bytes_source=sum(entry.size for entry in taken),
+            bytes_stored=sum(stored.size for stored in objects),
+            files=len(taken),
+        )
+        return Loaded(
+            replace(loaded.header, stats=stats, objects=objects),
+            replace(loaded.body, entries=taken),
+            loaded.whole or loaded.body,
+        )
+
+
+def _definitions_only(paths: Iterable[str]) -> frozenset[str]:
+    """Stems of views, and of tables that have no file of their own but their definition."""
+    found: dict[str, bool] = {}
+    for path in paths:
+        stem = stem_of(path)
+        found[stem] = found.get(stem, True) and path.endswith(_DEFINITION)
+    return frozenset(stem for stem, only in found.items() if stem and only)
+
+
+def part_of(chain: Sequence[Loaded], wanted: Callable[[TableName], bool]) -> Part:
+    """The tables that are ``wanted``, by the names that they have anywhere in ``chain``."""
+    every = {stem_of(entry.path) for loaded in chain for entry in loaded.body.entries}
+    stems = frozenset(stem for stem in every if stem and "/#" not in stem and wanted(table_of(stem)))
+    mariadb = chain[-1].body.facts.server.flavour is Flavour.MARIADB
+    return Part(stems, fulltext=frozenset() if mariadb else _fulltext_beside(chain[-1], stems))
+
+
+def _fulltext_beside(loaded: Loaded, stems: Collection[str]) -> frozenset[int]:
+    """Numbers of all tables with full-text indexes in the schemas of ``stems``: one whose indexes are not there ends
+    MySQL when it stops."""
+    schemas = {stem.partition("/")[0] for stem in stems}
+    return frozenset(
+        number
+        for entry in loaded.body.entries
+        if entry.path.partition("/")[0] in schemas and (number := fulltext_id(entry.path)) is not None
+    )
+
+
+def subset_of(chain: Sequence[Loaded], wanted: Callable[[TableName], bool]) -> tuple[Loaded, ...]:
+    """``chain`` cut down to the files of the tables that are ``wanted`` and what belongs to no table. The statistics of
+    its headers are of the part: ``bytes_stored`` is what has to be fetched, ``bytes_source`` what that becomes."""
+    return part_of(chain, wanted).of(chain)
+
+
+def tables_in(loaded: Loaded) -> tuple[TableName, ...]:
+    """The tables of a physical backup that have files of their own, by its list of files. Where a table was renamed
+    while the backup ran, only the note's content tells which: then views count as tables, too."""
+    paths = [entry.path for entry in loaded.body.entries]
+    moved = left_behind(paths)
+    renamed = {stem_of(path) for path in paths if path.endswith(_RENAMED)}
+    alone = set[str]() if renamed else _definitions_only(paths) - set(moved.values())
+    stems = {moved.get(stem, stem) for stem in map(stem_of, paths) if stem} - alone - renamed
+    return tuple(sorted(table_of(stem) for stem in stems if "/#" not in stem))
+
+
+@dataclass(slots=True)
+class SubsetCopy(Scratch):
+    """A running copy of some tables. ``tables`` that were asked for, are there and can be read; ``also``: what else is
+    there, since a replay needs it; ``unreadable``: asked for and there, but the server cannot read it, with its words;
+    ``left_out``: tables of the backup that were not fetched. ``fetched``: bytes, as they are stored."""
+
+    tables: tuple[TableName, ...] = ()
+    also: tuple[TableName, ...] = ()
+    unreadable: Mapping[TableName, str] = field(default_factory=dict)
+    left_out: tuple[TableName, ...] = ()
+    fetched: int = 0
+
+
+@contextlib.contextmanager
+def subset_instance(
+    spec: ScratchSpec,
+    tables: Sequence[TablePattern],
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+    archives: Sequence[Destination] | None = None,
+    needed: Needed | None = None,
+) -> Iterator[SubsetCopy]:
+    """``scratch_instance`` of those tables that fit one of ``tables``.
+
+    Where the spec has a replay: ``needed``, given what the copy knows of its tables, says which ones have to be there
+    and are replayed (None: those asked for, and the parents of their foreign keys and theirs); what of these is in the
+    backup is fetched, too, and children that are not there are dropped from the copy. Raises as ``scratch_instance``
+    does, and NotFoundError when no table fits.
+    """
+    with workshop(
+        spec,
+        destinations=destinations,
+        unsealer=unsealer,
+        clock=clock,
+        report=report,
+        cancel=cancel,
+        on_phase=on_phase,
+        archives=archives,
+    ) as work:
+        making = _Making(work, _wanted(work, tables), needed)
+        making.refuse_nothing(tables)
+        work.refuse(making.chain)
+        with work.place() as folder:
+            subset = None
+            while subset is None:
+                with making.started(folder) as copy:
+                    subset = making.complete(copy, tables)
+                    if subset is not None:
+                        yield subset
+
+
+def _wanted(work: Workshop, tables: Sequence[TablePattern]) -> Callable[[TableName], bool]:
+    variables = work.chain[-1].body.facts.server.variables
+    lower = variables.get("lower_case_table_names") == "1"
+    patterns = [TablePattern.parse(pattern.text.lower()) for pattern in tables] if lower else list(tables)
+    return lambda name: fits_any(name, patterns)
+
+
+class _Making:
+    """The part of a chain that is taken, until it is enough."""
+
+    def __init__(self, work: Workshop, wanted: Callable[[TableName], bool], needed: Needed | None) -> None:
+        self._work, self._wanted, self._needed = work, wanted, needed
+        self._part = part_of(work.chain, wanted)
+        self._required: frozenset[TableName] = frozenset()
+
+    @property
+    def chain(self) -> tuple[Loaded, ...]:
+        return self._part.of(self._work.chain)
+
+    def refuse_nothing(self, tables: Sequence[TablePattern]) -> None:
+        """Before anything is fetched; MySQL may have tables without files of their own, and a replay makes some."""
+        last = self._work.chain[-1]
+        if self._work.replaying is None and last.body.facts.server.flavour is Flavour.MARIADB and not self._part.stems:
+            raise self._nothing(tables)
+
+    @contextlib.contextmanager
+    def started(self, folder: Path) -> Iterator[Scratch]:
+        work = self._work
+        with work.pinned():
+            work.fetch(self.chain, folder)
+            earlier = earlier_names(
+                work.chain, self.chain, self._part.stems, places(work.chain, folder), work.tool, self._peek
+            )
+            if any(earlier):
+                before = self._part.earlier or earlier
+                self._part = replace(self._part, earlier=tuple(map(frozenset.union, before, earlier)))
+                work.refuse(self.chain, there=folder)
+                work.fetch(self.chain, folder)
+            chain = self.chain
+            built = work.assemble(chain, folder, left_out=self._part.left_out)
+        with work.started(chain, folder, built, clean=False) as copy:
+            yield copy
+
+    def complete(self, copy: Scratch, tables: Sequence[TablePattern]) -> SubsetCopy | None:
+        """The copy, when everything is there that must be; None when the next one will have more."""
+        work = self._work
+        chain, last = self.chain, work.chain[-1]
+        with_triggers = {
+            name for entry in last.body.entries if entry.path.endswith(_TRIGGERS) and (name := owner_of(entry.path))
+        }
+        there = {table_of(stem) for stem in self._part.stems}
+        absent = [name for name in tables_in(last) if name not in there]
+        with copy.connection.connect() as session:
+            known, said = read_dictionary(session, absent=absent, with_triggers=with_triggers)
+            required = self._require(known) if work.replaying is not None else frozenset[TableName]()
+            more = part_of(work.chain, required.__contains__)
+            numbers = known.numbers(name for name in known.tables if self._wanted(name) or name in required)
+            grown = replace(
+                self._part, stems=self._part.stems | more.stems, fulltext=self._part.fulltext | more.fulltext | numbers
+            )
+            if _files(grown.of(work.chain)) != _files(chain):
+                self._part = grown
+                return None
+            if last.body.facts.server.flavour is not Flavour.MARIADB and work.replaying is None:
+                verify_fulltext(copy.datadir, [entry.path for entry in last.body.entries], numbers)
+            asked = [name for name in known.tables if self._wanted(name)]
+            there |= set(asked)
+            copy.warnings += said
+            if not asked and work.replaying is None:
+                raise self._nothing(tables)
+            if work.replaying is not None:
+                copy.warnings += drop_tables(session, known.children(there.__contains__))
+                work.tables = tuple(sorted(required))
+            trouble = unreadable(session, asked)
+        return SubsetCopy(
+            copy.connection,
+            copy.last,
+            copy.sandboxed,
+            copy.datadir,
+            copy.phases,
+            copy.warnings,
+            copy.roll_forward,
+            tables=tuple(name for name in asked if name not in trouble),
+            also=tuple(name for name in known.tables if name in there and not self._wanted(name)),
+            unreadable=trouble,
+            left_out=tuple(absent),
+            fetched=sum(loaded.header.stats.bytes_stored for loaded in chain),
+        )
+
+    def _require(self, known: Known) -> frozenset[TableName]:
+        if self._needed is not None:
+            return frozenset(self._needed(known))
+        replaying = self._work.replaying
+        named = () if replaying is None else tables_of(replaying.spec)
+        return known.ancestors([*named, *(name for name in known.tables if self._wanted(name))])
+
+    def _peek(self, loaded: Loaded, folder: Path) -> None:
+        work = self._work
+        fetch(
+            loaded.header,
+            loaded.body,
+            work.destinations,
+            work.unsealer,
+            folder,
+            workers=work.spec.workers or default_workers(),
+            report=work.report,
+            cancelled=work.cancel.is_set if work.cancel else lambda: False,
+            durable=False,
+            whole=loaded.whole,
+        )
+
+    def _nothing(self, tables: Sequence[TablePattern]) -> NotFoundError:
+        last = self._work.chain[-1]
+        names = tables_in(last)
+        schemas = {pattern.schema for pattern in tables}
+        near = [name.shown for name in names if name.schema in schemas] or sorted({name.schema for name in names})
+        shown = ", ".join(near[:_NAMED]) + (f" and {len(near) - _NAMED} more" if len(near) > _NAMED else "")
+        return NotFoundError(
+            f"no table of backup {last.header.backup_id} is {' or '.join(pattern.text for pattern in tables)}",
+            detail=f"it holds {shown}" if near else "it holds no tables",
+            hint="write schema.table as it was called when the backup was taken; upper and lower case differ",
+        )
+
+
+def _files(chain: Sequence[Loaded]) -> list[int]:
+    return [len(loaded.body.entries) for loaded in chain]

@@ -1,0 +1,128 @@
+"""What a restore of tables tells when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backupd.model.proof import Phase
+from backupd.model.server import Position
+from backupd.model.table import TableName
+from restore.cutover.cutover import HandedOver
+from restore.cutover.schema_objects import SchemaObjects
+from restore.difference.row_difference import TableDifference
+from restore.planning.table_names import TableGoal
+from restore.replay.roll_forward import RolledForward
+
+ROWS, TABLESPACE = "rows", "tablespace"
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTable:
+    """``rows`` in the restored table; ``aside``: what the table is called now that had its name before, None where
+    there was none; ``difference`` to the live table, None where there is none; ``trouble``: why it was not restored, or
+    ""; ``how``: its rows were loaded, or went over with its tablespace."""
+
+    goal: TableGoal
+    rows: int | None = None
+    aside: TableName | None = None
+    difference: TableDifference | None = None
+    trouble: str = ""
+    how: str = ROWS
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.goal.as_json(),
+            "rows": self.rows,
+            "how": self.how,
+            "aside": self.aside.shown if self.aside else None,
+            "difference": difference_json(self.difference) if self.difference else None,
+            "trouble": self.trouble or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TablesOutcome:
+    """``into``: the server that got them, "" for SQL files in ``folder``; ``way``: logical or physical; ``position``:
+    the place that they are of; ``done``: whether anything was handed over (a mere comparison ends without);
+    ``objects``: what became of all else that whole schemas hold; ``inexact``: rows may be others than the source
+    had."""
+
+    restore_id: str
+    server: str
+    into: str
+    target: str
+    way: str
+    backup_id: str
+    position: Position
+    phases: tuple[Phase, ...]
+    tables: tuple[RestoredTable, ...]
+    done: bool
+    folder: Path | None = None
+    replay: RolledForward | None = None
+    handed_over: HandedOver | None = None
+    objects: SchemaObjects = field(default_factory=SchemaObjects)
+    warnings: tuple[str, ...] = ()
+    inexact: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Is every table there, and all else that was to come, and did no row lose its parent?"""
+        lost = self.handed_over.orphans if self.handed_over else ()
+        return not lost and not self.objects.failed and not any(table.trouble for table in self.tables)
+
+    def as_json(self) -> dict[str, Any]:
+        moved = self.handed_over
+        return {
+            "id": self.restore_id,
+            "server": self.server,
+            "into": self.into or None,
+            "target": self.target,
+            "outcome": "inexact" if self.inexact else "restored",
+            "way": self.way,
+            "backup": self.backup_id,
+            "position": self.position.as_json(),
+            "done": self.done,
+            "folder": str(self.folder) if self.folder else None,
+            "replay": self.replay.as_json() if self.replay else None,
+            "tables": [table.as_json() for table in self.tables],
+            "orphans": list(moved.orphans) if moved else [],
+            "saved": [
+                {"table": one.table.shown, "aside": one.aside.shown, "script": one.script}
+                for one in (moved.saved if moved else ())
+            ],
+            "objects": self.objects.as_json(),
+            "phases": [phase.as_json() for phase in self.phases],
+            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
+            "warnings": list(self.warnings),
+        }
+
+
+def difference_json(found: TableDifference) -> dict[str, Any]:
+    """How a restored table differs from the live one."""
+    keys = found.keys
+    return {
+        "live": found.live.shown,
+        "comparable": found.comparable,
+        "why_not": found.why_not or None,
+        "restored_rows": found.staged_rows,
+        "live_rows": found.live_rows,
+        "missing": found.missing,
+        "added": found.added,
+        "changed": found.changed,
+        "key": list(keys.columns),
+        "samples": {
+            name: [[_shown(value) for value in key] for key in sample[:_SHOWN]]
+            for name, sample in (("missing", keys.missing), ("added", keys.added), ("changed", keys.changed))
+        },
+        "columns_differ": list(found.columns_differ),
+        "definition_differs": list(found.definition_differs),
+        "remarks": list(found.remarks),
+        "same": found.same,
+    }
+
+
+def _shown(value: object) -> str:
+    return value.hex() if isinstance(value, (bytes, bytearray)) else str(value)

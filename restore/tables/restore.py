@@ -1,0 +1,419 @@
+"""Restoring tables into a running server: their rows to a folder, from there beside the live tables, compared with
+those, and then in one step to their names. Knows no catalog.
+
+Whatever ends an attempt, the next one with the same spec goes on: rows that were read completely are read no more, what
+is loaded stays loaded, and a hand-over that had begun is finished. Until the very last step no live table is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.schema.files import read_tables
+from backupd.engine.sql.client import Connection, is_denied
+from backupd.model.clock import Clock
+from backupd.model.dump import Outcome
+from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
+from backupd.model.progress import Report
+from backupd.model.proof import Phase
+from backupd.model.table import TableName, quote_name
+from backupd.process.durable import write_whole
+from backupd.transfer.unseal import Unsealer
+from restore.cutover.cutover import Goal, HandedOver, Triggers, hand_over, settle, told
+from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
+from restore.cutover.table_inventory import Shelf
+from restore.difference.row_difference import Pair, TableDifference, difference
+from restore.fetch.chain import Stopwatch, merged
+from restore.load.parallel_load import Loaded, load
+from restore.load.staging_schema import drop_staging, staging_names, stagings
+from restore.planning.table_names import TableGoal
+from restore.planning.table_plan import in_order
+from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
+from restore.tables.outcome import ROWS, TABLESPACE, RestoredTable, TablesOutcome
+from restore.tables.source import Extracted, extract, read_files
+from restore.tables.spec import TablesSpec
+from restore.tables.sql_files import refuse_target, write_sql
+from restore.tables.tablespace_copy import Carrier
+from restore.tables.work_folder import workplace
+from storage.destination import Destination
+
+_HANDED = "handed-over.json"
+_NAMED = 20
+
+Confirm = Callable[[Sequence[TableDifference]], bool]
+"""Told how the restored tables differ from the live ones they are to replace; False: leave everything as it is."""
+
+
+def execute(
+    spec: TablesSpec,
+    into: Connection | None,
+    *,
+    destinations: Sequence[Destination],
+    archives: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    confirm: Confirm = lambda _found: True,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+    on_done: Callable[[Sequence[Phase]], None] = lambda _phases: None,
+) -> TablesOutcome:
+    """Restore the tables of ``spec`` into the server at ``into``, or into SQL files where that is None.
+
+    ``on_done`` is told before the last trace of it is removed: whoever is killed before that goes on with the next
+    attempt, whoever is killed later is done.
+
+    Raises RefusedError before anything is done for names that are taken, and what each step raises; then nothing live
+    was touched, or the next attempt finishes the hand-over: its tables are in their places then.
+    """
+    phases: list[Phase] = []
+
+    def note(phase: Phase) -> None:
+        phases.append(phase)
+        on_phase(phase)
+
+    work = _Work(spec, destinations, archives, unsealer, clock, report, cancel, Stopwatch(note), phases, on_done)
+    if into is None:
+        return work.files()
+    return work.server(into, confirm)
+
+
+class _Work:
+    def __init__(
+        self,
+        spec: TablesSpec,
+        destinations: Sequence[Destination],
+        archives: Sequence[Destination],
+        unsealer: Unsealer,
+        clock: Clock,
+        report: Report,
+        cancel: Event | None,
+        watch: Stopwatch,
+        phases: list[Phase],
+        on_done: Callable[[Sequence[Phase]], None],
+    ) -> None:
+        self._spec, self._watch, self._report, self._cancel = spec, watch, report, cancel
+        self._destinations, self._archives, self._unsealer, self._clock = destinations, archives, unsealer, clock
+        self._phases, self._on_done = phases, on_done
+        self._warnings: list[str] = []
+        self._objects = SchemaObjects()
+        self._live: dict[TableName, str] = {}
+
+    def files(self) -> TablesOutcome:
+        spec = self._spec
+        if spec.sql is None:
+            raise RefusedError("neither a server nor a folder was named", hint="give --into SERVER or --sql DIR")
+        if spec.sql.exists():
+            raise RefusedError(f"{spec.sql} exists", hint="name a folder that is not there yet: nothing is overwritten")
+        refuse_target(spec.sql)
+        with workplace(spec) as folder:
+            found = self._extract(folder)
+            write_sql(found.folder, spec.sql, found.flavour)
+            there = {table.name for table in found.tables if table.outcome is Outcome.DUMPED}
+            tables = tuple(
+                RestoredTable(
+                    goal, _rows(found, goal.source), trouble="" if goal.source in there else _why_not(goal, found)
+                )
+                for goal in spec.goals
+            )
+            outcome = self._outcome(found, tables, done=True)
+            self._on_done(outcome.phases)
+            return outcome
+
+    def server(self, into: Connection, confirm: Confirm) -> TablesOutcome:
+        spec = self._spec
+        with into.connect() as session:
+            refuse_old(session, spec.into)
+        schemas = sorted({goal.source.schema for goal in spec.goals})
+        staging = staging_names(spec.restore_id, schemas)
+        with workplace(spec) as folder:
+            self._settle_others(into, staging)
+            finished = self._finish(into, staging, folder / _HANDED)
+            if finished is None:
+                self._refuse_taken(into)
+                self._refuse_helpless(into, staging)
+            found = self._extract(folder, Carrier(into, staging) if finished is None else None)
+            if finished is not None:
+                there = {target for target, _aside in finished.tables}
+                tables = tuple(
+                    RestoredTable(
+                        goal,
+                        _rows(found, goal.source),
+                        aside=_aside(finished, goal.target),
+                        trouble="" if goal.target in there else _why_not(goal, found),
+                        how=_how(goal, found),
+                    )
+                    for goal in spec.goals
+                )
+                self._add_objects(into, found.folder, frozenset())
+                return self._end(into, staging, found, tables, finished)
+            loaded = self._load(into, found, staging)
+            good = [goal for goal in spec.goals if goal.source in loaded.rows]
+            differences = self._compare(into, good, staging, found.folder)
+            replaced = [found for goal, found in differences.items() if goal.target == found.live]
+            handed: HandedOver | None = None
+            if good and not spec.compare and (not replaced or confirm(replaced)):
+                handed = self._hand_over(into, good, staging, found.folder)
+            tables = tuple(
+                RestoredTable(
+                    goal,
+                    loaded.rows.get(goal.source),
+                    _aside(handed, goal.target) if handed else None,
+                    differences.get(goal),
+                    _trouble(goal, found, loaded),
+                    _how(goal, found),
+                )
+                for goal in spec.goals
+            )
+            if handed is not None and (missing := [one.goal.source for one in tables if one.trouble]):
+                self._warnings.append(
+                    f"{len(missing)} of {len(tables)} tables were not restored, the others have their names: to try "
+                    f"again, name only {', '.join(name.shown for name in missing[:_NAMED])}"
+                    + (" and the others" if len(missing) > _NAMED else "")
+                )
+            return self._end(into, staging, found, tables, handed)
+
+    # -- the steps
+
+    def _extract(self, folder: Path, carrier: Carrier | None = None) -> Extracted:
+        return extract(
+            self._spec,
+            folder,
+            destinations=self._destinations,
+            archives=self._archives,
+            unsealer=self._unsealer,
+            clock=self._clock,
+            report=self._report,
+            cancel=self._cancel,
+            watch=self._watch,
+            carrier=carrier,
+        )
+
+    def _settle_others(self, into: Connection, staging: Mapping[str, str]) -> None:
+        """What other restores that died had begun to hand over must not stand in the way of this one: taken back, or,
+        where the tables had changed places, finished. Raises RefusedError where these are the very tables that this one
+        would replace: they may be what was wanted, and hold rows written since."""
+        ours = {goal.target for goal in self._spec.goals} if self._spec.replace and not self._spec.compare else set()
+        for other in stagings(into):
+            if other.active or not set(other.schemas).isdisjoint(staging.values()):
+                continue
+            with contextlib.suppress(BusyError):
+                done = [
+                    settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
+                    for schema in other.schemas
+                ]
+                placed = {target for one in done if one is not None for target, _aside in one.tables}
+                if not placed:
+                    continue
+                drop_staging(into, other.schemas)
+                text = f"restore {other.restore_id} had put its tables into their places before it was interrupted"
+                if again := sorted(placed & ours):
+                    raise RefusedError(
+                        f"{text}: that was finished now, and nothing else was done",
+                        detail=", ".join(name.shown for name in again),
+                        hint="look at these tables; to replace them once more, repeat the command",
+                    )
+                self._warnings.append(f"{text}: that was finished")
+
+    def _finish(self, into: Connection, staging: Mapping[str, str], note: Path) -> HandedOver | None:
+        """What an attempt before had handed over, or had exchanged and is finished now; None when none had: what it
+        had begun is taken back. ``note``: where one that was killed in its last moments wrote down what came of it."""
+        done = HandedOver.from_json(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else None
+        for schema in staging.values():
+            done = done or settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
+        if done is not None:
+            self._warnings.append("an interrupted attempt had put the tables into their places: that was finished")
+        return done
+
+    def _refuse_taken(self, into: Connection) -> None:
+        """Raises RefusedError for names that no table can get, or that live tables have, unless those are to be
+        replaced."""
+        targets = [goal.target for goal in self._spec.goals]
+        with into.connect() as session:
+            self._warnings += remarks_on(session, self._spec.into)
+            shelf = Shelf.look(session, {name.schema for name in targets})
+        if self._spec.compare:
+            return
+        refuse_unfit(shelf, targets)
+        if self._spec.replace:
+            return
+        taken = [name for name in targets if shelf.has(name)]
+        if taken:
+            raise RefusedError(
+                f"{len(taken)} of these names are taken on {self._spec.into}: {taken[0].shown}",
+                detail=", ".join(name.shown for name in taken),
+                hint=f"choose other names (--as '*_restored'), or leave out --as and say --confirm {self._spec.into}: "
+                "the live tables are then renamed aside",
+            )
+
+    def _refuse_helpless(self, into: Connection, staging: Mapping[str, str]) -> None:
+        """Raises RefusedError for an account that may only read, before anything is fetched."""
+        name = next(iter(staging.values()))
+        with into.connect() as session:
+            if session.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", name):
+                return
+            try:
+                session.execute(f"CREATE DATABASE {quote_name(name)}")
+                session.execute(f"DROP DATABASE {quote_name(name)}")
+            except ServerError as error:
+                if not is_denied(error):
+                    raise
+                where = self._spec.into
+                raise RefusedError(
+                    f"the account {into.user} may not write to {where}",
+                    detail=error.detail,
+                    hint=f"name an option file of one that may: servers.{where}.restore_defaults_file. It needs "
+                    "CREATE, DROP, ALTER, INDEX, REFERENCES, SELECT, INSERT, UPDATE, DELETE, TRIGGER and LOCK "
+                    "TABLES on the schemas of the tables and on `backupd\\_restore\\_%`",
+                ) from error
+
+    def _load(self, into: Connection, found: Extracted, staging: Mapping[str, str]) -> Loaded:
+        wanted = {goal.source for goal in self._spec.goals}
+        tables = [table for table in found.tables if table.name in wanted and table.outcome is Outcome.DUMPED]
+        with into.connect() as session:
+            unknown = unknown_to(session, (read_files(found.folder, table.name) for table in tables))
+        tables = [table for table in tables if table.name not in unknown]
+        with self._watch.phase("loaded", sum(table.bytes for table in tables)):
+            loaded = load(
+                into,
+                found.folder,
+                tables,
+                staging,
+                workers=self._spec.workers or 2,
+                report=self._report,
+                cancel=self._cancel,
+            )
+        self._warnings += loaded.warnings
+        return replace(loaded, failed={**loaded.failed, **unknown})
+
+    def _compare(
+        self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str], folder: Path
+    ) -> dict[TableGoal, TableDifference]:
+        """With the live table whose name each is to get, or else with the one that it comes from."""
+        with into.connect() as session:
+            shelf = Shelf.look(session, {name.schema for goal in goals for name in (goal.target, goal.source)})
+        pairs = {}
+        for goal in goals:
+            there = next((name for name in (goal.target, goal.source) if shelf.has(name)), None)
+            if there is not None:
+                definition = read_files(folder, goal.source)
+                if self._spec.triggers is Triggers.NONE:
+                    definition = replace(definition, triggers="")
+                pairs[goal] = Pair(
+                    TableName(staging[goal.source.schema], goal.source.table),
+                    there,
+                    definition,
+                    triggers=self._spec.triggers is not Triggers.LIVE,
+                )
+        with into.connect() as session:
+            live = read_tables(session, [pair.live for goal, pair in pairs.items() if pair.live == goal.target]).tables
+        self._live = {name: one.create for name, one in live.items()}
+        with self._watch.phase("compared"):
+            found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._cancel)
+        return dict(zip(pairs, found, strict=True))
+
+    def _hand_over(
+        self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str], folder: Path
+    ) -> HandedOver:
+        fresh = create_missing(
+            into, folder, {goal.source.schema for goal in goals if goal.source.schema == goal.target.schema}
+        )
+        with self._watch.phase("handed_over"):
+            handed = hand_over(
+                into,
+                [
+                    Goal(
+                        TableName(staging[goal.source.schema], goal.source.table),
+                        goal.target,
+                        read_files(folder, goal.source),
+                        self._live.get(goal.target, ""),
+                    )
+                    for goal in goals
+                ],
+                replace=self._spec.replace,
+                aside=f"__before_{self._spec.restore_id.replace('-', '_')}",
+                triggers=self._spec.triggers,
+                report=self._report,
+                cancel=self._cancel,
+            )
+        self._warnings += handed.warnings
+        self._add_objects(into, folder, fresh)
+        return handed
+
+    def _add_objects(self, into: Connection, folder: Path, fresh: Collection[str]) -> None:
+        """Of whole schemas. The tables are there, so nothing that goes wrong now ends the restore."""
+        if not self._spec.whole:
+            return
+        try:
+            self._objects = add_missing(into, folder, self._spec.whole, fresh)
+        except BackupdError as error:
+            schemas = [SchemaObject("schema", schema) for schema in self._spec.whole]
+            self._objects = SchemaObjects(failed=dict.fromkeys(schemas, error.detail or error.message))
+        self._warnings += self._objects.warnings
+
+    def _end(
+        self,
+        into: Connection,
+        staging: Mapping[str, str],
+        found: Extracted,
+        tables: tuple[RestoredTable, ...],
+        handed: HandedOver | None,
+    ) -> TablesOutcome:
+        if handed is not None:  # the journal of the hand-over goes with the schemas
+            write_whole(found.folder.with_name(_HANDED), json.dumps(handed.as_json()).encode())
+        try:
+            drop_staging(into, staging.values())
+        except BackupdError as error:
+            self._warnings.append(f"the staging schemas {', '.join(staging.values())} are still there: {error.message}")
+        outcome = replace(self._outcome(found, tables, done=handed is not None), handed_over=handed)
+        self._on_done(outcome.phases)
+        return outcome
+
+    def _outcome(self, found: Extracted, tables: tuple[RestoredTable, ...], *, done: bool) -> TablesOutcome:
+        spec = self._spec
+        return TablesOutcome(
+            restore_id=spec.restore_id,
+            server=spec.server,
+            into=spec.into,
+            target=spec.target,
+            way=str(spec.way),
+            backup_id=spec.chain[-1],
+            position=found.position,
+            phases=in_order(merged(self._phases)),
+            tables=tables,
+            done=done,
+            folder=spec.sql,
+            replay=found.replay,
+            objects=self._objects,
+            warnings=tuple(dict.fromkeys((*found.warnings, *self._warnings))),
+        )
+
+
+def _rows(found: Extracted, name: TableName) -> int | None:
+    return next((table.rows for table in found.tables if table.name == name), None)
+
+
+def _how(goal: TableGoal, found: Extracted) -> str:
+    return TABLESPACE if goal.source in found.carried else ROWS
+
+
+def _trouble(goal: TableGoal, found: Extracted, loaded: Loaded) -> str:
+    if goal.source in loaded.rows:
+        return ""
+    if (told := loaded.failed.get(goal.source)) is not None:
+        return told
+    return _why_not(goal, found)
+
+
+def _why_not(goal: TableGoal, found: Extracted) -> str:
+    dumped = next((table for table in found.tables if table.name == goal.source), None)
+    return dumped.reason if dumped is not None and dumped.reason else "it is not in what was restored"
+
+
+def _aside(handed: HandedOver, target: TableName) -> TableName | None:
+    return dict(handed.tables).get(target)

@@ -1,0 +1,240 @@
+"""A folder in the layout of a logical backup as SQL files for people, with a script that loads all of them in order.
+
+The files are what the backup holds. ``load.sh`` gives them to the client, one call for each: a client that reads files
+from within a file (``source``) goes on behind an error in one of them (MariaDB's), and rows would get into a table that
+was there before. Nothing that is there is ever overwritten, and nothing is there until all of it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.model.dump import decode_name, definition_path, schema_folder, table_folder, triggers_path
+from backupd.model.errors import RefusedError
+from backupd.model.server import Flavour
+from backupd.model.table import TableName, quote_name
+from backupd.process.durable import sync_folder
+from restore.datadir.occupancy import refuse_nested
+from restore.tables.view_script import joined
+
+README = "README.sql"
+SCRIPT = "load.sh"
+_PARTIAL = ".partial"
+_FOLDERS = ("schemas", "tables")
+VIEWS = "views.sql"
+"""Of all schemas, where more than one has views."""
+_CLIENTS = {Flavour.MARIADB: "mariadb", Flavour.MYSQL: "mysql", Flavour.PERCONA: "mysql"}
+_README = """\
+-- Written by backupd. Load everything with
+--
+--     sh {script} OPTIONS
+--
+-- in this folder. OPTIONS are those of the client, {client}: --defaults-file=FILE (first), --host=, --user= and so on.
+-- CLIENT='/path/to/{client} OPTIONS' in the environment names another program.
+--
+-- Tables, routines, views, triggers and events that exist already are errors, and nothing is overwritten: the script
+-- stops at the first error with an exit code that is not 0, so rows get only into tables that it has made itself. Drop
+-- what it had made (it names each file), then call it again. Schemas that exist stay as they are.
+--
+-- Accounts that are named as definers should be there first: a view that reads the view of a missing one is refused.
+--
+-- Each file can be loaded alone, too, into any schema ({client} --binary-mode --comments SCHEMA < FILE): definition.sql
+-- creates a table, data-*.sql are its rows, triggers.sql its triggers. Create those last, or the rows fire them. Make
+-- sure that definition.sql created its table: rows go into whatever has its name.
+
+SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'this file only explains, and nothing was loaded: call sh {script}';
+"""
+_LOAD = """\
+#!/bin/sh
+# Written by backupd; {readme} explains it. Call: sh {script} [options of the client]
+client=${{CLIENT:-{client}}}
+settings="SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES', \\
+time_zone = '+00:00', foreign_key_checks = 0 /*M!101100 , system_versioning_insert_history = 1 */"
+
+load() {{
+    file=$1 schema=$2
+    shift 2
+    printf '%s\\n' "$file"
+    set -- "$@" --batch --binary-mode --comments --skip-force --skip-reconnect --default-character-set=utf8mb4 \\
+        --max-allowed-packet=1G "--init-command=$settings"
+    if [ -n "$schema" ]; then set -- "$@" -- "$schema"; fi
+    $client "$@" < "$file" || stop "stopped at $file: nothing behind it was loaded"
+}}
+
+stop() {{
+    printf '%s: %s\\n' {script} "$1" >&2
+    exit 1
+}}
+
+unset CDPATH
+case $0 in */*) cd -- "${{0%/*}}/" || stop "cannot go to the folder of this script" ;; esac
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``files`` without the README and the script; ``bytes`` of all of them."""
+
+    files: int
+    bytes: int
+    tables: int
+
+
+def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) -> Written:
+    """Put the files of ``folder``, a load.sh and a README.sql into ``target``, which must be empty or not exist.
+    ``folder`` is left as it is; on the same file system both then share the files. ``flavour``: of the server they are
+    for.
+
+    Raises RefusedError for a target that holds something, lies where ``refuse_target`` allows none, or cannot be
+    written.
+    """
+    refuse_target(target)
+    try:
+        return _write(folder, Path(os.path.realpath(target)), _CLIENTS[flavour])
+    except OSError as error:
+        room = "make room there, or" if error.errno == 28 else "mend that, or"
+        raise RefusedError(
+            f"cannot write SQL files to {target}: {error.strerror}",
+            detail=f"at {error.filename}" if error.filename else "",
+            hint=f"{room} name another folder; nothing was left there",
+        ) from error
+
+
+def refuse_target(target: Path) -> None:
+    """Raises RefusedError for a folder in a data directory, in a repository, or where restores are built."""
+    refuse_nested(Path(os.path.realpath(target)))
+
+
+def _write(folder: Path, target: Path, client: str) -> Written:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RefusedError(
+            f"{target} is there already and is not an empty folder",
+            hint="name one that does not exist; nothing is overwritten",
+        )
+    partial = target.with_name(f".{target.name}{_PARTIAL}")
+    _remove_partial(partial)
+    partial.mkdir(parents=True, mode=0o700)
+    try:
+        paths = sorted(path.relative_to(folder) for path in folder.rglob("*.sql"))
+        size = sum(_put(folder / path, partial / path) for path in paths)
+        tables = _tables(paths)
+        views = {
+            decode_name(path.parts[1]): _text(partial / path)
+            for path in paths
+            if path.parts[0] == "schemas" and path.name == VIEWS
+        }
+        if len(views) > 1:
+            (partial / VIEWS).write_text(joined(views), encoding="utf-8", errors="surrogateescape", newline="")
+        words = {"client": client, "script": SCRIPT, "readme": README}
+        (partial / README).write_text(_README.format(**words), encoding="utf-8")
+        script = _LOAD.format(**words) + "".join(_script(partial, paths, tables, views))
+        (partial / SCRIPT).write_text(script, encoding="utf-8", errors="surrogateescape")
+        (partial / SCRIPT).chmod(0o700)
+        for made in (path for path in partial.rglob("*") if path.is_dir()):
+            sync_folder(made)
+        partial.rename(target)  # in the place of an empty folder, too
+        sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return Written(len(paths), size, len(tables))
+
+
+def _remove_partial(partial: Path) -> None:
+    """What a killed call left. Raises RefusedError where something lies there that such a call does not make."""
+    if not os.path.lexists(partial):
+        return
+    foreign = (
+        [partial.name]
+        if partial.is_symlink() or not partial.is_dir()
+        else [
+            path.name
+            for path in sorted(partial.iterdir())
+            if not (path.suffix == ".sql" or path.name in (SCRIPT, *_FOLDERS))
+        ]
+    )
+    if foreign:
+        raise RefusedError(
+            f"{partial} is needed to write the files in, and is not one of backupd's",
+            detail="\n".join(foreign[:20]),
+            hint="move it away, or name another folder",
+        )
+    shutil.rmtree(partial)
+
+
+def _put(source: Path, target: Path) -> int:
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def _tables(paths: Iterable[Path]) -> tuple[TableName, ...]:
+    return tuple(
+        sorted(
+            {
+                TableName(decode_name(path.parts[1]), decode_name(path.parts[2]))
+                for path in paths
+                if path.parts[0] == "tables" and len(path.parts) == 4
+            }
+        )
+    )
+
+
+def _script(folder: Path, paths: Sequence[Path], tables: Sequence[TableName], views: Collection[str]) -> Iterator[str]:
+    """Sequences first, because tables may take values from them; triggers once all rows are there. ``views``: schemas
+    with some."""
+    there = {str(path) for path in paths}
+    schemas = sorted(
+        {table.schema for table in tables}
+        | {decode_name(path.parts[1]) for path in paths if path.parts[0] == "schemas"}
+    )
+    for schema in schemas:
+        create = schema_folder(schema) + "create.sql"
+        if create not in there:
+            (folder / create).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / create).write_text(
+                f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)};\n", encoding="utf-8", errors="surrogateescape"
+            )
+        yield _load(create, "")
+    for table in sorted(tables, key=lambda one: not _is_sequence(folder, one)):
+        rows = [path for path in sorted(there) if path.startswith(table_folder(table) + "data-")]
+        for path in (definition_path(table), *rows):
+            yield _load(path, table.schema)
+    for part in ("routines", "views", "triggers", "events"):
+        if part == "views" and len(views) > 1:
+            yield _load(VIEWS, "")
+            continue
+        for schema in schemas:
+            scripts = (
+                [triggers_path(table) for table in tables if table.schema == schema]
+                if part == "triggers"
+                else [f"{schema_folder(schema)}{part}.sql"]
+            )
+            for path in scripts:
+                if path in there:
+                    yield _load(path, schema)
+
+
+def _load(path: str, schema: str) -> str:
+    return f'load {shlex.quote(path)} {shlex.quote(schema)} "$@"\n'
+
+
+def _text(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return file.read()
+
+
+def _is_sequence(folder: Path, table: TableName) -> bool:
+    path = folder / definition_path(table)
+    return path.is_file() and b"CREATE SEQUENCE" in path.read_bytes()[:1024]

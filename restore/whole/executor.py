@@ -1,0 +1,460 @@
+"""A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
+
+Knows no catalog: everything is in the spec, and everything found is in the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.instance.launch import ServerConfig
+from backupd.engine.physical.external import assert_local
+from backupd.engine.sql.client import Connection
+from backupd.model.clock import Clock, format_time
+from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
+from backupd.model.progress import Progress, Report
+from backupd.model.proof import Check, Phase
+from backupd.model.server import Position, Tool
+from backupd.model.thaw import LOGS
+from backupd.process.folders import make_passable
+from backupd.transfer.unseal import Unsealer
+from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
+from restore.datadir.occupancy import not_looked_at, refuse_nested, refuse_non_empty, refuse_occupied
+from restore.datadir.ownership import find_account, worker_account
+from restore.datadir.staging import (
+    choose_site,
+    exclusive,
+    passable,
+    read_state,
+    refuse_foreign_staging,
+    workable,
+    write_state,
+)
+from restore.datadir.start import (
+    look_folder,
+    looked_at,
+    remove_dead_folders,
+    run_folder,
+    running,
+    server_config,
+    start_for_good,
+    starting,
+)
+from restore.datadir.state import STAGED, State, marker_time, read_marker, write_marker
+from restore.fetch.chain import Stopwatch, build, compare_named
+from restore.fetch.objects import default_workers, sync_filesystem
+from restore.fetch.refusals import Programs, find_programs, refuse_no_room, remarks
+from restore.fetch.sources import Loaded, load_chain, pinned
+from restore.fetch.thaw_wait import NO_GATE, Gate, through
+from restore.planning.plan import STEP_NAMES, bytes_of
+from restore.replay.logs import Logs
+from restore.replay.private_replay import Replaying, roll_staged
+from restore.replay.roll_forward import Means, RolledForward, goal_of
+from restore.whole.placement import clear, close_datadir, place
+from restore.whole.replication import replica_remarks
+from restore.whole.spec import RestoreOutcome, RestoreSpec
+from storage.destination import Destination
+
+__all__ = ["RestoreOutcome", "RestoreSpec", "execute"]
+
+SELINUX = Path("/sys/fs/selinux/enforce")
+"""Where it is there, files get their label from the folder they were made in, and a service may not read them."""
+_DYING = 20.0
+"""Seconds that the server of a killed attempt may take to vanish after it."""
+SERVER_MEMORY = 512 * 1024 * 1024
+"""Most bytes of buffer pool for a server that is started to be looked at."""
+
+
+def execute(
+    spec: RestoreSpec,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+    archives: Sequence[Destination] | None = None,
+    gate: Gate = NO_GATE,
+) -> RestoreOutcome:
+    """Restore, or go on with what an interrupted call for the same backup left behind.
+
+    ``destinations`` in the order to read them; ``archives``: those that may hold binary logs, None for the same.
+    ``on_phase`` is told each phase as it ends; ``gate`` is waited for before anything is read. Raises RefusedError
+    before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
+    ToolError; what was fetched is kept for the next attempt.
+    """
+    with contextlib.ExitStack() as held:
+        work = _Restore(
+            spec,
+            destinations,
+            unsealer,
+            report=report,
+            cancel=cancel,
+            on_phase=on_phase,
+            archives=destinations if archives is None else archives,
+            gate=gate,
+        )
+        return work.run(held, clock)
+
+
+def listed(connection: Connection, last: Loaded) -> Check:
+    """Does the server on the copy know every table that the backup lists?"""
+    if last.body.facts.inventory is None:
+        return Check(LISTED, SKIPPED, "its manifest is of an earlier version and lists none")
+    try:
+        besides = compare_named(connection, last)
+    except DamagedError as error:
+        return Check(LISTED, FAILED, f"{error.message}: {', '.join(error.damages)}")
+    return Check(LISTED, PASSED, "; ".join((f"{len(last.body.facts.inventory)} tables", *besides)))
+
+
+class _Restore:
+    def __init__(
+        self,
+        spec: RestoreSpec,
+        destinations: Sequence[Destination],
+        unsealer: Unsealer,
+        *,
+        report: Report,
+        cancel: Event | None,
+        on_phase: Callable[[Phase], None],
+        archives: Sequence[Destination],
+        gate: Gate,
+    ) -> None:
+        self._spec = spec
+        self._destinations = destinations
+        self._archives = archives
+        self._gate = gate
+        self._unsealer = unsealer
+        self._report = report
+        self._cancel = cancel
+        self._told = on_phase
+        self._site = choose_site(spec.datadir)
+        self._account = find_account(spec.owner)
+        self._state = State(spec.restore_id, spec.server, spec.target, spec.chain, goal=goal_of(spec.replay))
+        self._watch = Stopwatch(self._phase_ended)
+        self._warnings: list[str] = []
+
+    def run(self, held: contextlib.ExitStack, clock: Clock) -> RestoreOutcome:
+        site = self._site
+        refuse_nested(site.datadir)
+        held.enter_context(exclusive(site.datadir, site.folder))
+        refuse_foreign_staging(site)
+        remove_dead_folders()
+        if self._is_finished():
+            return self._again()
+        with workable(site.datadir):
+            placed = self._resume()
+        started = running(run_folder(self._state.restore_id)) if placed else None
+        if started is None:
+            _await_free(site.datadir, seconds=_DYING if placed else 0.0)
+            self._warnings += not_looked_at(site.datadir)
+        if not placed:
+            refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
+        chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
+        info = chain[-1].body.facts.server
+        replays = self._spec.replay is not None
+        programs = find_programs(chain[-1].body.facts, start=self._spec.start or replays, paths=self._spec.programs)
+        self._warnings += [*warnings, *remarks(info)]
+        if not placed:
+            with workable(site.datadir):
+                self._warnings += refuse_no_room(chain, site)
+                self._open(held)
+            self._stage(chain, programs, clock)
+            self._report(Progress("place"))
+            with self._watch.phase("restored", _data_bytes(chain)):
+                self._state = place(site, self._state, self._account, programs.tool.leftovers)
+            write_marker(site.datadir, self._state)
+        clear(site)
+        if site.folder.is_dir():
+            self._warnings.append(f"{site.folder} is still there: something in it is not backupd's")
+        if self._spec.replica:
+            self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
+        if SELINUX.exists():
+            self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
+        outcome = self._outcome(chain[-1])
+        if started is not None:
+            self._warnings.append("the server was up already; what the interrupted attempt found in its checks is lost")
+        if self._spec.start and programs.server is not None:
+            with starting():
+                outcome = replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
+        self._state = replace(self._state, stage="finished")
+        write_marker(site.datadir, self._state)
+        return replace(outcome, phases=_in_order(self._state.phases))
+
+    def _is_finished(self) -> bool:
+        """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
+        marker = read_marker(self._site.datadir)
+        if marker is None or marker.stage != "finished":
+            return False
+        with workable(self._site.datadir):
+            when = format_time(marker_time(self._site.datadir))
+        was_started = any(phase.name == "started" for phase in marker.phases)
+        if marker.same_work(self._state) and self._spec.start and was_started:
+            self._state = marker
+            self._warnings.append(
+                f"restore {marker.restore_id} was finished at {when}: nothing was restored or checked again"
+            )
+            return True
+        asked = self._state
+        same = "" if marker.same_work(asked) else f"; asked for was backup {asked.chain[-1]}, target {asked.target}"
+        raise RefusedError(
+            f"{self._site.datadir} is not empty: restore {marker.restore_id} was finished there at {when}",
+            detail=f"backup {marker.chain[-1]} of {marker.server}, target {marker.target}{same}",
+            hint="use it: point the server's datadir there. With its server started by backupd, --start --to "
+            f"{marker.words} finds or starts that again; to restore something else, give an empty data directory"
+            if was_started
+            else "use it: start the server with this datadir; to restore once more, give an empty data directory",
+        )
+
+    def _again(self) -> RestoreOutcome:
+        """The server of a finished restore: the one that runs, or, where it was ended, another one as it was."""
+        spec, site = self._spec, self._site
+        folder = run_folder(self._state.restore_id)
+        started = running(folder)
+        if started is None:
+            _await_free(site.datadir, seconds=0.0)
+        chain, warnings = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
+        self._warnings += warnings
+        if started is None:
+            programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
+            if programs.server is None:
+                raise ToolMissingError("no server program was found", hint="install the database server on this host")
+            assert_local(site.datadir, site.final_store)
+            with starting():
+                started = start_for_good(self._config(programs.server.path, folder))
+            self._warnings.append("its server had ended and was started again")
+        # No phase was gone through: those of the first time must not be measured twice.
+        return replace(self._outcome(chain[-1]), started=started, phases=())
+
+    def _config(self, program: str, folder: Path) -> ServerConfig:
+        return server_config(
+            program,
+            self._site.datadir,
+            folder,
+            self._state.options,
+            account=self._account,
+            store=self._site.final_store,
+            memory=min(self._spec.memory_cap, SERVER_MEMORY),
+            key_files=self._spec.key_files,
+        )
+
+    def _resume(self) -> bool:
+        """Take up what an earlier attempt left. True when it was already put in place."""
+        marker = read_marker(self._site.datadir)
+        if marker is not None and marker.stage == "placed" and marker.same_work(self._state):
+            self._state = marker
+            return True
+        earlier = read_state(self._site)
+        if earlier is None:
+            if self._site.datadir.is_dir():
+                self._state = replace(self._state, mode=stat.S_IMODE(self._site.datadir.stat().st_mode))
+        elif earlier.same_work(self._state):
+            self._state = earlier
+        else:
+            raise RefusedError(
+                f"an unfinished restore of backup {earlier.chain[-1]} (target {earlier.target}) is in the way",
+                detail=f"it lies in {self._site.folder}",
+                hint=f"go on with it: --to {earlier.words}, or remove {self._site.folder}",
+            )
+        return False
+
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """From here on something of ours lies on the disk."""
+        site = self._site
+        site.refuse_moved()
+        if not site.folder.is_dir():
+            for above in reversed([folder for folder in site.folder.parents if not folder.exists()]):
+                make_passable(above)  # the server's user has to come to its data
+            site.folder.mkdir(mode=0o700, exist_ok=True)
+            held.enter_context(exclusive(site.folder))
+            if read_state(site) is not None:
+                raise RefusedError(f"another restore has just begun in {site.folder}", hint="look at it first")
+        if read_state(site) is None:
+            write_state(site, self._state)
+        close_datadir(site)
+        refuse_foreign_staging(site)  # from now on nobody else can put another folder there
+        if self._state.stage == "fetching":
+            site.data.mkdir(mode=0o700, exist_ok=True)
+        # Locked under this name, it stays locked under the name of the data directory.
+        held.enter_context(exclusive(site.data))
+
+    def _stage(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+        """Make the staged copy what is to be put in place, whatever an earlier attempt left of it."""
+        spec, site = self._spec, self._site
+        if self._state.stage not in STAGED:
+            return
+        logs, work = None, None
+        if spec.replay is not None and self._state.stage != "replayed":
+            work = Replaying(
+                spec.server,
+                spec.replay,
+                self._archives,
+                self._unsealer,
+                memory=min(spec.memory_cap, SERVER_MEMORY),
+                workers=spec.workers,
+                means=Means(spec.programs, spec.templates),
+                watch=self._watch,
+                report=self._report,
+                cancel=self._cancel,
+            )
+            if self._gate.is_open(LOGS):  # the dearest failures come first
+                logs = self._logs(work)
+        if self._state.stage == "replaying":
+            _await_free(site.folder, seconds=_DYING)
+            shutil.rmtree(site.folder / "replay", ignore_errors=True)
+            self._warnings.append(
+                "an earlier attempt was interrupted while it replayed binary logs: its copy was made "
+                "anew, since nothing may be applied twice"
+            )
+            self._remember(replace(self._state, stage="fetching"))
+        if self._state.stage == "fetching":
+            self._build(chain, programs, clock)
+        if work is not None:
+            self._roll_forward(work, logs or self._logs(work), chain, programs)
+
+    def _logs(self, work: Replaying) -> Logs:
+        return through(
+            self._gate,
+            LOGS,
+            lambda: work.logs(self._site.folder / "binlogs"),
+            self._report,
+            self._cancel.is_set if self._cancel else lambda: False,
+        )
+
+    def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], programs: Programs) -> None:
+        site, state = self._site, self._state
+        self._remember(replace(state, stage="replaying"))
+        rolled = roll_staged(
+            work,
+            site,
+            logs,
+            chain=chain,
+            programs=programs,
+            account=worker_account(),
+            options=state.options,
+            place=state.place,
+            run_folder=look_folder(state.restore_id),
+            size=_data_bytes(chain),
+            key_files=self._spec.key_files,
+        )
+        shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
+        sync_filesystem(site.folder)
+        self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))
+
+    def _remember(self, state: State) -> None:
+        self._state = state
+        write_state(self._site, state)
+
+    def _build(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+        spec = self._spec
+        backups = [(spec.server, backup_id) for backup_id in spec.chain]
+        with passable(self._site), pinned(self._destinations, spec.restore_id, backups, clock=clock) as said:
+            self._warnings += said
+            built = build(
+                chain,
+                self._site.folder,
+                destinations=self._destinations,
+                unsealer=self._unsealer,
+                tool=programs.tool,
+                workers=spec.workers,
+                memory_cap=spec.memory_cap,
+                watch=self._watch,
+                report=self._report,
+                cancel=self._cancel,
+                final_store=self._site.final_store,
+                gate=self._gate,
+                key_files=spec.key_files,
+            )
+        self._warnings += built.warnings
+        sync_filesystem(self._site.folder)
+        self._remember(replace(self._state, stage="prepared", options=built.options, place=built.place))
+
+    def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
+        """Look at the copy in a sandbox, then start the server that stays."""
+        spec, site = self._spec, self._site
+        facts = chain[-1].body.facts
+        assert_local(site.datadir, site.final_store)
+        config = self._config(program.path, look_folder(self._state.restore_id))
+        size = _data_bytes(chain)
+        with contextlib.ExitStack() as stack:
+            self._report(Progress("start"))
+            with self._watch.phase("started", size):
+                server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
+            self._report(Progress("verify"))
+            with self._watch.phase("verified", size):
+                checks, tally = examine(
+                    server.connection,
+                    statements=spec.checks,
+                    target=spec.moment,
+                    witness=spec.witness,
+                    position=outcome.position,
+                    workers=spec.workers or default_workers(),
+                    report=self._report,
+                )
+                if outcome.replay is None:  # else they were looked for before the replay
+                    checks.append(listed(server.connection, chain[-1]))
+        self._report(Progress("start"))
+        with self._watch.phase("started", size):
+            shutil.rmtree(config.directory, ignore_errors=True)
+            started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
+        return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
+
+    def _rolled(self) -> RolledForward | None:
+        return RolledForward.from_json(self._state.replay) if self._state.replay else None
+
+    def _position(self, last: Loaded) -> Position:
+        rolled = self._rolled()
+        return rolled.stop.position if rolled else last.body.facts.position
+
+    def _outcome(self, last: Loaded) -> RestoreOutcome:
+        rolled = self._rolled()
+        return RestoreOutcome(
+            restore_id=self._state.restore_id,
+            server=self._spec.server,
+            backup_id=self._spec.chain[-1],
+            target=self._spec.target,
+            datadir=self._site.datadir,
+            position=self._position(last),
+            phases=_in_order(self._state.phases),
+            warnings=tuple(dict.fromkeys((*self._warnings, *(rolled.remarks if rolled else ())))),
+            replay=rolled,
+        )
+
+    def _phase_ended(self, phase: Phase) -> None:
+        """Kept with the staged files, so that the next attempt can tell the time of all of them."""
+        self._state = self._state.with_phase(phase)
+        if self._state.stage in STAGED:
+            write_state(self._site, self._state)
+        self._told(next(p for p in self._state.phases if p.name == phase.name))
+
+
+def _in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """As the steps of a plan follow each other: a copy is rolled forward before it is put in place."""
+    return tuple(sorted(phases, key=lambda phase: STEP_NAMES.index(phase.name)))
+
+
+def _data_bytes(chain: Sequence[Loaded]) -> int:
+    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
+
+
+def _await_free(datadir: Path, *, seconds: float) -> None:
+    """Raises RefusedError when somebody lives in ``datadir`` and does not go away within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            refuse_occupied(datadir)
+        except RefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
