@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backupd.model.manifest import StoredObject, encode_header
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import examine
-from backupd.transfer.inventory import committed
-from backupd.transfer.known import confirm, load_known
-from backupd.transfer.lease import utc_now
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.guards.lease import utc_now
+from backupd.transfer.pack.known import confirm, load_known
+from backupd.transfer.records.inventory import committed
+from backupd.transfer.sweep.collection import collect
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from storage.folder import FILE_MODE

@@ -34,13 +34,13 @@ from backupd.model.manifest import (
 from backupd.model.server import Receipts, ServerInfo, Tool
 from backupd.model.table import TableName
 from backupd.process.throttle import Throttle, Unlimited
-from backupd.transfer.fanout import Fanout, known_everywhere
-from backupd.transfer.intent import Intent
-from backupd.transfer.known import confirm, load_known
-from backupd.transfer.locking import lengthen_all
-from backupd.transfer.manifestio import body_limit, commit_header, described, put_bytes
-from backupd.transfer.pack import Packed
-from backupd.transfer.seal import Sealer
+from backupd.transfer.guards.object_locks import lengthen_all
+from backupd.transfer.pack.fanout import Fanout, known_everywhere
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.pack.known import confirm, load_known
+from backupd.transfer.pack.packer import Packed
+from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
+from backupd.transfer.seal.seal import Sealer
 from storage import layout
 from storage.destination import Destination
 from storage.throttled import throttled

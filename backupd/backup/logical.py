@@ -48,7 +48,7 @@ from backupd.model.manifest import BodyFacts, Header
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Position, Receipts
 from backupd.model.table import TableName, TablePattern
-from backupd.transfer.pack import Packer
+from backupd.transfer.pack.packer import Packer
 from policies.problems import suggestion
 
 _SETTINGS = (

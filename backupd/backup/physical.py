@@ -34,8 +34,8 @@ from backupd.model.manifest import BodyFacts, Header, Landmarks
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Role
 from backupd.model.table import TableName
-from backupd.transfer.fanout import Fanout
-from backupd.transfer.pack import Packed, Packer
+from backupd.transfer.pack.fanout import Fanout
+from backupd.transfer.pack.packer import Packed, Packer
 
 _SHOWN = 20
 

@@ -35,8 +35,8 @@ from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, S
 from backupd.model.ids import new_id
 from backupd.model.server import ServerInfo, no_roll_forward
 from backupd.model.units import format_size
-from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
-from backupd.transfer.seal import Sealer
+from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
+from backupd.transfer.seal.seal import Sealer
 from policies.schema import Logical
 from storage.destination import Destination
 

@@ -36,7 +36,7 @@ from backupd.binlog.standing import Standing
 from backupd.model.binlog import SegmentKey
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, BusyError
-from backupd.transfer.seal import Sealer
+from backupd.transfer.seal.seal import Sealer
 from storage.destination import Destination
 
 MOST_SEALED = 1 << 30

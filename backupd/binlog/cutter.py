@@ -15,8 +15,8 @@ from backupd.binlog.spool import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentseal import Sealed, Sealing
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.seal.seal import Sealer
 
 _NEW = "new"
 

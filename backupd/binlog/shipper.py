@@ -15,11 +15,11 @@ from backupd.engine.binlog.scan import clear_flag
 from backupd.model.binlog import Branch, Segment, SegmentKey
 from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.transfer import segments
-from backupd.transfer.locking import lengthen_branch
-from backupd.transfer.logpieces import drop_pieces
-from backupd.transfer.segments import SegmentConflictError, Stored
-from backupd.transfer.segmentseal import Sealed
+from backupd.transfer.guards.object_locks import lengthen_branch
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed
+from backupd.transfer.logs.segments import SegmentConflictError, Stored
+from backupd.transfer.logs.superseded_pieces import drop_pieces
 from storage.destination import Destination
 
 _BOTH_KEPT = (

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.manifest import StoredObject
-from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.records.manifests import get_bytes, put_bytes
 from storage import layout, objects
 from storage.destination import Capability, ChecksumDestination, Destination
 

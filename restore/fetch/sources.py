@@ -10,9 +10,9 @@ from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
-from backupd.transfer.manifestio import load_body, load_header
-from backupd.transfer.pin import Pin
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.records.manifests import load_body, load_header
+from backupd.transfer.seal.unseal import Unsealer
 from restore.fetch.path_names import check_entries
 from storage.destination import Destination
 

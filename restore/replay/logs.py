@@ -24,10 +24,10 @@ from backupd.model.errors import (
 )
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_size
-from backupd.transfer import segments
-from backupd.transfer.logpieces import holding
-from backupd.transfer.segmentdoc import SegmentHeader
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.superseded_pieces import holding
+from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.room import RESERVE
 from restore.fetch.objects import default_workers
 from storage.destination import Destination

@@ -32,7 +32,7 @@ from backupd.model.proof import Phase
 from backupd.model.server import ServerInfo
 from backupd.model.table import TableName, quote_name
 from backupd.model.units import format_size
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.ownership import Account, worker_account
 from restore.datadir.room import RESERVE
 from restore.datadir.start import server_config

@@ -23,7 +23,7 @@ from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.table import TableName, quote_name
 from backupd.process.durable import write_whole
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.cutover.cutover import Goal, HandedOver, Triggers, hand_over, settle, told
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.cutover.table_inventory import Shelf

@@ -37,7 +37,7 @@ from backupd.model.progress import Report
 from backupd.model.server import Flavour, Position
 from backupd.model.table import TableName, TablePattern
 from backupd.process.durable import write_whole
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.cutover.schema_objects import carry_scripts, keep_scripts, remarks
 from restore.cutover.table_inventory import Shelf
 from restore.fetch.chain import Stopwatch

@@ -24,7 +24,7 @@ from backupd.model.proof import Check, Phase
 from backupd.model.server import Position, Tool
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
 from restore.datadir.occupancy import not_looked_at, refuse_nested, refuse_non_empty, refuse_occupied
 from restore.datadir.ownership import find_account, worker_account

@@ -33,11 +33,11 @@ from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.server import Position, Receipts, Tool, Version
-from backupd.transfer import segments
-from backupd.transfer.inventory import read
-from backupd.transfer.logpieces import drop_pieces, replaced_pieces
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentseal import Sealed, Sealing
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
+from backupd.transfer.records.inventory import read
+from backupd.transfer.seal.seal import Sealer
 from storage import layout
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination

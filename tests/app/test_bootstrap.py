@@ -29,7 +29,7 @@ from backupd.app.metacopies.recover_document import recover_text
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationError, LockedError
 from backupd.model.event import Event, Severity
-from backupd.transfer import proofdoc
+from backupd.transfer.records import proofs as proofdoc
 from storage import layout
 from storage.config import S3Config, SftpConfig
 from storage.destination import Destination

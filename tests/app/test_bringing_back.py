@@ -16,8 +16,8 @@ from backupd.app.metacopies.recover_versions_text import bring_back_text
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.clock import format_time
-from backupd.transfer.marking import is_marked
-from backupd.transfer.remove import is_whole
+from backupd.transfer.guards.marks import is_marked
+from backupd.transfer.sweep.deletion import is_whole
 from storage import layout, objects
 from storage.config import S3Config
 from storage.s3 import S3Destination

@@ -32,11 +32,11 @@ from backupd.model.manifest import decode_header, encode_header
 from backupd.model.progress import Progress, Report, silent
 from backupd.model.proof import Phase, Proof
 from backupd.model.server import Role, ServerInfo, Version
-from backupd.transfer.fsck import repair
-from backupd.transfer.intent import intents
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.manifestio import load_header
-from backupd.transfer.remove import mark, unmark
+from backupd.transfer.check.fsck import repair
+from backupd.transfer.pack.intent import intents
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import load_header
+from backupd.transfer.sweep.deletion import mark, unmark
 from restore.datadir.state import MARKER, State, write_marker
 from storage import layout
 from tests.e2e.house import SERVER, House

@@ -32,10 +32,10 @@ from backupd.model.hold import Hold, HoldKind
 from backupd.model.manifest import Header, encode_header
 from backupd.model.progress import Progress, silent
 from backupd.model.server import Position
-from backupd.transfer import segments
-from backupd.transfer.keeping import put_hold, put_keep
-from backupd.transfer.manifestio import get_bytes
-from backupd.transfer.remove import mark
+from backupd.transfer.guards.holds import put_hold, put_keep
+from backupd.transfer.logs import segments
+from backupd.transfer.records.manifests import get_bytes
+from backupd.transfer.sweep.deletion import mark
 from storage import layout, objects
 from storage.destination import as_tree
 from storage.filesystem import FilesystemDestination

@@ -17,7 +17,7 @@ from backupd.binlog.spool import Spool
 from backupd.model.binlog import Gap, SegmentKey
 from backupd.model.progress import silent
 from backupd.model.server import Position
-from backupd.transfer import segments
+from backupd.transfer.logs import segments
 from tests.app.gate import until
 from tests.app.logstore import BRANCH, PLACES, SERVER, key_of, store, wired
 from tests.support.keys import Keys

@@ -19,8 +19,8 @@ from backupd.app.verify.verification import fsck, verify
 from backupd.cli import binlog
 from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
-from backupd.transfer import segments
-from backupd.transfer.fsck import Invariant
+from backupd.transfer.check.fsck import Invariant
+from backupd.transfer.logs import segments
 from storage import layout
 from tests.app.logstore import BRANCH, SERVER, key_of, store, wired
 from tests.support.keys import Keys

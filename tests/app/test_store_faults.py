@@ -32,11 +32,11 @@ from backupd.cli.main import main
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.ids import new_id
 from backupd.model.progress import silent
-from backupd.transfer.intent import intents
-from backupd.transfer.pin import Pin, pins
+from backupd.transfer.guards.pin import Pin, pins
+from backupd.transfer.logs.segment_seal import Sealed
+from backupd.transfer.pack.intent import intents
 from backupd.transfer.relay import Relay
-from backupd.transfer.remove import marks
-from backupd.transfer.segmentseal import Sealed
+from backupd.transfer.sweep.deletion import marks
 from restore.fetch.objects import fetch
 from restore.fetch.sources import load_chain
 from storage import layout, s3client, s3upload

@@ -33,7 +33,7 @@ from backupd.model.job import JobKind, JobState
 from backupd.model.progress import Progress, silent
 from backupd.model.server import Position
 from backupd.model.thaw import LOGS, ThawState
-from backupd.transfer import segments
+from backupd.transfer.logs import segments
 from restore.planning.plan import Plan
 from restore.replay.logs import fetch_logs
 from storage import layout

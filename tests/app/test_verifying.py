@@ -16,10 +16,10 @@ from backupd.cli.render import show_damages, show_disagreements
 from backupd.cli.screen import Screen
 from backupd.model.backup import BackupState
 from backupd.model.progress import silent
-from backupd.transfer.fsck import examine
-from backupd.transfer.inventory import read
-from backupd.transfer.remove import is_whole
-from backupd.transfer.scrub import Damage
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.records.inventory import read
+from backupd.transfer.sweep.deletion import is_whole
 from storage import layout, objects
 from storage.destination import Tier, as_tree
 from tests.retention.shelf import SERVER, Shelf

@@ -25,11 +25,12 @@ from backupd.catalog.session import open_catalog
 from backupd.model.hold import HoldKind
 from backupd.model.manifest import Header, StoredObject, bound, decode_header, encode_header
 from backupd.model.progress import silent
-from backupd.transfer import proofdoc, segments
-from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.manifestio import commit_header, described, get_bytes, put_bytes
-from backupd.transfer.seal import Sealer
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.check.fsck import Invariant, examine
+from backupd.transfer.logs import segments
+from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.seal.seal import Sealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.logstore import BRANCH, SERVER, wired

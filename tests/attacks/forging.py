@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.manifest import Body, Header, bound, decode_header, encode_header
-from backupd.transfer.manifestio import described, load_body
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.records.manifests import described, load_body
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.e2e.house import House

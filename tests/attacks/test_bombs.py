@@ -19,18 +19,21 @@ from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import DamagedError, StreamError
 from backupd.model.manifest import Entry, Part, StoredObject, encode_facts
 from backupd.model.progress import silent
-from backupd.transfer import head, manifestio, proofdoc, segments
-from backupd.transfer import signed as signed_places
-from backupd.transfer.collect import collect
-from backupd.transfer.keeping import kept_at
-from backupd.transfer.lease import leases
-from backupd.transfer.manifestio import described, get_bytes, load_body, load_header, put_bytes
-from backupd.transfer.remove import marked
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import SegmentHeader
-from backupd.transfer.signature import Signing
-from backupd.transfer.signed import SignedDestination
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.guards.holds import kept_at
+from backupd.transfer.guards.lease import leases
+from backupd.transfer.logs import segments
+from backupd.transfer.records import head
+from backupd.transfer.records import manifests as manifestio
+from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records import signed as signed_places
+from backupd.transfer.records.manifests import described, get_bytes, load_body, load_header, put_bytes
+from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.records.signature import Signing
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import marked
 from restore.fetch.objects import fetch
 from storage import layout, objects
 from storage.filesystem import FilesystemDestination

@@ -105,8 +105,8 @@ def test_nothing_is_written_or_given_away_through_a_link(short_tmp: Path, victim
 _OPEN = """
 import sys
 from pathlib import Path
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 home, key = Path(sys.argv[1]), sys.argv[2]
 assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"
 """

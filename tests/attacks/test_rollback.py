@@ -28,8 +28,8 @@ from backupd.model.backup import Copy
 from backupd.model.clock import format_time
 from backupd.model.manifest import encode_header
 from backupd.model.progress import silent
-from backupd.transfer.head import digest, read
-from backupd.transfer.scrub import Damage
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.records.head import digest, read
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.house import Clock, at

@@ -26,11 +26,11 @@ from backupd.model.backup import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError, UsageError
 from backupd.model.manifest import Header, bound
 from backupd.model.progress import silent
-from backupd.transfer.inventory import read
-from backupd.transfer.manifestio import commit_header, described, get_bytes, put_bytes
-from backupd.transfer.seal import Sealer
-from backupd.transfer.signature import Signing, make_key, sign
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
+from backupd.transfer.records.signature import Signing, make_key, sign
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.seal.seal import Sealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.logstore import SERVER, store, wired

@@ -26,8 +26,8 @@ from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header
 from backupd.model.progress import silent
 from backupd.model.table import TableName, TablePattern
-from backupd.transfer.manifestio import load_body
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.records.manifests import load_body
+from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack
 from storage.filesystem import FilesystemDestination

@@ -13,7 +13,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.backup import BackupKind
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.server import Position, Receipts, Tool, Version
-from backupd.transfer.pack import Packer
+from backupd.transfer.pack.packer import Packer
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination

@@ -16,11 +16,11 @@ from backupd.binlog.archive import Archiver, Shipped
 from backupd.binlog.spool import Spool, Spooled
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.model.errors import CatalogError
-from backupd.transfer import segments
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import SegmentHeader, decode_segment
+from backupd.transfer.check.fsck import Invariant, examine
+from backupd.transfer.logs import segments
+from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.sweep.collection import collect
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination

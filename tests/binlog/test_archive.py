@@ -14,12 +14,12 @@ from backupd.binlog import checkpoint, standing
 from backupd.binlog.spool import Spool
 from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
-from backupd.transfer import segments
-from backupd.transfer.manifestio import put_bytes
-from backupd.transfer.pin import Pin
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import SegmentHeader
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.logs import segments
+from backupd.transfer.records.manifests import put_bytes
+from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.transfer import segments
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import SegmentHeader
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.logs import segments
+from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from storage.filesystem import FilesystemDestination
 from tests.binlog.archived import Books, Clock, House
 from tests.support.dice import rounds, thrown

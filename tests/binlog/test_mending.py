@@ -19,8 +19,8 @@ from backupd.engine.logclient.source import BinlogSource
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server import Position
 from backupd.recovery.runs import without
-from backupd.transfer import segments
-from backupd.transfer.segmentdoc import SegmentHeader
+from backupd.transfer.logs import segments
+from backupd.transfer.records.segment_documents import SegmentHeader
 from storage.memory import MemoryDestination
 from tests.binlog.archived import Books, QuickSealer, plain_of
 from tests.binlog.streaming import (

@@ -13,7 +13,7 @@ from backupd.app.copies.protection import Examined
 from backupd.app.copies.replication import Replicated
 from backupd.cli.main import main
 from backupd.model.errors import DestinationError
-from backupd.transfer.replicate import Copied
+from backupd.transfer.copy.backup_copy import Copied
 from storage.memory import MemoryDestination
 from tests.cli.fake import FakeService, record
 from tests.transfer.stock import Stock

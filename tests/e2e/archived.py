@@ -17,9 +17,9 @@ from backupd.catalog.session import open_catalog
 from backupd.engine.binlog.scan import ScanContext, scan
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.model.ids import new_id
-from backupd.transfer import segments
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentseal import Sealed, Sealing
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.seal.seal import Sealer
 from tests.e2e.house import SERVER, House
 from tests.support.server import Server
 

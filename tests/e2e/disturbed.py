@@ -21,8 +21,8 @@ from backupd.engine.binlog.scan import scan
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
-from backupd.transfer import segments
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.logs import segments
+from backupd.transfer.seal.unseal import Unsealer
 from storage.destination import Destination
 from tests.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.e2e.service import naming, until

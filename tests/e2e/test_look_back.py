@@ -27,9 +27,9 @@ from backupd.model.manifest import Body
 from backupd.model.progress import silent
 from backupd.model.table import TableName
 from backupd.recovery.chains import restorable
-from backupd.transfer import proofdoc
-from backupd.transfer.manifestio import load_body
-from backupd.transfer.seal import Sealer
+from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.manifests import load_body
+from backupd.transfer.seal.seal import Sealer
 from restore.datadir.checks import DEFINITIONS
 from restore.fetch import chain as build
 from restore.fetch import sources

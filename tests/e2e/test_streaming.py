@@ -18,7 +18,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch
 from backupd.model.job import JobState
-from backupd.transfer import segments
+from backupd.transfer.logs import segments
 from tests.catalog import samples
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, alive, catalog_of, descendants, serving, until

@@ -15,12 +15,12 @@ from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply
 from backupd.model.clock import format_time
 from backupd.model.errors import BusyError, RefusedError
-from backupd.transfer.fsck import examine
-from backupd.transfer.intent import Intent, intents
-from backupd.transfer.keeping import kept_at
-from backupd.transfer.pin import pins
-from backupd.transfer.remove import mark
-from backupd.transfer.repairing import put_right
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.copy.repair import put_right
+from backupd.transfer.guards.holds import kept_at
+from backupd.transfer.guards.pin import pins
+from backupd.transfer.pack.intent import Intent, intents
+from backupd.transfer.sweep.deletion import mark
 from storage import layout, objects
 from tests.replication.shop import Shop
 from tests.retention.shelf import SERVER

@@ -14,9 +14,9 @@ from backupd.app.streams.log_copies import LogFollower
 from backupd.app.views.timeline import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server import Position
-from backupd.transfer import segments
-from backupd.transfer.pin import Pin
-from backupd.transfer.recorded import RecordedDestination
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.logs import segments
+from backupd.transfer.records.recorded import RecordedDestination
 from storage import layout
 from storage.destination import Destination
 from tests.app.logstore import BRANCH, key_of, store

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
-from backupd.transfer import segments
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentseal import Sealed, Sealing
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.seal.seal import Sealer
 from storage.destination import Destination
 from tests.support.keys import Keys
 

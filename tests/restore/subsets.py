@@ -18,7 +18,7 @@ from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header
 from backupd.model.progress import silent
 from backupd.model.table import TableName, TablePattern
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.scratch.server import ScratchSpec

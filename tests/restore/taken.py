@@ -17,8 +17,8 @@ from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header
 from backupd.model.progress import silent
 from backupd.model.proof import Witness
-from backupd.transfer.manifestio import load_body
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.records.manifests import load_body
+from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.whole.executor import RestoreSpec

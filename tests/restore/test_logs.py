@@ -10,9 +10,9 @@ from backupd.model.binlog import Ending, ReplayLeg, ReplayMethod, ReplaySpec, Se
 from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError, RefusedError
 from backupd.model.progress import silent
 from backupd.model.server import Position
-from backupd.transfer import segmentseal
-from backupd.transfer.logpieces import drop_pieces
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.logs import segment_seal as segmentseal
+from backupd.transfer.logs.superseded_pieces import drop_pieces
+from backupd.transfer.seal.unseal import Unsealer
 from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage import layout
 from storage.filesystem import FilesystemDestination

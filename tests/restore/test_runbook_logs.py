@@ -12,7 +12,7 @@ import pytest
 from backupd.model.binlog import Branch, BranchReason, Ending, Transaction
 from backupd.model.clock import format_time
 from backupd.model.server import Position
-from backupd.transfer import segments
+from backupd.transfer.logs import segments
 from restore.runbook.logs import choose_logs
 from storage import layout
 from storage.filesystem import FilesystemDestination

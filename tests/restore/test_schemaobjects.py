@@ -18,7 +18,7 @@ from backupd.model.errors import DamagedError
 from backupd.model.ids import new_id
 from backupd.model.progress import silent
 from backupd.model.table import TableName
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.cutover.schema_objects import (
     SchemaObject,
     add_missing,

@@ -8,9 +8,9 @@ import pytest
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.server import Position, Receipts, Version
-from backupd.transfer.lease import utc_now
-from backupd.transfer.remove import mark
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.guards.lease import utc_now
+from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.sweep.deletion import mark
 from restore.fetch.sources import load_chain, pinned
 from storage import layout
 from storage.memory import MemoryDestination

@@ -20,8 +20,8 @@ from backupd.model.progress import silent
 from backupd.model.proof import Phase
 from backupd.model.server import Position
 from backupd.model.table import TableName
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.tables.private_copy import TableCopySpec, loaded_instance
 from storage.filesystem import FilesystemDestination
 from tests.restore.dumpfolder import add_from

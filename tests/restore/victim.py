@@ -11,7 +11,7 @@ from pathlib import Path
 from backupd.model.ids import new_id
 from backupd.model.progress import Progress
 from backupd.model.proof import Phase
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.unseal import Unsealer
 from restore.whole.executor import RestoreSpec, execute
 from storage.filesystem import FilesystemDestination
 

@@ -19,8 +19,8 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Stats
 from backupd.model.proof import Proof
 from backupd.model.server import Position
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.remove import marks
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.sweep.deletion import marks
 from storage.destination import Destination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id
 

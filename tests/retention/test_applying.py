@@ -16,10 +16,10 @@ from backupd.model.backup import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind
 from backupd.retention.view import Stored
-from backupd.transfer.intent import Intent
-from backupd.transfer.keeping import put_hold, put_keep, remove_hold
-from backupd.transfer.pin import Pin
-from backupd.transfer.remove import marked
+from backupd.transfer.guards.holds import put_hold, put_keep, remove_hold
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.sweep.deletion import marked
 from tests.retention.shelf import SERVER, Shelf
 
 Make = Callable[..., Shelf]

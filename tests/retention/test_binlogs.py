@@ -27,8 +27,8 @@ from backupd.retention.decisions import Decisions
 from backupd.retention.logs import NOTHING, first_files
 from backupd.retention.solver import solve
 from backupd.retention.view import BinlogRun, LogPlace, Stored, View
-from backupd.transfer.manifestio import put_bytes
-from backupd.transfer.pin import Pin
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.records.manifests import put_bytes
 from storage import layout
 from tests.retention.histories import NOW, days_ago, rules, stored, view
 from tests.retention.shelf import SERVER, Shelf

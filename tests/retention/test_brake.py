@@ -15,8 +15,8 @@ from backupd.app.retention.mark_provenance import unconfirmed
 from backupd.app.retention.retention import apply, make_room, relieve
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.lease import Lease, Owner
+from backupd.transfer.guards.lease import Lease, Owner
+from backupd.transfer.records.inventory import backup_ids
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.retention.shelf import SERVER, Shelf

@@ -22,9 +22,9 @@ from backupd.model.backup import BackupState
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobState
-from backupd.transfer.intent import Intent
-from backupd.transfer.pin import Pin
-from backupd.transfer.remove import mark
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.sweep.deletion import mark
 from storage import layout, objects
 from tests.retention.shelf import SERVER, Shelf
 from tests.transfer.stock import backup_id, named

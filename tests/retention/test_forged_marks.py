@@ -17,7 +17,7 @@ from backupd.app.retention.retention import REASON, apply, make_room
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupState
 from backupd.model.clock import format_time
-from backupd.transfer.remove import mark
+from backupd.transfer.sweep.deletion import mark
 from storage import layout
 from tests.retention.shelf import SERVER, Shelf
 from tests.transfer.stock import pool

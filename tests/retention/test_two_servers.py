@@ -16,8 +16,8 @@ from backupd.app.service.preflight import check
 from backupd.app.verify.verification import fsck
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import Header, encode_header
-from backupd.transfer.inventory import read
-from backupd.transfer.remove import mark, sweep
+from backupd.transfer.records.inventory import read
+from backupd.transfer.sweep.deletion import mark, sweep
 from storage import layout
 from tests.retention.shelf import SERVER, Shelf
 from tests.transfer.stock import believed, put, wanted

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backupd.model.errors import DestinationError
-from backupd.transfer.locking import lengthen_all, lengthen_branch
+from backupd.transfer.guards.object_locks import lengthen_all, lengthen_branch
 from storage import layout
 from storage.config import S3Config
 from storage.destination import Capability, as_locking

@@ -8,11 +8,11 @@ from itertools import count
 import pytest
 
 from backupd.model.progress import silent
-from backupd.transfer.fsck import examine
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.remove import is_whole, mark, marks, sweep, unmark
-from backupd.transfer.repairing import put_manifest_right, put_right
-from backupd.transfer.scrub import scrub
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.check.scrub import scrub
+from backupd.transfer.copy.repair import put_manifest_right, put_right
+from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark
 from storage import layout, objects
 from storage.memory import MemoryDestination
 from tests.storage.buckets import config, opened

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Branch, Ending, Segment
-from backupd.transfer import segments
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import SegmentHeader
-from backupd.transfer.segmentseal import Sealed, Sealing
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.seal.seal import Sealer
 from storage.destination import Destination
 
 

@@ -22,7 +22,7 @@ from backupd.model.manifest import (
 )
 from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from backupd.model.sighting import Sighting
-from backupd.transfer.marking import Mark
+from backupd.transfer.guards.marks import Mark
 from storage import layout, objects, treenames
 from storage.destination import Destination, as_tree
 

@@ -14,16 +14,16 @@ import pytest
 
 from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
 from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
-from backupd.transfer import segments
-from backupd.transfer.collect import collect
-from backupd.transfer.inventory import read
-from backupd.transfer.manifestio import commit_header, described, load_body, load_header, put_bytes
-from backupd.transfer.remove import mark, sweep
-from backupd.transfer.repairing import put_manifest_right, put_segment_right
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import decode_segment, encode_branch, encode_segment
-from backupd.transfer.segments import SegmentConflictError
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.copy.repair import put_manifest_right, put_segment_right
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segments import SegmentConflictError
+from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import commit_header, described, load_body, load_header, put_bytes
+from backupd.transfer.records.segment_documents import decode_segment, encode_branch, encode_segment
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import mark, sweep
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.archivedlogs import archive_log

@@ -17,16 +17,16 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentK
 from backupd.model.errors import BusyError, ForbiddenError, LockedError, RefusedError, TamperedError
 from backupd.model.manifest import StoredObject
 from backupd.model.progress import silent
-from backupd.transfer import segments
-from backupd.transfer.bringback import MANIFEST, OBJECT, Found, find
-from backupd.transfer.fsck import examine
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.marking import is_marked
-from backupd.transfer.remove import is_whole, mark, marks
-from backupd.transfer.repairing import put_right
-from backupd.transfer.returning import bring_back
-from backupd.transfer.segmentdoc import SealedPart, SegmentHeader, encode_segment
-from backupd.transfer.sweeping import sweeping
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.copy.repair import put_right
+from backupd.transfer.guards.marks import is_marked
+from backupd.transfer.logs import segments
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.segment_documents import SealedPart, SegmentHeader, encode_segment
+from backupd.transfer.sweep.clean_up_lease import sweeping
+from backupd.transfer.sweep.deletion import is_whole, mark, marks
+from backupd.transfer.versions.recover_one import bring_back
+from backupd.transfer.versions.recover_versions import MANIFEST, OBJECT, Found, find
 from storage import layout, objects
 from storage.config import S3Config
 from storage.destination import Capability, Destination, ObjectInfo, Version

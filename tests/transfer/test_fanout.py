@@ -12,8 +12,8 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import DestinationError
-from backupd.transfer.collect import collect
-from backupd.transfer.fanout import Fanout, Load, LoadMeter, Placed
+from backupd.transfer.pack.fanout import Fanout, Load, LoadMeter, Placed
+from backupd.transfer.sweep.collection import collect
 from storage import layout
 from storage.destination import ObjectInfo
 from storage.forwarding import ForwardingDestination

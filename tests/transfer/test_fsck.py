@@ -9,12 +9,12 @@ import pytest
 
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Body, Header
-from backupd.transfer.fsck import CatalogView, Finding, Invariant, examine, repair
-from backupd.transfer.intent import Intent
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.lease import Lease, Owner
-from backupd.transfer.pin import Pin
-from backupd.transfer.remove import mark
+from backupd.transfer.check.fsck import CatalogView, Finding, Invariant, examine, repair
+from backupd.transfer.guards.lease import Lease, Owner
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.sweep.deletion import mark
 from storage import layout, objects, treenames
 from storage.destination import TreeDestination, as_tree
 from storage.filesystem import FilesystemDestination

@@ -21,17 +21,17 @@ import pytest
 
 from backupd.model.errors import BackupdError, ObjectMissingError
 from backupd.model.manifest import StoredObject, decode_header, encode_header
-from backupd.transfer import remove
-from backupd.transfer.brake import BRAKE
-from backupd.transfer.collect import _Collection, collect_held
-from backupd.transfer.erasing import Locks
-from backupd.transfer.intent import intents
-from backupd.transfer.inventory import committed
-from backupd.transfer.keeping import Kept
-from backupd.transfer.known import confirm, load_known
-from backupd.transfer.lease import Lease, Owner
-from backupd.transfer.pin import pins
-from backupd.transfer.remove import mark, sweep_held
+from backupd.transfer.guards.erase import Locks
+from backupd.transfer.guards.holds import Kept
+from backupd.transfer.guards.lease import Lease, Owner
+from backupd.transfer.guards.pin import pins
+from backupd.transfer.pack.intent import intents
+from backupd.transfer.pack.known import confirm, load_known
+from backupd.transfer.records.inventory import committed
+from backupd.transfer.sweep import deletion as remove
+from backupd.transfer.sweep.collection import _Collection, collect_held
+from backupd.transfer.sweep.deletion import mark, sweep_held
+from backupd.transfer.sweep.deletion_limit import BRAKE
 from storage import layout, objects
 from storage.destination import Capability, Destination, ObjectInfo, Space
 from storage.memory import MemoryDestination
@@ -46,7 +46,7 @@ MANIFEST = layout.manifest_key("shop", backup_id(2))
 @pytest.fixture(autouse=True)
 def _decoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same two manifests are read in every state."""
-    monkeypatch.setattr("backupd.transfer.inventory.decode_header", functools.cache(decode_header))
+    monkeypatch.setattr("backupd.transfer.records.inventory.decode_header", functools.cache(decode_header))
 
 
 class PausedError(BaseException):

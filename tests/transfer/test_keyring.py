@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import KeyUnusableError
-from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
+from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.places import short_directory
 from tests.transfer.homes import NewHome

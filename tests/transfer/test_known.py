@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.transfer.inventory import backup_ids, committed
-from backupd.transfer.known import confirm, load_known
-from backupd.transfer.remove import mark, unmark
+from backupd.transfer.pack.known import confirm, load_known
+from backupd.transfer.records.inventory import backup_ids, committed
+from backupd.transfer.sweep.deletion import mark, unmark
 from storage import layout
 from storage.memory import MemoryDestination
 from storage.objects import quarantine, release

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backupd.model.progress import silent
-from backupd.transfer.replicate import Order, replicate
+from backupd.transfer.copy.backup_copy import Order, replicate
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.lockedplace import LockedPlace

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.model.errors import LockedError
-from backupd.transfer import segments
-from backupd.transfer.collect import collect
-from backupd.transfer.logpieces import drop_pieces, replaced_pieces
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
+from backupd.transfer.sweep.collection import collect
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.binlog.archived import QuickSealer

@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.transfer.brake import RELEASED
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import CatalogView, Invariant, examine, repair
-from backupd.transfer.intent import Intent
-from backupd.transfer.lease import FRESH, Lease, Owner, is_alive
-from backupd.transfer.pin import Pin
-from backupd.transfer.remove import mark, sweep
-from backupd.transfer.sweeping import await_sweeps, sweeping
+from backupd.transfer.check.fsck import CatalogView, Invariant, examine, repair
+from backupd.transfer.guards.lease import FRESH, Lease, Owner, is_alive
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import mark, sweep
+from backupd.transfer.sweep.deletion_limit import RELEASED
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import UndeletableDestination

@@ -13,11 +13,11 @@ import pytest
 
 from backupd.model.errors import DestinationFullError, StreamError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
-from backupd.transfer import pack
-from backupd.transfer.fanout import Fanout, known_everywhere
-from backupd.transfer.pack import Packed, Packer
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.pack import packer as pack
+from backupd.transfer.pack.fanout import Fanout, known_everywhere
+from backupd.transfer.pack.packer import Packed, Packer
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from storage import layout
 from storage.destination import ObjectInfo
 from storage.memory import MemoryDestination

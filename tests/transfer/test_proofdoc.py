@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from backupd.model.errors import DamagedError, KeyUnusableError
-from backupd.transfer import proofdoc
-from backupd.transfer.proofdoc import KeptWitness
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.proofs import KeptWitness
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.catalog.samples import proof, witness

@@ -9,13 +9,13 @@ import pytest
 
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import examine
-from backupd.transfer.intent import Intent
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.keeping import Kept, kept_at, put_hold, put_keep, remove_hold
-from backupd.transfer.pin import Pin
-from backupd.transfer.remove import mark, marked, marks, restorable_at, sweep, unmark
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.guards.holds import Kept, kept_at, put_hold, put_keep, remove_hold
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import mark, marked, marks, restorable_at, sweep, unmark
 from storage import layout, objects
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination

@@ -12,12 +12,12 @@ import pytest
 
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, DestinationError, RefusedError
 from backupd.model.progress import silent
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import examine
-from backupd.transfer.inventory import backup_ids
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.copy.backup_copy import Copied, Order, replicate
+from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.relay import Relay
-from backupd.transfer.remove import is_whole, mark, sweep
-from backupd.transfer.replicate import Copied, Order, replicate
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import is_whole, mark, sweep
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import KeyUnusableError, ToolError
-from backupd.transfer.openpgp import outline
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.openpgp import outline
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from tests.support.keys import copy_public, gpg, make_key
 from tests.transfer.homes import Homes, NewHome
 
@@ -197,8 +197,8 @@ def test_more_threads_than_the_agent_can_bear_still_all_succeed(homes: Homes) ->
 _PEAK = """
 import os, resource, sys
 from pathlib import Path
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 home, fingerprint, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 sealer, unsealer = Sealer([fingerprint], home), Unsealer(home)
 unsealer.unseal(sealer.seal(b"warm up"), limit=10)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DamagedError, KeyUnusableError
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from tests.transfer.homes import Homes
 
 

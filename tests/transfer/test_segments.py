@@ -13,13 +13,13 @@ from backupd.model.binlog import Branch, BranchReason, Ending, SegmentKey
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError, UsageError
 from backupd.model.manifest import PART_SIZE
 from backupd.model.server import Position
-from backupd.transfer import segments, segmentseal
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.manifestio import put_bytes
-from backupd.transfer.scrub import scrub_segments
-from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import (
+from backupd.transfer.check.fsck import Invariant, examine
+from backupd.transfer.check.scrub import scrub_segments
+from backupd.transfer.logs import segment_seal as segmentseal
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.records.manifests import put_bytes
+from backupd.transfer.records.segment_documents import (
     SegmentHeader,
     decode_branch,
     decode_segment,
@@ -27,8 +27,9 @@ from backupd.transfer.segmentdoc import (
     encode_segment,
     is_log_name,
 )
-from backupd.transfer.segmentseal import Sealed, Sealing
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.sweep.collection import collect
 from storage import layout
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination

@@ -13,12 +13,12 @@ import pytest
 
 from backupd.model.errors import DamagedError, DestinationError, KeyUnusableError, ObjectMissingError, ToolMissingError
 from backupd.model.manifest import Header
-from backupd.transfer import segments
-from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.inventory import read
-from backupd.transfer.manifestio import commit_header, load_header
-from backupd.transfer.signature import Signing, problem_of, sign
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.check.fsck import Invariant, examine
+from backupd.transfer.logs import segments
+from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import commit_header, load_header
+from backupd.transfer.records.signature import Signing, problem_of, sign
+from backupd.transfer.records.signed import SignedDestination
 from storage import layout
 from storage.destination import Destination, ObjectInfo, as_tree
 from storage.forwarding import ForwardingDestination

@@ -10,17 +10,17 @@ import pytest
 
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError
 from backupd.model.sighting import Sighting
-from backupd.transfer.brake import BRAKE, RELEASED, Brake
-from backupd.transfer.collect import collect
-from backupd.transfer.erasing import Locks, each
-from backupd.transfer.fsck import examine
-from backupd.transfer.intent import Intent
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.keeping import Backup
-from backupd.transfer.lease import FRESH, Lease, Owner
-from backupd.transfer.marking import Mark
-from backupd.transfer.remove import is_whole, mark, marks, sweep, unmark
-from backupd.transfer.sweeping import await_sweeps, sweeping, sweeps
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.guards.erase import Locks, each
+from backupd.transfer.guards.holds import Backup
+from backupd.transfer.guards.lease import FRESH, Lease, Owner
+from backupd.transfer.guards.marks import Mark
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping, sweeps
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark
+from backupd.transfer.sweep.deletion_limit import BRAKE, RELEASED, Brake
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import LockingDestination, SlowDestination, UndeletableDestination

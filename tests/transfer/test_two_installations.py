@@ -20,17 +20,17 @@ import pytest
 
 from backupd.model.errors import BackupdError, BusyError, CancelledError, NotFoundError, RefusedError
 from backupd.model.manifest import encode_header
-from backupd.transfer import collect as collect_module
-from backupd.transfer import remove as remove_module
-from backupd.transfer import sweeping as sweeping_module
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import examine
-from backupd.transfer.intent import Intent
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.known import confirm, load_known
-from backupd.transfer.pin import Pin
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.guards.pin import Pin
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.pack.known import confirm, load_known
+from backupd.transfer.records.inventory import backup_ids, read
 from backupd.transfer.relay import Relay
-from backupd.transfer.remove import is_whole, mark, sweep, unmark
+from backupd.transfer.sweep import clean_up_lease as sweeping_module
+from backupd.transfer.sweep import collection as collect_module
+from backupd.transfer.sweep import deletion as remove_module
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import is_whole, mark, sweep, unmark
 from storage import layout, objects
 from storage.destination import Destination, ObjectInfo
 from storage.forwarding import ForwardingDestination

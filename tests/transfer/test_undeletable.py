@@ -8,13 +8,13 @@ from datetime import timedelta
 import pytest
 
 from backupd.model.errors import RefusedError
-from backupd.transfer.collect import collect
-from backupd.transfer.intent import Intent
-from backupd.transfer.known import confirm, load_known, unusable_objects
-from backupd.transfer.lease import Owner, is_alive
-from backupd.transfer.pin import Pin, pins
-from backupd.transfer.presence import Presence
-from backupd.transfer.remove import is_whole, mark, marked, marks, restorable_at, unmark
+from backupd.transfer.guards.lease import Owner, is_alive
+from backupd.transfer.guards.pin import Pin, pins
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.pack.known import confirm, load_known, unusable_objects
+from backupd.transfer.pack.presence import Presence
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import is_whole, mark, marked, marks, restorable_at, unmark
 from storage import layout, objects
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import UndeletableDestination

@@ -9,13 +9,13 @@ import pytest
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Header
-from backupd.transfer import segments
-from backupd.transfer.collect import collect
-from backupd.transfer.fsck import Invariant, examine
-from backupd.transfer.inventory import read
-from backupd.transfer.keeping import kept_at
-from backupd.transfer.lease import leases
-from backupd.transfer.remove import is_whole, marks, sweep
+from backupd.transfer.check.fsck import Invariant, examine
+from backupd.transfer.guards.holds import kept_at
+from backupd.transfer.guards.lease import leases
+from backupd.transfer.logs import segments
+from backupd.transfer.records.inventory import read
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import is_whole, marks, sweep
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH

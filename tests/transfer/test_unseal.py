@@ -9,10 +9,10 @@ import pytest
 import zstandard
 
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
-from backupd.transfer.keyhome import usable_home
-from backupd.transfer.openpgp import outline
-from backupd.transfer.seal import Sealer
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.seal.key_home import usable_home
+from backupd.transfer.seal.openpgp import outline
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
 from tests.support.dice import thrown
 from tests.support.keys import make_home, stop_agent
 from tests.transfer.homes import Homes, NewHome, with_passphrase

@@ -26,8 +26,8 @@ from backupd.model.proof import FAILED, UNDECIDED, Proof
 from backupd.model.server import ServerInfo, Version
 from backupd.model.units import format_duration, format_size
 from backupd.recovery.chains import chain_of
-from backupd.transfer.inventory import read
-from backupd.transfer.remove import is_whole, marks
+from backupd.transfer.records.inventory import read
+from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.schema import Physical
 from restore.datadir.state import MARKER, UNKNOWN, restored_by
 from restore.planning.plan import DEFAULT_RATES, bytes_of

@@ -12,7 +12,7 @@ from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import RefusedError, TamperedError
 from backupd.model.manifest import BodyFacts, Header, encode_header
 from backupd.model.units import format_duration
-from backupd.transfer.manifestio import get_bytes
+from backupd.transfer.records.manifests import get_bytes
 from storage import layout
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from backupd.app.context.wiring import Wiring
 from backupd.model.binlog import SegmentRecord, Transaction
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, StreamError
-from backupd.transfer import segments
-from backupd.transfer.logpieces import holding
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.superseded_pieces import holding
+from backupd.transfer.seal.unseal import Unsealer
 
 _KEPT = 4
 _SMALL = 20_000

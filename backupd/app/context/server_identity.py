@@ -35,7 +35,7 @@ from backupd.model.manifest import Header
 from backupd.model.server import Flavour, ServerInfo
 from backupd.recovery.lineage import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
-from backupd.transfer.inventory import read
+from backupd.transfer.records.inventory import read
 from restore.datadir.state import restored_by
 
 CHANGED = Pair("server-changed", "server-known")

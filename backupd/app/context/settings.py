@@ -14,7 +14,7 @@ from typing import Any
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tls import Tls
 from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
-from backupd.transfer.brake import Brake
+from backupd.transfer.sweep.deletion_limit import Brake
 from policies.access import Api
 from policies.alerts import Alerts
 from policies.configuration import Configuration, DestinationSettings, Encryption, Restore, Server

@@ -11,9 +11,9 @@ from backupd.app.context.settings import Settings
 from backupd.backup.finding import Finding, error, fine, warning
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.hold import EVERY_SERVER
-from backupd.transfer.keyring import public_keys
-from backupd.transfer.signature import Signing, problem_of, sign
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.records.signature import Signing, problem_of, sign
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.seal.keyring import public_keys
 from storage.config import DestinationConfig
 from storage.destination import Destination
 

@@ -35,12 +35,12 @@ from backupd.model.errors import (
 from backupd.model.event import Event, Severity
 from backupd.process.folders import PASSABLE
 from backupd.process.runtime import passable_directory
-from backupd.transfer.identity import identity_key
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.keyring import KeyInfo, resolve_recipients
-from backupd.transfer.lease import Owner
-from backupd.transfer.recorded import RecordedDestination
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.guards.lease import Owner
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.recorded import RecordedDestination
+from backupd.transfer.seal.content_key import identity_key
+from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients
+from backupd.transfer.seal.unseal import Unsealer
 from storage.destination import Destination
 from storage.registry import open_destination
 

@@ -16,11 +16,11 @@ from backupd.model.binlog import Branch, Run, SegmentKey, SegmentRecord
 from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError
 from backupd.recovery.runs import first_of, last_of
-from backupd.transfer.locking import lengthen_branch
-from backupd.transfer.logpieces import drop_pieces, replaced_pieces
+from backupd.transfer.copy.log_copy import copy_branch, copy_segment
+from backupd.transfer.guards.object_locks import lengthen_branch
+from backupd.transfer.logs.segments import SegmentConflictError
+from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
 from backupd.transfer.relay import Check, Relay
-from backupd.transfer.replicatelogs import copy_branch, copy_segment
-from backupd.transfer.segments import SegmentConflictError
 from storage.destination import Destination
 
 

@@ -26,10 +26,10 @@ from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_duration, format_size
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.known import missing
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.pack.known import missing
+from backupd.transfer.records.inventory import backup_ids, read
 from backupd.transfer.relay import Check, found_wrong
-from backupd.transfer.scrub import Damage
 from policies.schema import Protection
 from storage import layout, objects
 from storage.destination import Destination

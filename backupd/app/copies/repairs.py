@@ -13,13 +13,13 @@ from backupd.model.ids import new_id
 from backupd.model.manifest import Header
 from backupd.model.progress import silent
 from backupd.recovery.chains import chain_of
-from backupd.transfer.erasing import each
-from backupd.transfer.lease import exists
-from backupd.transfer.marking import is_marked
-from backupd.transfer.repairing import inode_of, put_manifest_right, put_right, put_segment_right, show_again
-from backupd.transfer.replicate import Order, replicate
-from backupd.transfer.scrub import Damage
-from backupd.transfer.segments import keys
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.copy.backup_copy import Order, replicate
+from backupd.transfer.copy.repair import inode_of, put_manifest_right, put_right, put_segment_right, show_again
+from backupd.transfer.guards.erase import each
+from backupd.transfer.guards.lease import exists
+from backupd.transfer.guards.marks import is_marked
+from backupd.transfer.logs.segments import keys
 from storage import layout
 from storage.destination import Destination, as_archive, as_tree
 

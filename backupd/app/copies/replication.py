@@ -41,10 +41,10 @@ from backupd.model.hold import EVERY_SERVER
 from backupd.model.manifest import Header
 from backupd.model.progress import Progress
 from backupd.model.units import format_duration, format_size
-from backupd.transfer.keeping import kept_at, put_hold, put_keep
-from backupd.transfer.manifestio import load_body
+from backupd.transfer.copy.backup_copy import Copied, Order, TreePaths, replicate
+from backupd.transfer.guards.holds import kept_at, put_hold, put_keep
+from backupd.transfer.records.manifests import load_body
 from backupd.transfer.relay import PAUSES
-from backupd.transfer.replicate import Copied, Order, TreePaths, replicate
 from storage import treenames
 from storage.destination import Destination, as_tree
 

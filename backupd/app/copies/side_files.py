@@ -10,7 +10,7 @@ from backupd.app.copies.protection import with_protection
 from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.manifest import Header
-from backupd.transfer.manifestio import load_header, load_side_file
+from backupd.transfer.records.manifests import load_header, load_side_file
 from storage.destination import Destination
 
 T = TypeVar("T")

@@ -39,14 +39,15 @@ from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
 from backupd.model.manifest import Header
 from backupd.model.progress import Progress, Report
-from backupd.transfer import proofdoc, segments
-from backupd.transfer.collect import unfinished
-from backupd.transfer.intent import intents
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.keeping import Kept, kept_at
-from backupd.transfer.presence import Presence
-from backupd.transfer.proofdoc import KeptWitness
-from backupd.transfer.remove import marks
+from backupd.transfer.guards.holds import Kept, kept_at
+from backupd.transfer.logs import segments
+from backupd.transfer.pack.intent import intents
+from backupd.transfer.pack.presence import Presence
+from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.records.proofs import KeptWitness
+from backupd.transfer.sweep.collection import unfinished
+from backupd.transfer.sweep.deletion import marks
 from storage import layout, objects
 from storage.destination import Destination
 

@@ -34,7 +34,7 @@ from backupd.model.errors import (
 from backupd.model.ids import new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.recovery.runs import first_of, last_of
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.records.signed import SignedDestination
 from storage import layout
 from storage.destination import Destination
 

@@ -10,8 +10,8 @@ from backupd.app.context.document_records import CatalogRecords
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import UsageError
 from backupd.model.progress import Report
-from backupd.transfer.bringback import Found, find
-from backupd.transfer.returning import Returned, bring_back
+from backupd.transfer.versions.recover_one import Returned, bring_back
+from backupd.transfer.versions.recover_versions import Found, find
 from storage.destination import Destination, as_versioned
 
 

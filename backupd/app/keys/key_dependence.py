@@ -9,8 +9,8 @@ from backupd.app.context.wiring import Wiring
 from backupd.model.backup import BackupState
 from backupd.model.errors import BackupdError, KeyUnusableError
 from backupd.model.manifest import Header
-from backupd.transfer.keyring import secret_fingerprints
-from backupd.transfer.manifestio import load_header
+from backupd.transfer.records.manifests import load_header
+from backupd.transfer.seal.keyring import secret_fingerprints
 
 _NAMED = 20
 

@@ -25,8 +25,8 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
 from backupd.model.ids import is_id, new_id
-from backupd.transfer.keyring import KeyInfo, resolve_recipients, secret_fingerprints
-from backupd.transfer.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
+from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients, secret_fingerprints
+from backupd.transfer.seal.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
 from policies.problems import suggestion
 
 EXPIRING = Pair("key-expiring", "key-renewed")

@@ -38,12 +38,12 @@ from backupd.model.errors import (
 from backupd.model.event import Event, Severity
 from backupd.model.ids import new_id
 from backupd.process.folders import locked_folder, remove_dead
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.manifestio import get_bytes, put_bytes
-from backupd.transfer.remove import marks
-from backupd.transfer.scrub import Damage
-from backupd.transfer.seal import Sealer
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import get_bytes, put_bytes
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.sweep.deletion import marks
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 from storage.marker import marker_problem

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backupd.app.context.settings import Settings
 from backupd.model.errors import RefusedError
-from backupd.transfer.keyring import public_keys
+from backupd.transfer.seal.keyring import public_keys
 
 CONFIGURATION = "backupd.yaml"
 POLICIES = "policies/"

@@ -13,7 +13,7 @@ from backupd.app.keys.key_dependence import require_keys
 from backupd.app.metacopies.tar_extraction import Member, extract, member_of
 from backupd.backup.hostfiles import LARGEST_SUM
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
-from backupd.transfer.manifestio import load_header, load_side_file
+from backupd.transfer.records.manifests import load_header, load_side_file
 
 _LIMIT = 2 * LARGEST_SUM
 """Bytes that may come out: what is collected, and what the tar adds to it."""

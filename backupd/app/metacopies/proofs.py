@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import LockedError, NotFoundError
-from backupd.transfer import proofdoc
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.proofdoc import Kept, KeptWitness
-from backupd.transfer.seal import Sealer
+from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.proofs import Kept, KeptWitness
+from backupd.transfer.seal.seal import Sealer
 from storage import layout
 from storage.destination import Destination
 

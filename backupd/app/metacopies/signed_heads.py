@@ -37,11 +37,11 @@ from backupd.model.manifest import Header
 from backupd.model.units import format_duration
 from backupd.process.durable import write_whole
 from backupd.recovery.runs import last_of
-from backupd.transfer import head as heads
-from backupd.transfer.head import Head, Reached, Retired
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.remove import marks
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.records import head as heads
+from backupd.transfer.records.head import Head, Reached, Retired
+from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.sweep.deletion import marks
 from storage import layout
 from storage.destination import Destination
 

@@ -23,15 +23,15 @@ from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError, TamperedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.model.manifest import Header, decode_header
-from backupd.transfer import segments
-from backupd.transfer.erasing import each
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.manifestio import load_body
-from backupd.transfer.presence import Presence
-from backupd.transfer.segmentdoc import decode_branch, decode_segment
-from backupd.transfer.signature import Signing, problem_of
-from backupd.transfer.signed import SignedDestination
-from backupd.transfer.unseal import Unsealer
+from backupd.transfer.guards.erase import each
+from backupd.transfer.logs import segments
+from backupd.transfer.pack.presence import Presence
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import load_body
+from backupd.transfer.records.segment_documents import decode_branch, decode_segment
+from backupd.transfer.records.signature import Signing, problem_of
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.seal.unseal import Unsealer
 from storage import layout, objects
 
 _BATCH = 256

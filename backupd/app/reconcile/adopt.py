@@ -30,11 +30,11 @@ from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header, encode_header
 from backupd.model.server import Position
 from backupd.recovery.lineage import strangers
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.keeping import kept_at
-from backupd.transfer.manifestio import load_body, load_header
-from backupd.transfer.remove import is_whole, marks
-from backupd.transfer.signed import SignedDestination
+from backupd.transfer.guards.holds import kept_at
+from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.records.manifests import load_body, load_header
+from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.problems import suggestion
 from storage.destination import Destination
 

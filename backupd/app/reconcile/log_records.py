@@ -22,8 +22,8 @@ from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError, ObjectMissingError
 from backupd.model.server import Position
 from backupd.recovery.runs import first_of, last_of, place_of
-from backupd.transfer import segments
-from backupd.transfer.segmentdoc import SegmentHeader
+from backupd.transfer.logs import segments
+from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
 from storage.destination import Destination
 

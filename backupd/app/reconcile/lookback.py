@@ -32,7 +32,7 @@ from backupd.model.manifest import Body
 from backupd.model.proof import Witness
 from backupd.model.table import TableName
 from backupd.recovery.chains import dependants
-from backupd.transfer.manifestio import load_body, load_header
+from backupd.transfer.records.manifests import load_body, load_header
 from storage import layout
 
 PARTIAL = Pair("backups-partial", "backups-whole")

@@ -23,12 +23,12 @@ from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.recovery.chains import chain_of, dependants
 from backupd.recovery.lineage import lineages
-from backupd.transfer.collect import living_intents
-from backupd.transfer.collected import Collected
-from backupd.transfer.inventory import read
-from backupd.transfer.keeping import Backup, put_keep, remove_keep
-from backupd.transfer.lease import exists
-from backupd.transfer.remove import mark, mark_of, marks, restorable_at, sweep, unmark
+from backupd.transfer.guards.holds import Backup, put_keep, remove_keep
+from backupd.transfer.guards.lease import exists
+from backupd.transfer.records.inventory import read
+from backupd.transfer.sweep.collection import living_intents
+from backupd.transfer.sweep.deletion import mark, mark_of, marks, restorable_at, sweep, unmark
+from backupd.transfer.sweep.result import Collected
 from storage import layout
 from storage.destination import Destination
 

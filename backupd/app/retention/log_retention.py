@@ -25,9 +25,9 @@ from backupd.recovery.runs import place_of
 from backupd.retention.decisions import Decisions, RunDecision
 from backupd.retention.logs import SKEW, needed
 from backupd.retention.view import BinlogRun, LogPlace, Stored
-from backupd.transfer import segments
-from backupd.transfer.collect import living_pins
-from backupd.transfer.erasing import each
+from backupd.transfer.guards.erase import each
+from backupd.transfer.logs import segments
+from backupd.transfer.sweep.collection import living_pins
 from storage.destination import Destination
 
 _BATCH = 200

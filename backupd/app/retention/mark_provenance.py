@@ -8,9 +8,9 @@ from datetime import datetime
 
 from backupd.app.context.wiring import GRACE, Wiring
 from backupd.model.sighting import Sighting
-from backupd.transfer.keeping import Backup
-from backupd.transfer.marking import Mark, Sightings, explaining, is_due
-from backupd.transfer.remove import marked
+from backupd.transfer.guards.holds import Backup
+from backupd.transfer.guards.marks import Mark, Sightings, explaining, is_due
+from backupd.transfer.sweep.deletion import marked
 from storage.destination import Destination
 
 

@@ -37,10 +37,10 @@ from backupd.recovery.lineage import lineages, strangers
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import Stored, View
-from backupd.transfer.collect import living_intents, living_pins
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.keeping import Backup, Kept
-from backupd.transfer.remove import marked
+from backupd.transfer.guards.holds import Backup, Kept
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.sweep.collection import living_intents, living_pins
+from backupd.transfer.sweep.deletion import marked
 from policies.schema import Keep
 from storage.destination import Capability, Destination
 

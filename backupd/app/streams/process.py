@@ -45,7 +45,7 @@ from backupd.model.errors import (
 from backupd.model.server import Flavour, Position
 from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import place_of
-from backupd.transfer.seal import Sealer
+from backupd.transfer.seal.seal import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
 from restore.datadir.state import restored_by

@@ -24,7 +24,7 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
 from backupd.model.units import format_size
 from backupd.process.throttle import TokenBucket
-from backupd.transfer.thaw import Asked, ask, look, suffices
+from backupd.transfer.logs.thaw import Asked, ask, look, suffices
 from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
 
 LEAST = timedelta(minutes=1)

@@ -13,9 +13,9 @@ from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, BackupdError, RefusedError
 from backupd.model.thaw import LOGS, ColdObject, ThawPlan
 from backupd.model.units import format_duration, format_size
-from backupd.transfer import segments
-from backupd.transfer.manifestio import load_header
-from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.thaw import Want, look, wants_of_backup, wants_of_segment
+from backupd.transfer.records.manifests import load_header
 from restore.planning.plan import Plan
 from restore.planning.steps import thaw_step
 from storage import layout

@@ -17,10 +17,10 @@ from backupd.binlog.spool import Spool
 from backupd.model.binlog import Segment, SegmentKey
 from backupd.model.errors import BackupdError, DamagedError, NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.progress import Report
-from backupd.transfer import segments
-from backupd.transfer.fsck import Finding, Invariant
-from backupd.transfer.scrub import Damage, Due, Scrubbed, scrub_segments
-from backupd.transfer.segmentdoc import SegmentHeader
+from backupd.transfer.check.fsck import Finding, Invariant
+from backupd.transfer.check.scrub import Damage, Due, Scrubbed, scrub_segments
+from backupd.transfer.logs import segments
+from backupd.transfer.records.segment_documents import SegmentHeader
 from storage import layout
 from storage.destination import Destination
 

@@ -19,8 +19,8 @@ from backupd.model.backup import BackupState
 from backupd.model.errors import DestinationError, NotFoundError
 from backupd.model.manifest import Header
 from backupd.model.progress import Report
-from backupd.transfer.inventory import backup_ids, read
-from backupd.transfer.scrub import Damage, Due, always, scrub, share_of
+from backupd.transfer.check.scrub import Damage, Due, always, scrub, share_of
+from backupd.transfer.records.inventory import backup_ids, read
 from storage import layout, objects
 from storage.destination import Destination
 

@@ -21,12 +21,12 @@ from backupd.app.verify.scrubbing import Read, scrub_server
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.progress import Report
 from backupd.recovery.lineage import strangers
-from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
-from backupd.transfer.inventory import backup_ids
-from backupd.transfer.lease import exists
-from backupd.transfer.manifestio import load_body
-from backupd.transfer.remove import marks
-from backupd.transfer.scrub import Damage
+from backupd.transfer.check.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.guards.lease import exists
+from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import load_body
+from backupd.transfer.sweep.deletion import marks
 from storage import layout
 from storage.destination import Destination
 

@@ -1,0 +1,88 @@
+"""The intent of a backup that is being written: it comes before the first object and goes after the commit.
+
+While it lives, nothing that the backup stored or reused is collected. So: write the intent, *then* read what is known
+(``backupd.transfer.pack.known``); in the other order a sweep in between could take away what the backup counts on.
+
+The same holds for the backups that an increment builds on. A deletion puts its mark first, and a sweep reads the marks
+before the intents and removes no backup of a server that is being backed up: so whoever has written its intent and
+*then* finds the parents unmarked keeps them until it ends, and from its commit on the manifest does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from backupd.model.clock import Clock
+from backupd.model.errors import RefusedError
+from backupd.transfer.guards.lease import HEARTBEAT, Holder, Lease, exists, leases, utc_now
+from backupd.transfer.guards.marks import is_marked
+from storage import layout
+from storage.destination import Destination
+
+
+class Intent(Holder):
+    """``with Intent(destinations, server, backup_id) as intent: ...``
+
+    ``parents``: ids of everything that the backup builds on. Entering and ``assert_held`` raise RefusedError unless
+    all of them are at every destination, and not marked deleted.
+    """
+
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        server: str,
+        backup_id: str,
+        *,
+        parents: Sequence[str] = (),
+        clock: Clock = utc_now,
+        interval: float = HEARTBEAT,
+    ) -> None:
+        super().__init__(
+            destinations,
+            layout.intent_key(backup_id),
+            [(server, backup_id)],
+            parents=parents,
+            clock=clock,
+            interval=interval,
+        )
+        self._server = server
+        self._places = tuple(destinations)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._assert_parents()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def assert_held(self) -> None:
+        super().assert_held()
+        self._assert_parents()
+
+    def _assert_parents(self) -> None:
+        gone = [
+            f"{name} at destination {destination.name} {trouble}"
+            for destination in self._places
+            for name in self.lease.parents
+            if (trouble := _trouble(destination, self._server, name))
+        ]
+        if gone:
+            raise RefusedError(
+                "a backup that this one builds on was deleted meanwhile",
+                detail="\n".join(gone),
+                hint="run the backup again: it will be a full one",
+            )
+
+
+def _trouble(destination: Destination, server: str, backup_id: str) -> str:
+    if is_marked(destination, server, backup_id):
+        return "is marked deleted"
+    return "" if exists(destination, layout.manifest_key(server, backup_id)) else "has no manifest"
+
+
+def intents(destination: Destination) -> list[Lease]:
+    """Every intent at ``destination``, living or dead."""
+    return leases(destination, layout.INTENTS)

@@ -1,0 +1,128 @@
+"""Writing and reading the documents of a backup at a destination: the side files first, the manifest last."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+from backupd.model.document import DOCUMENT_LIMIT, opened_limit
+from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
+from backupd.model.manifest import (
+    Body,
+    BodyFacts,
+    Header,
+    StoredObject,
+    decode_body,
+    decode_header,
+    encode_header,
+    header_digest,
+    objects_digest,
+)
+from backupd.transfer.seal.unseal import Unsealer
+from storage import layout, objects
+from storage.destination import Destination, read_whole
+
+BODY_LIMIT = 4 * 1024**3
+"""Most bytes an unsealed body may have; about 16 million entries."""
+_ELSEWHERE = "restore from another destination's copy of this backup"
+
+
+def described(name: str, content: bytes) -> StoredObject:
+    """``content`` as it will lie at a destination under the side-file name ``name``."""
+    return StoredObject(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def put_bytes(destination: Destination, key: str, content: bytes) -> None:
+    with io.BytesIO(content) as stream:
+        destination.put(key, stream)
+
+
+def get_bytes(destination: Destination, key: str) -> bytes:
+    """A clear document. Raises DamagedError for one that is longer than any of ours."""
+    return read_whole(destination, key, limit=DOCUMENT_LIMIT)
+
+
+def get_document(destination: Destination, key: str) -> bytes:
+    """What everything else is known by: a manifest, a description of binary logs, a proof. Raises DamagedError, too,
+    where a rule of the place has moved it, or its signature, into an archive class: that makes this one unreadable, and
+    no other."""
+    where = f"{destination.name}: {key}"
+    try:
+        return get_bytes(destination, key)
+    except ArchivedError as error:
+        raise DamagedError(
+            f"{where} cannot be read: it lies in an archive class",
+            [
+                (
+                    f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
+                    "everything but objects/, thaw this file there, and copy it back onto itself in the standard class"
+                )
+            ],
+            hint="another destination's copy of it is as good",
+        ) from error
+
+
+def commit_header(destination: Destination, header: Header) -> None:
+    """The commit point: from here on the backup exists at ``destination``."""
+    put_bytes(destination, layout.manifest_key(header.server, header.backup_id), encode_header(header))
+
+
+def load_header(destination: Destination, server: str, backup_id: str) -> Header:
+    """The clear half. Raises NotFoundError when there is no such backup here, DamagedError naming the key."""
+    key = layout.manifest_key(server, backup_id)
+    try:
+        raw = get_document(destination, key)
+    except ObjectMissingError as error:
+        raise NotFoundError(
+            f"destination {destination.name} holds no backup {backup_id} of {server}",
+            detail=f"{destination.name}:{key} is missing",
+            hint="`backupd backups` lists what there is and where",
+        ) from error
+    header = decode_header(raw, where=f"{destination.name}:{key}")
+    if (header.server, header.backup_id) != (server, backup_id):
+        raise DamagedError(
+            f"{destination.name}:{key} is damaged",
+            [f"{destination.name}:{key}: it belongs to backup {header.backup_id} of {header.server}"],
+            hint=_ELSEWHERE,
+        )
+    return header
+
+
+def load_side_file(destination: Destination, header: Header, stored: StoredObject) -> bytes:
+    """One of the header's side files, still sealed. Raises DamagedError unless size and digest are as recorded."""
+    return objects.fetch_side(destination, layout.backup_folder(header.server, header.backup_id) + stored.name, stored)
+
+
+def body_limit(header: Header) -> int:
+    """Most bytes that the unsealed body may have: what was sealed, and never so many that little stored becomes much
+    memory."""
+    limit = min(BODY_LIMIT, opened_limit(header.body.size))
+    return min(limit, header.body_size) if header.is_bound else limit
+
+
+def load_body(destination: Destination, header: Header, unsealer: Unsealer) -> Body:
+    """The sealed half, opened and checked against its header. Raises DamagedError, KeyUnusableError, and TamperedError
+    where the header is not the one that was sealed with it."""
+    where = f"{destination.name}:{layout.body_key(header.server, header.backup_id)}"
+    raw = unsealer.unseal(load_side_file(destination, header, header.body), limit=body_limit(header))
+    body = decode_body(raw, where=where)
+    problem = _contradiction(header, body.facts)
+    if problem:
+        raise TamperedError(f"{where} does not belong to its manifest", [f"{where}: {problem}"], hint=_ELSEWHERE)
+    return body
+
+
+def _contradiction(header: Header, facts: BodyFacts) -> str:
+    """Why these two do not belong together; "" where they do."""
+    if facts.backup_id != header.backup_id:
+        return f"it was sealed for backup {facts.backup_id}"
+    if facts.version != header.version:
+        return f"it was sealed in version {facts.version} of the format, and the clear manifest says {header.version}"
+    if facts.objects_digest != objects_digest(header.objects):
+        return "the object list in the clear is not the one that was sealed"
+    if header.is_bound and facts.header != header_digest(header):
+        return (
+            "the clear manifest is not the one that was sealed with it: somebody changed what it tells of server, "
+            "kind, times, positions or sizes"
+        )
+    return ""

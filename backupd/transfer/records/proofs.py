@@ -1,0 +1,127 @@
+"""Proofs and witnesses at a destination, sealed: they outlive the catalog, and they name tables."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.model.clock import parse_time
+from backupd.model.document import opened_limit, parsed
+from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.model.proof import Check, Phase, Proof, Witness
+from backupd.transfer.records.manifests import get_document
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
+from storage import layout
+from storage.destination import Destination
+
+FORMAT = "backupd-proof/1"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWitness:
+    """A witness as it is kept: with its id, and the backup in whose very moment it was read, if any."""
+
+    id: str
+    witness: Witness
+    backup_id: str | None
+
+    @property
+    def server(self) -> str:
+        return self.witness.server
+
+
+Kept = Proof | KeptWitness
+
+
+def put(destination: Destination, kept: Kept, sealer: Sealer) -> str:
+    """Store it sealed; again is harmless. The SHA-256 (64 hex) of what is stored now."""
+    sealed = sealer.seal(_encoded(kept))
+    with io.BytesIO(sealed) as stream:
+        destination.put(layout.proof_key(kept.server, kept.id), stream)
+    return hashlib.sha256(sealed).hexdigest()
+
+
+def load(destination: Destination, server: str, proof_id: str, unsealer: Unsealer) -> tuple[Kept, str] | None:
+    """What lies there, and the SHA-256 of how it is stored; None where it is gone. Raises DamagedError,
+    KeyUnusableError."""
+    key = layout.proof_key(server, proof_id)
+    try:
+        sealed = get_document(destination, key)
+    except ObjectMissingError:
+        return None
+    where = f"{destination.name}: {key}"
+    try:
+        kept = _decoded(parsed(unsealer.unseal(sealed, limit=opened_limit(len(sealed)))))
+        if (kept.server, kept.id) != (server, proof_id):
+            raise ValueError(f"it belongs to {kept.id} of {kept.server}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(
+            f"{where} is damaged",
+            [f"{where}: {error}"],
+            hint="no backup depends on it; delete it there, and test that backup anew",
+        ) from error
+    return kept, hashlib.sha256(sealed).hexdigest()
+
+
+def listed(destination: Destination, server: str | None = None) -> Iterator[tuple[str, str]]:
+    """(server, id) of every proof and witness there, oldest first within a server. Reads none."""
+    for info in destination.list(layout.PROOFS if server is None else f"{layout.PROOFS}{server}/"):
+        owner = layout.proof_of(info.key)
+        if owner is not None:
+            yield owner
+
+
+def unsigned(destination: Destination, server: str) -> set[str]:
+    """Ids of those of ``server`` beside which no signature lies. Reads none."""
+    keys = {info.key for info in destination.list(f"{layout.PROOFS}{server}/")}
+    return {
+        owner[1]
+        for key in keys
+        if (owner := layout.proof_of(key)) is not None and layout.signature_key(key) not in keys
+    }
+
+
+def remove(destination: Destination, server: str, proof_id: str) -> None:
+    destination.delete(layout.proof_key(server, proof_id))
+
+
+def _encoded(kept: Kept) -> bytes:
+    document: dict[str, Any] = {"format": FORMAT}
+    if isinstance(kept, KeptWitness):
+        # as_json rounds the seconds for readers; what is kept is exact
+        document["witness"] = {**kept.witness.as_json(), "seconds": kept.witness.seconds}
+        document |= {"id": kept.id, "backup": kept.backup_id}
+    else:
+        document["proof"] = {**kept.as_json(), "phases": [[p.name, p.seconds, p.bytes] for p in kept.phases]}
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def _decoded(document: dict[str, Any]) -> Kept:
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']!r} is not known to this version")
+    if "witness" in document:
+        return KeptWitness(document["id"], Witness.from_json(document["witness"]), document["backup"])
+    data = document["proof"]
+    return Proof(
+        id=data["id"],
+        server=data["server"],
+        backup_id=data["backup"],
+        target=data["target"],
+        outcome=data["outcome"],
+        started_at=parse_time(data["started_at"]),
+        finished_at=parse_time(data["finished_at"]),
+        phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
+        checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in data["checks"]),
+        tables_compared=int(data["tables_compared"]),
+        error=data["error"],
+        warnings=tuple(map(str, data.get("warnings", ()))),
+        older=bool(data.get("older", False)),
+        tables_present=int(data.get("tables_present", 0)),
+        not_looked_at=int(data.get("not_looked_at", 0)),
+        withdrawn=str(data.get("withdrawn", "")),
+    )
