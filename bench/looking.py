@@ -18,9 +18,9 @@ from backupd.transfer.guards.lease import utc_now
 from backupd.transfer.pack.known import confirm, load_known
 from backupd.transfer.records.inventory import committed
 from backupd.transfer.sweep.collection import collect
-from storage import layout
-from storage.filesystem import FilesystemDestination
-from storage.folder import FILE_MODE
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
+from storage.local.folder import FILE_MODE
 from tests.support.places import make_short_directory
 from tests.transfer.stock import START, Stock, backup_id, put
 

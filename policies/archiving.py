@@ -9,7 +9,7 @@ from pydantic import Field
 
 from backupd.model.thaw import Price, Prices
 from policies.fields import Section, Words
-from storage.config import StorageClass
+from storage.contract.config import StorageClass
 
 TierName = Literal["bulk", "standard", "expedited"]
 Amount = Annotated[float, Field(ge=0, le=1e9)]

@@ -24,7 +24,7 @@ from policies.fields import (
     has_password,
     local_path,
 )
-from storage.config import FilesystemConfig, S3Config, SftpConfig
+from storage.contract.config import FilesystemConfig, S3Config, SftpConfig
 
 
 def _catalog(text: object, info: ValidationInfo) -> str:

@@ -12,8 +12,9 @@ from typing import BinaryIO
 
 from backupd.model.clock import Clock
 from backupd.model.errors import DestinationError, ObjectMissingError
-from storage import layout, treenames
-from storage.destination import Capability, ObjectInfo, Space
+from storage.contract import layout
+from storage.contract import tree_names as treenames
+from storage.contract.destination import Capability, ObjectInfo, Space
 
 _DEVICE = 0
 

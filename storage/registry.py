@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Mapping
 
 from backupd.process.sharedrate import SharedBucket
-from storage.breaker import BreakerDestination
-from storage.config import DestinationConfig, FilesystemConfig, S3Config
-from storage.destination import Destination
-from storage.filesystem import FilesystemDestination
-from storage.throttled import throttled
+from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config
+from storage.contract.destination import Destination
+from storage.local.destination import FilesystemDestination
+from storage.wrap.breaker import BreakerDestination
+from storage.wrap.throttled import throttled
 
 
 def open_destination(name: str, config: DestinationConfig) -> Destination:
@@ -37,9 +37,9 @@ def _open(name: str, config: DestinationConfig) -> Destination:
     if isinstance(config, FilesystemConfig):
         return FilesystemDestination(name, config.path)
     if isinstance(config, S3Config):
-        from storage.s3 import S3Destination
+        from storage.s3.destination import S3Destination
 
         return BreakerDestination(S3Destination(name, config))
-    from storage.sftp import SftpDestination
+    from storage.sftp.destination import SftpDestination
 
     return BreakerDestination(SftpDestination(name, config))

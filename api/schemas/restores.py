@@ -11,7 +11,7 @@ from api.schemas.base import Asked, Dated, Folder, Id, Name, Shape, Text, Time, 
 from api.schemas.jobs import QUEUED_JOB, Job, Progress
 from api.schemas.problem import Problem
 from backupd.model.job import JobState
-from storage.destination import Tier
+from storage.contract.destination import Tier
 
 _WHOLE: dict[str, Any] = {
     "server": "shop-db1",

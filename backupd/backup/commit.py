@@ -41,9 +41,9 @@ from backupd.transfer.pack.known import confirm, load_known
 from backupd.transfer.pack.packer import Packed
 from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
 from backupd.transfer.seal.seal import Sealer
-from storage import layout
-from storage.destination import Destination
-from storage.throttled import throttled
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.wrap.throttled import throttled
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from backupd.model.units import format_size
 from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
 from backupd.transfer.seal.seal import Sealer
 from policies.schema import Logical
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 SMALLEST_FREE = 256 * 1024 * 1024
 """Bytes below which a destination or the spool counts as full."""

@@ -37,7 +37,7 @@ from backupd.model.binlog import SegmentKey
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, BusyError
 from backupd.transfer.seal.seal import Sealer
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 MOST_SEALED = 1 << 30
 """Bytes of sealed segments that are kept for destinations that are down."""

@@ -20,7 +20,7 @@ from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed
 from backupd.transfer.logs.segments import SegmentConflictError, Stored
 from backupd.transfer.logs.superseded_pieces import drop_pieces
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _BOTH_KEPT = (
     "both are kept; somebody else streams to the same place, or the spool's file was changed. Give each "

@@ -15,7 +15,7 @@ from backupd.model.errors import RefusedError
 from backupd.process.otherfolders import read_plain
 from restore.datadir.staging import INSIDE, reserved
 from restore.datadir.state import MARKER
-from storage.layout import REPOSITORY
+from storage.contract.layout import REPOSITORY
 
 _LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
 """Files that servers hold a POSIX lock on as long as they run."""

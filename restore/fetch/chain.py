@@ -32,7 +32,7 @@ from restore.fetch.objects import Fetched, Opener, default_workers, fetch
 from restore.fetch.prepare import prepare
 from restore.fetch.sources import Loaded
 from restore.fetch.thaw_wait import NO_GATE, Gate, through
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _NO_OLD_PATHS = Version(8, 0)
 """MySQL's own dictionary has the source's path of a tablespace elsewhere until a server opened it by its link."""

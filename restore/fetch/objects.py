@@ -30,8 +30,8 @@ from backupd.model.errors import (
 from backupd.model.manifest import PLAIN_LIMIT, Body, Header, StoredObject
 from backupd.model.progress import Progress, Report
 from restore.fetch.assembly import Assembly, lay_out
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 MOST_WORKERS = 4
 """Each holds one object, sealed and open, at most about 2.5 parts of 16 MiB; the daemon's memory is bounded

@@ -14,7 +14,7 @@ from backupd.transfer.guards.pin import Pin
 from backupd.transfer.records.manifests import load_body, load_header
 from backupd.transfer.seal.unseal import Unsealer
 from restore.fetch.path_names import check_entries
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)

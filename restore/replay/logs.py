@@ -30,7 +30,7 @@ from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.room import RESERVE
 from restore.fetch.objects import default_workers
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _CHUNK = 1024 * 1024
 COPIES = 3

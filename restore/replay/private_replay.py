@@ -39,7 +39,7 @@ from restore.replay.roll_forward import (
     roll_forward,
 )
 from restore.replay.server_options import replay_config
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 PHASE = "rolled_forward"
 

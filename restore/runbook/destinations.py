@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from backupd.model.units import format_size
 from restore.runbook.unpack import quote
-from storage import layout
-from storage.config import DestinationConfig, S3Config, SftpConfig
+from storage.contract import layout
+from storage.contract.config import DestinationConfig, S3Config, SftpConfig
 
 NOWHERE: Mapping[str, DestinationConfig] = MappingProxyType({})
 

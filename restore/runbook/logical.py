@@ -16,8 +16,8 @@ from backupd.model.server import Flavour
 from backupd.model.units import format_size
 from restore.runbook.destinations import NOWHERE, render_places
 from restore.runbook.trust import SIGNED, UNSIGNED, first_look
-from storage import layout
-from storage.config import DestinationConfig
+from storage.contract import layout
+from storage.contract.config import DestinationConfig
 
 
 def render_logical_runbook(

@@ -22,7 +22,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.server import Flavour, ServerInfo, Version
 from restore.runbook.server import WORK, begun, option_file, programs_of
 from restore.runbook.unpack import quote
-from storage import layout
+from storage.contract import layout
 
 Step = tuple[str, str, str]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage import layout
+from storage.contract import layout
 
 _SIGNED = r"""
 : "${SIGNER:?the fingerprint of the key that signs these backups, from the page that you keep outside of this place}"

@@ -26,8 +26,8 @@ from restore.runbook.destinations import NOWHERE, render_places
 from restore.runbook.logs import Step, apply_logs, choose_logs
 from restore.runbook.server import DATADIR, OWNER, WORK, begun, known_lines, option_file, programs_of, with_variables
 from restore.runbook.trust import SIGNED, UNSIGNED, first_look
-from storage import layout
-from storage.config import DestinationConfig
+from storage.contract import layout
+from storage.contract.config import DestinationConfig
 
 _ASSUMED_FREE = 4096 * MIB
 """Free memory of a host that we do not know yet."""

@@ -32,7 +32,7 @@ from restore.planning.plan import bytes_of
 from restore.replay.logs import Logs
 from restore.replay.private_replay import PHASE, Replaying
 from restore.replay.roll_forward import Beginning, Means, RolledForward
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _PREFIX = "scratch-"
 _LEAST_POOL = 64 * 1024 * 1024

@@ -30,7 +30,7 @@ from restore.fetch.sources import Loaded
 from restore.replay.roll_forward import tables_of
 from restore.scratch.earlier_names import earlier_names
 from restore.scratch.server import Scratch, ScratchSpec, Workshop, workshop
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _DEFINITION, _TRIGGERS, _RENAMED = ".frm", ".TRG", ".ren"
 _NAMED = 10

@@ -44,7 +44,7 @@ from restore.replay.private_replay import PHASE, Replaying
 from restore.replay.roll_forward import Beginning, Means, RolledForward, replay_workers, tables_of
 from restore.replay.server_options import replay_config
 from restore.scratch.server import remove_dead, scratch_folder
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 WITH_SNAPSHOTS = frozenset({"INNODB", "ROCKSDB", "TOKUDB"})
 _LEAST_POOL = 64 * 1024 * 1024

@@ -40,7 +40,7 @@ from restore.tables.spec import TablesSpec
 from restore.tables.sql_files import refuse_target, write_sql
 from restore.tables.tablespace_copy import Carrier
 from restore.tables.work_folder import workplace
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _HANDED = "handed-over.json"
 _NAMED = 20

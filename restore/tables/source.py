@@ -51,7 +51,7 @@ from restore.scratch.subset import SubsetCopy, subset_instance, tables_in
 from restore.tables.private_copy import TableCopySpec, loaded_instance
 from restore.tables.spec import TablesSpec
 from restore.tables.tablespace_copy import Carried, Carrier
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _MARKER = "extracted.json"
 _VOLATILE = "MEMORY"

@@ -60,7 +60,7 @@ from restore.replay.roll_forward import Means, RolledForward, goal_of
 from restore.whole.placement import clear, close_datadir, place
 from restore.whole.replication import replica_remarks
 from restore.whole.spec import RestoreOutcome, RestoreSpec
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 __all__ = ["RestoreOutcome", "RestoreSpec", "execute"]
 

@@ -38,11 +38,11 @@ from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
 from backupd.transfer.records.inventory import read
 from backupd.transfer.seal.seal import Sealer
-from storage import layout
-from storage.destination import Destination
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
-from storage.s3 import S3Destination
+from storage.s3.destination import S3Destination
 from tests.support.faultproxy import FaultProxy
 from tests.support.keys import Keys
 from tests.support.s3server import S3Server

@@ -18,9 +18,9 @@ from backupd.cli.main import main
 from backupd.model.clock import format_time
 from backupd.transfer.guards.marks import is_marked
 from backupd.transfer.sweep.deletion import is_whole
-from storage import layout, objects
-from storage.config import S3Config
-from storage.s3 import S3Destination
+from storage.contract import layout, objects
+from storage.contract.config import S3Config
+from storage.s3.destination import S3Destination
 from tests.storage.buckets import config, opened
 from tests.support.dice import SOAK
 from tests.support.keys import Keys

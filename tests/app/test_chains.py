@@ -38,7 +38,7 @@ from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.records.manifests import load_header
 from backupd.transfer.sweep.deletion import mark, unmark
 from restore.datadir.state import MARKER, State, write_marker
-from storage import layout
+from storage.contract import layout
 from tests.e2e.house import SERVER, House
 from tests.support.imports import import_tablespace
 from tests.support.keys import Keys

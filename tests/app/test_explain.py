@@ -24,7 +24,7 @@ from backupd.model.manifest import Stats
 from backupd.retention.view import Stored, View
 from policies.reference import example
 from policies.schema import Keep, Policy
-from storage.destination import Space
+from storage.contract.destination import Space
 from storage.memory import MemoryDestination
 from tests.app.house import Clock, Office
 from tests.catalog.samples import backup, proof

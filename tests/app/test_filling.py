@@ -16,7 +16,7 @@ from backupd.model.backup import Copy
 from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Stats
-from storage.destination import Space
+from storage.contract.destination import Space
 from storage.memory import MemoryDestination
 from tests.app.house import Clock, Office
 from tests.catalog.samples import backup

@@ -37,7 +37,7 @@ from backupd.model.job import JobRecord, JobState
 from backupd.model.proof import Proof
 from backupd.model.server import Position
 from backupd.recovery.timeline import Timeline
-from storage.destination import Space
+from storage.contract.destination import Space
 from tests.app.house import GOLD, Clock, Office
 from tests.catalog import samples
 

@@ -36,9 +36,9 @@ from backupd.transfer.guards.holds import put_hold, put_keep
 from backupd.transfer.logs import segments
 from backupd.transfer.records.manifests import get_bytes
 from backupd.transfer.sweep.deletion import mark
-from storage import layout, objects
-from storage.destination import as_tree
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout, objects
+from storage.contract.destination import as_tree
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH, PLACES, SERVER, key_of, store, wired
 from tests.app.signedstore import signing

@@ -21,7 +21,7 @@ from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
 from backupd.transfer.check.fsck import Invariant
 from backupd.transfer.logs import segments
-from storage import layout
+from storage.contract import layout
 from tests.app.logstore import BRANCH, SERVER, key_of, store, wired
 from tests.support.keys import Keys
 from tests.support.reallogs import RealLog, real_logs

@@ -18,7 +18,7 @@ from backupd.app.metacopies.signing_keys import make_signing
 from backupd.cli.main import main
 from backupd.model.backup import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError
-from storage import layout
+from storage.contract import layout
 from tests.app.logstore import PLACES, SERVER, wired
 from tests.catalog.samples import backup, proof
 from tests.support.keys import Keys, operator_keys, stop_agent

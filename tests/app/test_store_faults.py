@@ -39,7 +39,9 @@ from backupd.transfer.relay import Relay
 from backupd.transfer.sweep.deletion import marks
 from restore.fetch.objects import fetch
 from restore.fetch.sources import load_chain
-from storage import layout, s3client, s3upload
+from storage.contract import layout
+from storage.s3 import client as s3client
+from storage.s3 import upload as s3upload
 from tests.app.depot import BUCKET, LOCAL, OFFSITE, SERVER, Depot, chain_above, depot, log_of
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.faultproxy import Fault, FaultProxy, Kind, schedule

@@ -21,7 +21,7 @@ from backupd.cli.main import main
 from backupd.model.backup import BackupRecord
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import encode_header
-from storage import layout
+from storage.contract import layout
 from tests.app.logstore import SERVER, wired
 from tests.e2e import house as houses
 from tests.e2e.house import House

@@ -18,7 +18,7 @@ from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction
 from backupd.model.errors import ConfigurationError, DamagedError, RefusedError
 from backupd.model.server import Position
 from backupd.recovery.route import RouteLeg, Span
-from storage import layout
+from storage.contract import layout
 from tests.restore.shelved import BASE, BRANCH, branch, segment, shelve, transaction
 from tests.retention.shelf import SERVER, Shelf
 from tests.support.keys import Keys

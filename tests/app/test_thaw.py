@@ -36,8 +36,8 @@ from backupd.model.thaw import LOGS, ThawState
 from backupd.transfer.logs import segments
 from restore.planning.plan import Plan
 from restore.replay.logs import fetch_logs
-from storage import layout
-from storage.destination import Tier
+from storage.contract import layout
+from storage.contract.destination import Tier
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH, key_of, store, wired
 from tests.retention.shelf import SERVER, Shelf

@@ -20,8 +20,8 @@ from backupd.transfer.check.fsck import examine
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.deletion import is_whole
-from storage import layout, objects
-from storage.destination import Tier, as_tree
+from storage.contract import layout, objects
+from storage.contract.destination import Tier, as_tree
 from tests.retention.shelf import SERVER, Shelf
 from tests.support.strictplaces import ColdDestination
 from tests.transfer.stock import Stock, backup_id, named, put, sealed

@@ -31,8 +31,8 @@ from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.seal.seal import Sealer
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.app.logstore import BRANCH, SERVER, wired
 from tests.app.signedstore import signing
 from tests.catalog.samples import proof

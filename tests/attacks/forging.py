@@ -14,8 +14,8 @@ from backupd.model.manifest import Body, Header, bound, decode_header, encode_he
 from backupd.transfer.records.manifests import described, load_body
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.e2e.house import House
 
 

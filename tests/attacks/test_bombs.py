@@ -35,9 +35,9 @@ from backupd.transfer.seal.unseal import Unsealer
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import marked
 from restore.fetch.objects import fetch
-from storage import layout, objects
-from storage.filesystem import FilesystemDestination
-from storage.marker import repository_id
+from storage.contract import layout, objects
+from storage.contract.marker import repository_id
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.app.logstore import SERVER, wired
 from tests.engine import stream

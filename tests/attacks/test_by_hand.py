@@ -24,8 +24,8 @@ from backupd.transfer.records.signature import Signing, sign
 from backupd.transfer.seal.seal import Sealer
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.app.logstore import SERVER, wired
 from tests.app.signedstore import signing as signing_house
 from tests.restore.builder import Builder, gpg_seal

@@ -15,11 +15,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage import layout, s3, s3client, sftpwire
-from storage.config import S3Config
-from storage.filesystem import FilesystemDestination
-from storage.s3 import S3Destination
-from storage.sftpwire import LostError, Wire
+from storage.contract import layout
+from storage.contract.config import S3Config
+from storage.local.destination import FilesystemDestination
+from storage.s3 import client as s3client
+from storage.s3 import destination as s3
+from storage.s3.destination import S3Destination
+from storage.sftp import wire as sftpwire
+from storage.sftp.wire import LostError, Wire
 from tests.transfer.stock import START, backup_id, named, put
 
 Query = dict[str, list[str]]

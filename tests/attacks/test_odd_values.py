@@ -19,7 +19,7 @@ from backupd.model.errors import DamagedError
 from backupd.model.manifest import KINDS, decode_header
 from backupd.model.progress import silent
 from backupd.transfer.records.segment_documents import decode_branch, decode_segment
-from storage import layout
+from storage.contract import layout
 from tests.app.logstore import SERVER, store, wired
 from tests.attacks.forging import edited
 from tests.support.keys import Keys

@@ -30,8 +30,8 @@ from backupd.model.manifest import encode_header
 from backupd.model.progress import silent
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.head import digest, read
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.app.house import Clock, at
 from tests.app.logstore import BRANCH, SERVER, key_of, store, wired
 from tests.app.signedstore import signing as signing_house

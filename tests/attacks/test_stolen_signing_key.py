@@ -31,8 +31,8 @@ from backupd.transfer.records.manifests import commit_header, described, get_byt
 from backupd.transfer.records.signature import Signing, make_key, sign
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.seal.seal import Sealer
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.app.logstore import SERVER, store, wired
 from tests.app.signedstore import signing as signing_house
 from tests.catalog.samples import proof

@@ -30,7 +30,7 @@ from backupd.transfer.records.manifests import load_body
 from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys, gpg
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
 

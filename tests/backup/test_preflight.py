@@ -32,8 +32,8 @@ from backupd.model.errors import DestinationError
 from backupd.model.server import Flavour, ServerInfo, Version
 from backupd.model.table import TableName
 from policies.schema import Logical
-from storage.destination import Destination, ObjectInfo, Space
-from storage.filesystem import FilesystemDestination
+from storage.contract.destination import Destination, ObjectInfo, Space
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support import newmydumper
 from tests.support.keys import Keys, copy_public, make_home, make_key, stop_agent

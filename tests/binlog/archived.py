@@ -21,8 +21,8 @@ from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.sweep.collection import collect
-from storage import layout
-from storage.destination import Destination, ObjectInfo
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.oracle import same
 from tests.support.reallogs import RealLog

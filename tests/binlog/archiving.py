@@ -9,7 +9,7 @@ from pathlib import Path
 from backupd.binlog.archive import Archiver
 from backupd.binlog.spool import Spool
 from backupd.transfer.seal.seal import Sealer
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.binlog.archived import Books
 
 

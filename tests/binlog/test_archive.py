@@ -20,8 +20,8 @@ from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.binlog.archived import Books, Clock, Faults, Faulty, House, Killed, QuickSealer, branch_of
 from tests.binlog.streaming import until

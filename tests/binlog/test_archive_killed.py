@@ -12,7 +12,7 @@ from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.binlog.archived import Books, Clock, House
 from tests.support.dice import rounds, thrown
 from tests.support.keys import Keys

@@ -23,7 +23,7 @@ from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
 from backupd.transfer.logs import segments
 from backupd.transfer.seal.unseal import Unsealer
-from storage.destination import Destination
+from storage.contract.destination import Destination
 from tests.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.e2e.service import naming, until
 from tests.support.oracle import DataDiffersError

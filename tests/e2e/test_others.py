@@ -16,7 +16,7 @@ import pytest
 
 from backupd.catalog.session import Catalog
 from backupd.model.job import JobKind
-from storage import layout
+from storage.contract import layout
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, stop, until
 from tests.support.dice import SOAK

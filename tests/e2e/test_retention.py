@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.e2e.forked import POLICY_EXTRA, begun
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import stop

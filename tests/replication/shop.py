@@ -10,8 +10,8 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.replication import Replicated, bring_up_to_date
 from backupd.model.job import JobKind, JobRecord, JobState
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 from tests.retention.shelf import SERVER, Shelf
 
 JOB = "20261121T040000Z-00000000"

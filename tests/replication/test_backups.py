@@ -21,7 +21,7 @@ from backupd.transfer.guards.holds import kept_at
 from backupd.transfer.guards.pin import pins
 from backupd.transfer.pack.intent import Intent, intents
 from backupd.transfer.sweep.deletion import mark
-from storage import layout, objects
+from storage.contract import layout, objects
 from tests.replication.shop import Shop
 from tests.retention.shelf import SERVER
 from tests.support.strictplaces import UndeletableDestination

@@ -17,8 +17,8 @@ from backupd.model.server import Position
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.logs import segments
 from backupd.transfer.records.recorded import RecordedDestination
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 from tests.app.logstore import BRANCH, key_of, store
 from tests.replication.shop import Shop
 from tests.retention.shelf import SERVER

@@ -12,7 +12,7 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transact
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer
-from storage.destination import Destination
+from storage.contract.destination import Destination
 from tests.support.keys import Keys
 
 BASE = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

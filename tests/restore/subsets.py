@@ -23,7 +23,7 @@ from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.scratch.server import ScratchSpec
 from restore.scratch.subset import Needed, SubsetCopy, subset_instance
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.restore.rolling import Kind
 from tests.restore.taken import now
 from tests.support import mysql

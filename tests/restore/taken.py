@@ -22,7 +22,7 @@ from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.whole.executor import RestoreSpec
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.places import make_short_directory

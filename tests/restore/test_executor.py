@@ -22,8 +22,8 @@ from restore.datadir.start import forget_replication, remove_dead_folders, run_f
 from restore.datadir.state import MARKER, read_marker
 from restore.fetch import refusals
 from restore.whole.executor import RestoreOutcome, RestoreSpec, execute
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, now, take_backup
 from tests.support import sample

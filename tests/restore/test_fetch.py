@@ -20,8 +20,8 @@ from backupd.model.errors import (
 from backupd.model.manifest import Body, Entry, Header
 from backupd.model.progress import Progress, silent
 from restore.fetch.objects import Fetched, Opener, fetch
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 from storage.memory import MemoryDestination
 from tests.restore.builder import Builder, GpgOpener, files_below
 from tests.support.keys import Keys

@@ -14,8 +14,8 @@ from backupd.transfer.logs import segment_seal as segmentseal
 from backupd.transfer.logs.superseded_pieces import drop_pieces
 from backupd.transfer.seal.unseal import Unsealer
 from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.restore.shelved import BASE, BRANCH, SERVER, content, segment, shelve
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys

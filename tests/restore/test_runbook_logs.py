@@ -14,8 +14,8 @@ from backupd.model.clock import format_time
 from backupd.model.server import Position
 from backupd.transfer.logs import segments
 from restore.runbook.logs import choose_logs
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.restore.builder import Builder
 from tests.restore.shelved import BASE, BRANCH, SERVER, branch, content, segment, shelve, transaction
 from tests.support.keys import Keys

@@ -17,9 +17,9 @@ from restore.runbook.destinations import render_places
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
-from storage import layout
-from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+from storage.local.destination import FilesystemDestination
 from tests.restore.builder import STARTED, Builder, files_below, gpg_seal
 from tests.restore.taken import Taken
 from tests.restore.test_runbook import BARE, check_restored, commands

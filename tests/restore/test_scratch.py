@@ -18,7 +18,7 @@ from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.checks import examine
 from restore.scratch.proof import make_proof
 from restore.scratch.server import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
-from storage import layout
+from storage.contract import layout
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, now
 from tests.support.keys import Keys
@@ -191,7 +191,7 @@ from pathlib import Path
 from backupd.model.progress import silent
 from backupd.transfer.seal.unseal import Unsealer
 from restore.scratch.server import ScratchSpec, scratch_instance
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.restore.taken import now
 spec = ScratchSpec("20261121T040000Z-0000dead", "shop", ({taken.header.backup_id!r},), Path({str(short_tmp)!r}), None,
                    {256 * MIB})

@@ -12,7 +12,7 @@ from backupd.transfer.guards.lease import utc_now
 from backupd.transfer.seal.unseal import Unsealer
 from backupd.transfer.sweep.deletion import mark
 from restore.fetch.sources import load_chain, pinned
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.restore.builder import Builder, server_info
 from tests.support.keys import Keys

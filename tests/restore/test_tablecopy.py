@@ -23,7 +23,7 @@ from backupd.model.table import TableName
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
 from restore.tables.private_copy import TableCopySpec, loaded_instance
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 from tests.restore.dumpfolder import add_from
 from tests.restore.narrowed import checksums
 from tests.restore.rolling import Kind, both, here, info_of, logs, place, templates

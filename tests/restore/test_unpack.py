@@ -10,8 +10,8 @@ import pytest
 
 from backupd.model.manifest import Entry
 from restore.runbook.unpack import render_unpack
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from tests.restore.builder import Builder, files_below
 from tests.support.keys import Keys
 

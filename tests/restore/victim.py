@@ -13,7 +13,7 @@ from backupd.model.progress import Progress
 from backupd.model.proof import Phase
 from backupd.transfer.seal.unseal import Unsealer
 from restore.whole.executor import RestoreSpec, execute
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 
 
 def main(moment: str, count: int, repository: Path, backup_id: str, home: Path, datadir: Path) -> None:

@@ -21,7 +21,7 @@ from backupd.model.proof import Proof
 from backupd.model.server import Position
 from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.sweep.deletion import marks
-from storage.destination import Destination
+from storage.contract.destination import Destination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id
 
 SERVER = "shop"

@@ -29,7 +29,7 @@ from backupd.retention.solver import solve
 from backupd.retention.view import BinlogRun, LogPlace, Stored, View
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.records.manifests import put_bytes
-from storage import layout
+from storage.contract import layout
 from tests.retention.histories import NOW, days_ago, rules, stored, view
 from tests.retention.shelf import SERVER, Shelf
 

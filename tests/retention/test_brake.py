@@ -17,7 +17,7 @@ from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.guards.lease import Lease, Owner
 from backupd.transfer.records.inventory import backup_ids
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.retention.shelf import SERVER, Shelf
 from tests.support.strictplaces import LockingDestination

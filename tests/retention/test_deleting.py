@@ -25,7 +25,7 @@ from backupd.model.job import JobKind, JobState
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.pack.intent import Intent
 from backupd.transfer.sweep.deletion import mark
-from storage import layout, objects
+from storage.contract import layout, objects
 from tests.retention.shelf import SERVER, Shelf
 from tests.transfer.stock import backup_id, named
 

@@ -18,7 +18,7 @@ from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupState
 from backupd.model.clock import format_time
 from backupd.transfer.sweep.deletion import mark
-from storage import layout
+from storage.contract import layout
 from tests.retention.shelf import SERVER, Shelf
 from tests.transfer.stock import pool
 

@@ -18,7 +18,7 @@ from backupd.model.errors import RefusedError
 from backupd.model.manifest import Header, encode_header
 from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.deletion import mark, sweep
-from storage import layout
+from storage.contract import layout
 from tests.retention.shelf import SERVER, Shelf
 from tests.transfer.stock import believed, put, wanted
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from backupd.model.clock import Clock
-from storage.config import S3Config
-from storage.s3 import S3Destination, utc_now
+from storage.contract.config import S3Config
+from storage.s3.destination import S3Destination, utc_now
 from tests.support.motoserver import MotoServer
 from tests.support.s3server import S3Server
 

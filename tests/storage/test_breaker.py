@@ -8,11 +8,11 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import DestinationError, ObjectMissingError, UnreachableError
-from storage import layout
-from storage.breaker import PAUSE, BreakerDestination
-from storage.destination import Destination, ObjectInfo
-from storage.forwarding import ForwardingDestination
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
+from storage.wrap.breaker import PAUSE, BreakerDestination
+from storage.wrap.forwarding import ForwardingDestination
 from tests.contract.destination import DestinationContract
 
 KEY = layout.object_key("ab" * 32 + "-" + "01" * 8)

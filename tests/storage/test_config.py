@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from storage.config import FilesystemConfig, SftpConfig
+from storage.contract.config import FilesystemConfig, SftpConfig
 from storage.registry import open_destination, open_destinations
 
 

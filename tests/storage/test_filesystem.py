@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from backupd.model.errors import DestinationError, DestinationFullError, ObjectMissingError, RefusedError
-from storage import layout
-from storage.destination import Capability
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.contract.destination import Capability
+from storage.local.destination import FilesystemDestination
 from tests.contract.destination import KEY, OTHER, PART, TREE, TreeContract, get, keys, put
 
 NOW = datetime(2026, 11, 21, 4, 25, 12, tzinfo=UTC)
@@ -126,7 +126,7 @@ def test_publish_syncs_every_folder_of_the_tree_before_the_rename(
 WRITER = """
 import io, sys
 from pathlib import Path
-from storage.filesystem import FilesystemDestination
+from storage.local.destination import FilesystemDestination
 
 class Slow(io.RawIOBase):
     count = 0
@@ -179,7 +179,7 @@ def test_a_half_removed_tree_is_a_leftover(local: FilesystemDestination, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.folder.shutil.rmtree", power_cut)
+        patch.setattr("storage.local.folder.shutil.rmtree", power_cut)
         with pytest.raises(KeyboardInterrupt):
             local.remove_tree(TREE)
     assert list(local.trees()) == []
@@ -285,7 +285,7 @@ def test_a_folder_that_may_not_be_written_to_is_told_with_a_hint(short_tmp: Path
     local.root.chmod(0o755)
     script = (
         "import io, os, sys; from pathlib import Path\n"
-        "from storage.filesystem import FilesystemDestination\n"
+        "from storage.local.destination import FilesystemDestination\n"
         "from backupd.model.errors import DestinationError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "try:\n"

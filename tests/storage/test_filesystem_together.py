@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.filesystem import FilesystemDestination
-from storage.folder import Folder
+from storage.local.destination import FilesystemDestination
+from storage.local.folder import Folder
 from tests.contract.destination import get, keys, put
 
 _KEYS = [f"servers/shop-db1/20261121T020000Z-0a1b2c3d/side-{number}.zst.gpg" for number in range(8)]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.manifest import Entry, Part
-from storage import layout, treenames
+from storage.contract import layout
+from storage.contract import tree_names as treenames
 from tests.support.dice import thrown
 
 NAME = "ab" * 32 + "-" + "01" * 8

@@ -9,7 +9,7 @@ import pytest
 
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import CODEC
-from storage import layout, objects
+from storage.contract import layout, objects
 from storage.memory import MemoryDestination
 from tests.contract.destination import keys, put
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
-from storage.destination import Capability, as_archive, as_tree
+from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+from storage.contract.destination import Capability, as_archive, as_tree
 from storage.registry import open_destination, open_destinations
 from tests.contract.destination import get, put
 from tests.storage.buckets import OBJECT, config
@@ -97,7 +97,7 @@ def test_a_place_that_cannot_be_reached_is_an_error_and_not_a_hang(
             "credentials_file": _credentials(tmp_path),
         }
     )
-    monkeypatch.setattr("storage.s3client.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("storage.s3.client.FIRST_PAUSE", 0.02)
     with pytest.raises(DestinationError, match="offsite"):
         put(open_destination("offsite", nowhere), OBJECT, b"x")
 

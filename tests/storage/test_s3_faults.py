@@ -11,9 +11,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import DamagedError, DestinationError, DestinationFullError, LockedError, ObjectMissingError
-from storage import layout, objects, s3client
-from storage.s3 import S3Destination
-from storage.s3errors import Explainer
+from storage.contract import layout, objects
+from storage.s3 import client as s3client
+from storage.s3.destination import S3Destination
+from storage.s3.errors import Explainer
 from tests.contract.destination import get, keys, put
 from tests.storage.buckets import OBJECT, config, opened
 from tests.support.dice import rounds, thrown

@@ -13,12 +13,12 @@ import pytest
 
 from backupd.model.errors import DestinationError
 from backupd.transfer.guards.object_locks import lengthen_all, lengthen_branch
-from storage import layout
-from storage.config import S3Config
-from storage.destination import Capability, as_locking
-from storage.s3 import S3Destination
-from storage.s3lock import SPARE
-from storage.throttled import throttled
+from storage.contract import layout
+from storage.contract.config import S3Config
+from storage.contract.destination import Capability, as_locking
+from storage.s3.destination import S3Destination
+from storage.s3.locks import SPARE
+from storage.wrap.throttled import throttled
 from tests.contract.destination import put
 from tests.storage.buckets import OBJECT, config, opened
 from tests.support.s3server import S3Server

@@ -13,7 +13,7 @@ from backupd.transfer.check.scrub import scrub
 from backupd.transfer.copy.repair import put_manifest_right, put_right
 from backupd.transfer.records.inventory import backup_ids, read
 from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark
-from storage import layout, objects
+from storage.contract import layout, objects
 from storage.memory import MemoryDestination
 from tests.storage.buckets import config, opened
 from tests.support.s3server import S3Server

@@ -18,9 +18,11 @@ from typing import BinaryIO, cast
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage import layout, s3client, s3upload
-from storage.s3 import S3Destination
-from storage.s3upload import LARGEST, LARGEST_PART, MIB, PARTS, part_size
+from storage.contract import layout
+from storage.s3 import client as s3client
+from storage.s3 import upload as s3upload
+from storage.s3.destination import S3Destination
+from storage.s3.upload import LARGEST, LARGEST_PART, MIB, PARTS, part_size
 from tests.contract.destination import BrokenStream, get, keys
 from tests.storage.buckets import OBJECT, config, opened
 from tests.support.dice import rounds, thrown
@@ -237,8 +239,8 @@ def test_an_upload_that_runs_is_no_leftover_of_its_own_process(s3_server: S3Serv
 
 _MEASURE = """
 import json, resource, sys
-from storage.config import S3Config
-from storage.s3 import S3Destination
+from storage.contract.config import S3Config
+from storage.s3.destination import S3Destination
 from tests.storage.test_s3_upload import Endless
 config = S3Config.model_validate(json.loads(sys.argv[1]))
 place = S3Destination("offsite", config)

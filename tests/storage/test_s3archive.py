@@ -10,11 +10,12 @@ import pytest
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError, RefusedError
-from storage import layout, s3archive
-from storage.config import S3Config
-from storage.destination import ColdState, Tier, as_archive
-from storage.s3 import S3Destination
-from storage.s3archive import Place, coldness_of
+from storage.contract import layout
+from storage.contract.config import S3Config
+from storage.contract.destination import ColdState, Tier, as_archive
+from storage.s3 import archive as s3archive
+from storage.s3.archive import Place, coldness_of
+from storage.s3.destination import S3Destination
 from tests.support.motoserver import MotoServer
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

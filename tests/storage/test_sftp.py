@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DestinationError, DestinationFullError, ObjectMissingError, RefusedError
-from storage import layout
-from storage.destination import Capability, Destination
-from storage.filesystem import FilesystemDestination
-from storage.sftp import SftpDestination
-from storage.sftpsession import Sessions
-from storage.sftpwire import FSYNC, POSIX_RENAME, STATVFS, Wire
-from storage.sshhosts import known_host
+from storage.contract import layout
+from storage.contract.destination import Capability, Destination
+from storage.local.destination import FilesystemDestination
+from storage.sftp.destination import SftpDestination
+from storage.sftp.known_hosts import known_host
+from storage.sftp.session import Sessions
+from storage.sftp.wire import FSYNC, POSIX_RENAME, STATVFS, Wire
 from tests.contract.destination import KEY, OTHER, PART, DestinationContract, get, keys, put
 from tests.support.dice import rounds, thrown
 from tests.support.sshserver import SshServer, make_key, ssh_server, why_not
@@ -175,9 +175,9 @@ def test_a_stream_needs_a_few_megabytes_however_long_it_is(destination: SftpDest
 
 WRITER = """
 import io, sys
-from storage.config import SftpConfig
-from storage.sftp import SftpDestination
-from storage.sftpsession import Sessions
+from storage.contract.config import SftpConfig
+from storage.sftp.destination import SftpDestination
+from storage.sftp.session import Sessions
 
 class Slow(io.RawIOBase):
     count = 0
@@ -335,7 +335,7 @@ def test_a_host_that_hangs_is_an_error_and_no_wait_for_ever(
     with used.get(KEY) as stream:
         stream.read(1)
         with own.stopped(), monkeypatch.context() as patch:
-            patch.setattr("storage.sftpsession.CONNECT_SECONDS", 1.0)
+            patch.setattr("storage.sftp.session.CONNECT_SECONDS", 1.0)
             for ask in (stream.read, lambda: used.stat(KEY), lambda: put(used, OTHER, b"x"), new.is_initialised):
                 began = time.monotonic()
                 with pytest.raises(DestinationError) as caught:

@@ -9,10 +9,10 @@ import pytest
 
 from backupd.model.errors import CancelledError
 from backupd.process.throttle import TokenBucket
-from storage.destination import Destination, as_tree
-from storage.filesystem import FilesystemDestination
+from storage.contract.destination import Destination, as_tree
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
-from storage.throttled import PIECE, throttled
+from storage.wrap.throttled import PIECE, throttled
 from tests.contract.destination import KEY, TREE, DestinationContract, TreeContract, get, keys, put
 
 

@@ -13,7 +13,7 @@ from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.seal.seal import Sealer
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 
 def seal_log(

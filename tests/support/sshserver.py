@@ -20,7 +20,7 @@ from typing import Self
 
 import pytest
 
-from storage.config import SftpConfig
+from storage.contract.config import SftpConfig
 from tests.support.places import make_short_directory
 from tests.support.serving import end_service, free_port, start_service
 

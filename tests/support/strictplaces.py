@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, LockedError
-from storage import layout
-from storage.destination import Capability, Coldness, ColdState, ObjectInfo, Tier
+from storage.contract import layout
+from storage.contract.destination import Capability, Coldness, ColdState, ObjectInfo, Tier
 from storage.memory import MemoryDestination
 
 

@@ -23,8 +23,9 @@ from backupd.model.manifest import (
 from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from backupd.model.sighting import Sighting
 from backupd.transfer.guards.marks import Mark
-from storage import layout, objects, treenames
-from storage.destination import Destination, as_tree
+from storage.contract import layout, objects
+from storage.contract import tree_names as treenames
+from storage.contract.destination import Destination, as_tree
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, sweep
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.archivedlogs import archive_log
 from tests.support.keys import Keys

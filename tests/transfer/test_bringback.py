@@ -27,11 +27,11 @@ from backupd.transfer.sweep.clean_up_lease import sweeping
 from backupd.transfer.sweep.deletion import is_whole, mark, marks
 from backupd.transfer.versions.recover_one import bring_back
 from backupd.transfer.versions.recover_versions import MANIFEST, OBJECT, Found, find
-from storage import layout, objects
-from storage.config import S3Config
-from storage.destination import Capability, Destination, ObjectInfo, Version
+from storage.contract import layout, objects
+from storage.contract.config import S3Config
+from storage.contract.destination import Capability, Destination, ObjectInfo, Version
 from storage.memory import MemoryDestination
-from storage.s3 import S3Destination
+from storage.s3.destination import S3Destination
 from tests.storage.buckets import config, opened
 from tests.support.s3server import S3Server
 from tests.transfer.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed

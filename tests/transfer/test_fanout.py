@@ -14,10 +14,10 @@ import pytest
 from backupd.model.errors import DestinationError
 from backupd.transfer.pack.fanout import Fanout, Load, LoadMeter, Placed
 from backupd.transfer.sweep.collection import collect
-from storage import layout
-from storage.destination import ObjectInfo
-from storage.forwarding import ForwardingDestination
+from storage.contract import layout
+from storage.contract.destination import ObjectInfo
 from storage.memory import MemoryDestination
+from storage.wrap.forwarding import ForwardingDestination
 from tests.support.strictplaces import UndeletableDestination
 from tests.transfer.stock import START, FakeClock, backup_id
 

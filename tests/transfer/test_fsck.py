@@ -15,9 +15,10 @@ from backupd.transfer.guards.pin import Pin
 from backupd.transfer.pack.intent import Intent
 from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.sweep.deletion import mark
-from storage import layout, objects, treenames
-from storage.destination import TreeDestination, as_tree
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout, objects
+from storage.contract import tree_names as treenames
+from storage.contract.destination import TreeDestination, as_tree
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed
 

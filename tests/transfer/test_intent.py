@@ -18,8 +18,8 @@ from backupd.transfer.guards.lease import Lease, Owner, is_alive
 from backupd.transfer.guards.pin import Pin, pins
 from backupd.transfer.pack.intent import Intent, intents
 from backupd.transfer.sweep.deletion import mark
-from storage import layout
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id, everything, put
 
@@ -186,7 +186,7 @@ def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from backupd.transfer.pack.intent import Intent\n"
-        "from storage.filesystem import FilesystemDestination\n"
+        "from storage.local.destination import FilesystemDestination\n"
         "with Intent([FilesystemDestination('local', Path(sys.argv[1]))], 'shop', sys.argv[2]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )

@@ -32,8 +32,8 @@ from backupd.transfer.sweep import deletion as remove
 from backupd.transfer.sweep.collection import _Collection, collect_held
 from backupd.transfer.sweep.deletion import mark, sweep_held
 from backupd.transfer.sweep.deletion_limit import BRAKE
-from storage import layout, objects
-from storage.destination import Capability, Destination, ObjectInfo, Space
+from storage.contract import layout, objects
+from storage.contract.destination import Capability, Destination, ObjectInfo, Space
 from storage.memory import MemoryDestination
 from tests.transfer.stock import START, Stock, backup_id, believed, named, sealed
 

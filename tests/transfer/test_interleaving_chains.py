@@ -27,7 +27,7 @@ from backupd.transfer.sweep.collection import collect_held, living_intents
 from backupd.transfer.sweep.deletion import mark, marks, sweep_held
 from backupd.transfer.sweep.deletion_limit import BRAKE
 from backupd.transfer.sweep.result import Collected
-from storage.destination import Destination
+from storage.contract.destination import Destination
 from storage.memory import MemoryDestination
 from tests.transfer.stock import Stock, backup_id, believed
 from tests.transfer.test_interleaving import (

@@ -8,9 +8,9 @@ import pytest
 from backupd.transfer.pack.known import confirm, load_known
 from backupd.transfer.records.inventory import backup_ids, committed
 from backupd.transfer.sweep.deletion import mark, unmark
-from storage import layout
+from storage.contract import layout
+from storage.contract.objects import quarantine, release
 from storage.memory import MemoryDestination
-from storage.objects import quarantine, release
 from tests.transfer.stock import START, Stock, backup_id, named, put
 
 

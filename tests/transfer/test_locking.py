@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backupd.model.progress import silent
 from backupd.transfer.copy.backup_copy import Order, replicate
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.lockedplace import LockedPlace
 from tests.transfer.stock import FakeClock, Stock, backup_id, named

@@ -10,7 +10,7 @@ from backupd.model.errors import LockedError
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
 from backupd.transfer.sweep.collection import collect
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.binlog.archived import QuickSealer
 from tests.support.archivedlogs import archive_log

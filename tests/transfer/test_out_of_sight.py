@@ -14,7 +14,7 @@ from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, sweep
 from backupd.transfer.sweep.deletion_limit import RELEASED
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import UndeletableDestination
 from tests.transfer.stock import FakeClock, Stock, backup_id, believed, pool, put

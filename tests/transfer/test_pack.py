@@ -18,8 +18,8 @@ from backupd.transfer.pack.fanout import Fanout, known_everywhere
 from backupd.transfer.pack.packer import Packed, Packer
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout
-from storage.destination import ObjectInfo
+from storage.contract import layout
+from storage.contract.destination import ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 

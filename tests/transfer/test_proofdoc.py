@@ -10,7 +10,7 @@ from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.proofs import KeptWitness
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.catalog.samples import proof, witness
 from tests.transfer.homes import Homes

@@ -16,9 +16,9 @@ from backupd.transfer.pack.intent import Intent
 from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, marked, marks, restorable_at, sweep, unmark
-from storage import layout, objects
-from storage.destination import Destination
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id, believed, everything, named, pool, put, sealed
 

@@ -18,8 +18,8 @@ from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.relay import Relay
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, sweep
-from storage import layout
-from storage.destination import Destination, ObjectInfo
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.dice import rounds, thrown, with_another_end
 from tests.transfer.stock import FakeClock, Stock, backup_id, believed, named

@@ -30,9 +30,9 @@ from backupd.transfer.records.segment_documents import (
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
 from backupd.transfer.sweep.collection import collect
-from storage import layout
-from storage.destination import Destination
-from storage.filesystem import FilesystemDestination
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.binlog.archived import Faulty, Killed, QuickSealer
 from tests.support.archivedlogs import archive_log, seal_log

@@ -19,10 +19,10 @@ from backupd.transfer.records.inventory import read
 from backupd.transfer.records.manifests import commit_header, load_header
 from backupd.transfer.records.signature import Signing, problem_of, sign
 from backupd.transfer.records.signed import SignedDestination
-from storage import layout
-from storage.destination import Destination, ObjectInfo, as_tree
-from storage.forwarding import ForwardingDestination
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo, as_tree
 from storage.memory import MemoryDestination
+from storage.wrap.forwarding import ForwardingDestination
 from tests.app.logstore import BRANCH
 from tests.contract.destination import TreeContract
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent

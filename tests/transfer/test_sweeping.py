@@ -21,7 +21,7 @@ from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping, sweeps
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark
 from backupd.transfer.sweep.deletion_limit import BRAKE, RELEASED, Brake
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import LockingDestination, SlowDestination, UndeletableDestination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id, believed, everything, pool, put, wanted

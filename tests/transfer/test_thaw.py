@@ -10,8 +10,8 @@ import pytest
 from backupd.model.errors import DestinationError
 from backupd.process.throttle import TokenBucket, Unlimited
 from backupd.transfer.logs.thaw import BATCH, Asked, ask, look
-from storage import layout
-from storage.destination import ColdState, Tier
+from storage.contract import layout
+from storage.contract.destination import ColdState, Tier
 from tests.support.coldplace import ColdPlace
 from tests.transfer.stock import FakeClock, named
 

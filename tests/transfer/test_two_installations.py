@@ -31,10 +31,10 @@ from backupd.transfer.sweep import collection as collect_module
 from backupd.transfer.sweep import deletion as remove_module
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, sweep, unmark
-from storage import layout, objects
-from storage.destination import Destination, ObjectInfo
-from storage.forwarding import ForwardingDestination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
+from storage.wrap.forwarding import ForwardingDestination
 from tests.support.dice import SOAK, rounds, thrown
 from tests.transfer.stock import START, Stock, backup_id, named, put, sealed, wanted
 

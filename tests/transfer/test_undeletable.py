@@ -15,7 +15,7 @@ from backupd.transfer.pack.known import confirm, load_known, unusable_objects
 from backupd.transfer.pack.presence import Presence
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, marked, marks, restorable_at, unmark
-from storage import layout, objects
+from storage.contract import layout, objects
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import UndeletableDestination
 from tests.transfer.stock import START, FakeClock, Stock, backup_id, named

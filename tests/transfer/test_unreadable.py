@@ -16,7 +16,7 @@ from backupd.transfer.logs import segments
 from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, marks, sweep
-from storage import layout
+from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH
 from tests.support.coldplace import Cooled

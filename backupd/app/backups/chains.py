@@ -31,7 +31,7 @@ from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.schema import Physical
 from restore.datadir.state import MARKER, UNKNOWN, restored_by
 from restore.planning.plan import DEFAULT_RATES, bytes_of
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _PHASES = ("fetched", "prepared", "restored", "started")
 _WORTH_IT = 32 * 1024 * 1024

@@ -37,7 +37,7 @@ from policies.problems import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 BY_HAND = "by hand"
 """The set of tables that somebody named for one run. No set of a policy can have a name with a space."""

@@ -44,7 +44,7 @@ from restore.datadir.state import restored_by
 from restore.planning.plan import DEFAULT_RATES
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 REPEATS = 2
 """How often a physical backup is taken again in one job when tables were changed under the tool."""

@@ -13,7 +13,7 @@ from backupd.model.errors import RefusedError, TamperedError
 from backupd.model.manifest import BodyFacts, Header, encode_header
 from backupd.model.units import format_duration
 from backupd.transfer.records.manifests import get_bytes
-from storage import layout
+from storage.contract import layout
 
 
 def behind(wiring: Wiring, server: str) -> timedelta:

@@ -17,9 +17,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, error
 from backupd.model.backup import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
-from storage import layout
-from storage.destination import Destination
-from storage.marker import repository_id
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.contract.marker import repository_id
 
 _HINT = (
     "leave one of the names in the configuration: under two, the same copies are counted twice and go by two "

@@ -14,8 +14,8 @@ from backupd.model.hold import EVERY_SERVER
 from backupd.transfer.records.signature import Signing, problem_of, sign
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.seal.keyring import public_keys
-from storage.config import DestinationConfig
-from storage.destination import Destination
+from storage.contract.config import DestinationConfig
+from storage.contract.destination import Destination
 
 _PAGE = """\
 THE RECOVERY PAGE OF {host}

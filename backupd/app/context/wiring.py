@@ -41,7 +41,7 @@ from backupd.transfer.records.recorded import RecordedDestination
 from backupd.transfer.seal.content_key import identity_key
 from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients
 from backupd.transfer.seal.unseal import Unsealer
-from storage.destination import Destination
+from storage.contract.destination import Destination
 from storage.registry import open_destination
 
 GRACE = timedelta(days=1)

@@ -18,7 +18,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.retention.decisions import Decisions
 from backupd.retention.logs import NOTHING
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 COMPLETE = str(BackupState.COMPLETE)
 

@@ -21,7 +21,7 @@ from backupd.transfer.guards.object_locks import lengthen_branch
 from backupd.transfer.logs.segments import SegmentConflictError
 from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
 from backupd.transfer.relay import Check, Relay
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)

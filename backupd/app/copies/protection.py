@@ -31,8 +31,8 @@ from backupd.transfer.pack.known import missing
 from backupd.transfer.records.inventory import backup_ids, read
 from backupd.transfer.relay import Check, found_wrong
 from policies.schema import Protection
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 PROTECTION = Pair("not-protected", "protected-again")
 SHARED_FOR = timedelta(days=7)

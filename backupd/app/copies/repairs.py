@@ -20,8 +20,8 @@ from backupd.transfer.guards.erase import each
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.guards.marks import is_marked
 from backupd.transfer.logs.segments import keys
-from storage import layout
-from storage.destination import Destination, as_archive, as_tree
+from storage.contract import layout
+from storage.contract.destination import Destination, as_archive, as_tree
 
 ROT = "rot-found"
 REPAIRED = "rot-repaired"

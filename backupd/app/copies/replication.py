@@ -45,8 +45,8 @@ from backupd.transfer.copy.backup_copy import Copied, Order, TreePaths, replicat
 from backupd.transfer.guards.holds import kept_at, put_hold, put_keep
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.relay import PAUSES
-from storage import treenames
-from storage.destination import Destination, as_tree
+from storage.contract import tree_names as treenames
+from storage.contract.destination import Destination, as_tree
 
 REPLICATION = Pair("replication-failing", "replication-caught-up")
 FIRST_PAUSE = timedelta(minutes=1)

@@ -11,7 +11,7 @@ from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.manifest import Header
 from backupd.transfer.records.manifests import load_header, load_side_file
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from backupd.model.binlog import Run
 from backupd.model.errors import BackupdError
 from backupd.model.units import format_size
 from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
-from storage.config import S3Config
-from storage.destination import Space
+from storage.contract.config import S3Config
+from storage.contract.destination import Space
 
 HISTORY = timedelta(days=60)
 """Older backups say little about how it grows now."""

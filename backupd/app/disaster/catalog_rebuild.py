@@ -48,8 +48,8 @@ from backupd.transfer.records.inventory import backup_ids, read
 from backupd.transfer.records.proofs import KeptWitness
 from backupd.transfer.sweep.collection import unfinished
 from backupd.transfer.sweep.deletion import marks
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 _AT_ONCE = 8
 _BATCH = 64

@@ -35,8 +35,8 @@ from backupd.model.ids import new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.records.signed import SignedDestination
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 _FOLDER = "lost-"
 REBUILT = "catalog-rebuilt"

@@ -12,7 +12,7 @@ from backupd.model.errors import UsageError
 from backupd.model.progress import Report
 from backupd.transfer.versions.recover_one import Returned, bring_back
 from backupd.transfer.versions.recover_versions import Found, find
-from storage.destination import Destination, as_versioned
+from storage.contract.destination import Destination, as_versioned
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,9 @@ from backupd.transfer.records.manifests import get_bytes, put_bytes
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.sweep.deletion import marks
-from storage import layout
-from storage.destination import Destination, ObjectInfo
-from storage.marker import marker_problem
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo
+from storage.contract.marker import marker_problem
 
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""

@@ -21,8 +21,8 @@ from backupd.model.event import Event, Severity
 from backupd.transfer.check.scrub import Damage, share_of
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.records.signed import SignedDestination
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 HERE = "this installation"
 """What a damaged copy was replaced from, where that was no other destination."""

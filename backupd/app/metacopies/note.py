@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from backupd.process.durable import write_whole
-from storage import layout
+from storage.contract import layout
 
 COPY_NOTE = "copies.json"
 """Its name in the spool."""

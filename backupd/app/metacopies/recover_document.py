@@ -17,8 +17,8 @@ from typing import Any
 from backupd.app.metacopies.recover_versions_text import bring_back_text
 from backupd.transfer.records.signature import Signing
 from restore.runbook.trust import signature_check
-from storage import layout
-from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+from storage.contract import layout
+from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 
 _OF_ITS_HOST = frozenset(
     {"path", "credentials_file", "profile", "ca_file", "key_file", "known_hosts", "max_upload", "max_download"}

@@ -6,8 +6,8 @@ import json
 from shlex import quote
 from urllib.parse import quote as in_url
 
-from storage import layout
-from storage.config import S3Config
+from storage.contract import layout
+from storage.contract.config import S3Config
 
 _PASSING = (layout.INTENTS, layout.PINS, layout.SWEEPS, layout.TOMBSTONES, layout.QUARANTINE, layout.MARKS)
 _ONCE = (layout.OBJECTS, layout.SERVERS)

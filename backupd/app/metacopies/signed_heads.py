@@ -42,8 +42,8 @@ from backupd.transfer.records.head import Head, Reached, Retired
 from backupd.transfer.records.inventory import backup_ids, read
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.sweep.deletion import marks
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 EVERY = timedelta(minutes=15)
 AT_MOST_EVERY = timedelta(minutes=1)

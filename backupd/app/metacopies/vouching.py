@@ -32,7 +32,7 @@ from backupd.transfer.records.segment_documents import decode_branch, decode_seg
 from backupd.transfer.records.signature import Signing, problem_of
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout, objects
+from storage.contract import layout, objects
 
 _BATCH = 256
 _OTHERWISE = "it agrees with the catalog, which holds no digest of it: with --unproven it is signed all the same"

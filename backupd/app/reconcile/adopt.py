@@ -36,7 +36,7 @@ from backupd.transfer.records.manifests import load_body, load_header
 from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.problems import suggestion
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
 """Of a server that is none of ours."""

@@ -18,7 +18,7 @@ from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _TELL = 0.2
 """Seconds between two looks whether the archive has told its branches."""

@@ -24,8 +24,8 @@ from backupd.model.server import Position
 from backupd.recovery.runs import first_of, last_of, place_of
 from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 YOUNG = timedelta(minutes=5)
 """A row that was written within that time stays while a stream is at work."""

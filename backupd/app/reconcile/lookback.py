@@ -33,7 +33,7 @@ from backupd.model.proof import Witness
 from backupd.model.table import TableName
 from backupd.recovery.chains import dependants
 from backupd.transfer.records.manifests import load_body, load_header
-from storage import layout
+from storage.contract import layout
 
 PARTIAL = Pair("backups-partial", "backups-whole")
 _ENGINE, _SEQUENCE, _REASONS = "engine ", "a sequence", ("not reached within", "the server's history list")

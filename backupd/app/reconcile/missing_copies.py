@@ -10,7 +10,7 @@ from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.event import Event, Severity
 from backupd.transfer.guards.marks import is_marked
 from backupd.transfer.records.inventory import backup_ids
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 LOST = Pair("copy-lost", "replication-caught-up")
 _COMPLETE, _DAMAGED = str(BackupState.COMPLETE), str(BackupState.DAMAGED)

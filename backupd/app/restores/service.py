@@ -45,7 +45,7 @@ from restore.planning.planner import Preferences, make_plan
 from restore.planning.target import AtBackup, AtTime, one_gtid, parse_target
 from restore.whole import executor
 from restore.whole.executor import RestoreOutcome, RestoreSpec
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 MODES = ("new-server", "replica")
 OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)

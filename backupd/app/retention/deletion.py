@@ -29,8 +29,8 @@ from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.collection import living_intents
 from backupd.transfer.sweep.deletion import mark, mark_of, marks, restorable_at, sweep, unmark
 from backupd.transfer.sweep.result import Collected
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""

@@ -17,7 +17,7 @@ from backupd.model.errors import RefusedError
 from backupd.model.event import Event, Severity
 from backupd.retention.decisions import Decisions
 from backupd.transfer.records.inventory import backup_ids
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 REFUSED = "retention-refused"
 _MANY = 3

@@ -8,7 +8,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.model.errors import BackupdError, DestinationError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.transfer.guards.holds import Kept, kept_at
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 
 def kept_by_catalog(wiring: Wiring) -> Kept:

@@ -28,7 +28,7 @@ from backupd.retention.view import BinlogRun, LogPlace, Stored
 from backupd.transfer.guards.erase import each
 from backupd.transfer.logs import segments
 from backupd.transfer.sweep.collection import living_pins
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _BATCH = 200
 """Segments that are removed between two looks at who reads."""

@@ -11,7 +11,7 @@ from backupd.model.sighting import Sighting
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.marks import Mark, Sightings, explaining, is_due
 from backupd.transfer.sweep.deletion import marked
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 
 def sightings_at(wiring: Wiring, destination: Destination) -> Sightings:

@@ -42,7 +42,7 @@ from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.sweep.collection import living_intents, living_pins
 from backupd.transfer.sweep.deletion import marked
 from policies.schema import Keep
-from storage.destination import Capability, Destination
+from storage.contract.destination import Capability, Destination
 
 REASON = "retention: "
 """What the reason of a mark begins with that the rules put."""

@@ -6,7 +6,7 @@ from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
 from backupd.model.event import Event, Severity
 from backupd.transfer.sweep.result import Collected
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 LOCKED = Pair("removal-locked", "removal-unlocked")
 BRAKED = Pair("removal-braked", "removal-released")

@@ -33,7 +33,7 @@ from backupd.recovery.lineage import strangers
 from policies.contradictions import distances
 from policies.lint import advice, crowds, not_yet_active, streams
 from policies.schema import Policy
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
 _NO_STREAM = "is the service running, and the server not paused? `backupd serve` streams it"

@@ -24,7 +24,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, CancelledError
 from backupd.model.event import Event, Severity
 from backupd.model.units import format_duration
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 LONGEST = 10.0
 """Seconds between two looks at most, whatever the checkpoint is."""

@@ -49,8 +49,8 @@ from backupd.transfer.seal.seal import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
 from restore.datadir.state import restored_by
-from storage.destination import Destination
-from storage.throttled import throttled
+from storage.contract.destination import Destination
+from storage.wrap.throttled import throttled
 
 BEAT = 1.0
 """Seconds between two looks at what has come."""

@@ -25,7 +25,7 @@ from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, 
 from backupd.model.units import format_size
 from backupd.process.throttle import TokenBucket
 from backupd.transfer.logs.thaw import Asked, ask, look, suffices
-from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
+from storage.contract.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
 
 LEAST = timedelta(minutes=1)
 MOST = timedelta(minutes=30)

@@ -18,8 +18,8 @@ from backupd.transfer.logs.thaw import Want, look, wants_of_backup, wants_of_seg
 from backupd.transfer.records.manifests import load_header
 from restore.planning.plan import Plan
 from restore.planning.steps import thaw_step
-from storage import layout
-from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
+from storage.contract import layout
+from storage.contract.destination import ArchiveDestination, ColdState, as_archive, thawable
 
 _SOON = timedelta(hours=1)
 

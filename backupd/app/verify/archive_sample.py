@@ -18,7 +18,7 @@ from backupd.model.thaw import TIERS
 from backupd.model.units import format_size
 from backupd.process.throttle import Unlimited
 from backupd.transfer.logs.thaw import ask
-from storage.destination import ArchiveDestination, ColdState, Destination, Tier, as_archive
+from storage.contract.destination import ArchiveDestination, ColdState, Destination, Tier, as_archive
 
 SAMPLE = Pair("cold-sample-thawing", "cold-sample-read")
 _YEAR = timedelta(days=365)

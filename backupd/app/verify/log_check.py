@@ -21,8 +21,8 @@ from backupd.transfer.check.fsck import Finding, Invariant
 from backupd.transfer.check.scrub import Damage, Due, Scrubbed, scrub_segments
 from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 _BATCH = 1_000
 """Segments that are looked at in one go: what bounds memory."""

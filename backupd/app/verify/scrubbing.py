@@ -21,8 +21,8 @@ from backupd.model.manifest import Header
 from backupd.model.progress import Report
 from backupd.transfer.check.scrub import Damage, Due, always, scrub, share_of
 from backupd.transfer.records.inventory import backup_ids, read
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)

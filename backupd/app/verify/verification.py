@@ -27,8 +27,8 @@ from backupd.transfer.guards.lease import exists
 from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.sweep.deletion import marks
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError
 from backupd.model.units import format_duration, format_size
 from policies.configuration import DestinationSettings, FilesystemDestination
-from storage.destination import Space
+from storage.contract.destination import Space
 
 EVERY = timedelta(minutes=1)
 HANGS = timedelta(minutes=3)

@@ -49,8 +49,9 @@ from backupd.transfer.records.inventory import committed
 from backupd.transfer.sweep.clean_up_lease import sweeps
 from backupd.transfer.sweep.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.sweep.deletion import marks
-from storage import layout, treenames
-from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree
+from storage.contract import layout
+from storage.contract import tree_names as treenames
+from storage.contract.destination import Destination, ObjectInfo, TreeDestination, as_tree
 
 
 class Invariant(StrEnum):

@@ -19,8 +19,8 @@ from backupd.model.progress import Progress, Report
 from backupd.transfer.pack.presence import Presence
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.relay import checksum
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 SHARES = 1000
 """Everything stored belongs to one of so many even shares, by its name."""

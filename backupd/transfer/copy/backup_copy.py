@@ -37,8 +37,8 @@ from backupd.transfer.pack.intent import Intent
 from backupd.transfer.pack.known import missing, unusable_objects
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.relay import PAUSES, Check, Document, Relay
-from storage import layout, objects
-from storage.destination import Destination, as_tree
+from storage.contract import layout, objects
+from storage.contract.destination import Destination, as_tree
 
 WORKERS = 3
 """Objects that are on their way at once; each has a buffer of one MiB, besides what the drivers take."""

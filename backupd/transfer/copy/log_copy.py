@@ -22,8 +22,8 @@ from backupd.transfer.logs import segments
 from backupd.transfer.logs.segments import SegmentConflictError
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
 from backupd.transfer.relay import Document, Relay
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted copy that are older are put again, lest somebody is just clearing them away."""

@@ -34,8 +34,8 @@ from backupd.transfer.records.manifests import get_bytes, load_header, put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.relay import Check, Relay
 from backupd.transfer.versions.past_versions import earlier
-from storage import layout, objects
-from storage.destination import Destination, TreeDestination, as_versioned
+from storage.contract import layout, objects
+from storage.contract.destination import Destination, TreeDestination, as_versioned
 
 
 def put_right(target: Destination, key: str, item: StoredObject, sources: Sequence[Destination]) -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from backupd.model.errors import LockedError
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 WORKERS = 16
 _FEW = 4

@@ -15,8 +15,8 @@ from datetime import datetime
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import ArchivedError, ObjectMissingError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
-from storage import layout
-from storage.destination import Destination, ObjectInfo, read_note
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo, read_note
 
 Backup = tuple[str, str]
 """(server, backup id)"""

@@ -23,8 +23,8 @@ from typing import Any, Self
 from backupd.model.clock import Clock, format_time, parse_time
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, BackupdError, CancelledError, LockedError, ObjectMissingError
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 HEARTBEAT = 15.0
 """Seconds between renewals."""

@@ -18,8 +18,8 @@ from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
 from backupd.model.sighting import Sighting
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.lease import exists
-from storage import layout
-from storage.destination import Destination, read_note
+from storage.contract import layout
+from storage.contract.destination import Destination, read_note
 
 _WITHDRAWN = "withdrawn"
 

@@ -13,8 +13,8 @@ from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import Header
 from backupd.transfer.guards.erase import each
 from backupd.transfer.records.inventory import read
-from storage import layout
-from storage.destination import Destination, LockingDestination, as_locking
+from storage.contract import layout
+from storage.contract.destination import Destination, LockingDestination, as_locking
 
 
 def lengthen(destination: Destination, keys: Iterable[str], since: datetime) -> int:

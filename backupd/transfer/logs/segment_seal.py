@@ -26,7 +26,7 @@ from backupd.transfer.records.segment_documents import (
     segment_digest,
 )
 from backupd.transfer.seal.seal import Sealer
-from storage import layout
+from storage.contract import layout
 
 INDEX_PART = 8 * 1024 * 1024
 """Bytes of index that fill one part of it; each part begins with the head and can be read alone."""

@@ -42,8 +42,8 @@ from backupd.transfer.records.segment_documents import (
 )
 from backupd.transfer.relay import found_wrong
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted upload that are younger than this need not be put again."""

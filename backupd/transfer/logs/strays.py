@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from storage import layout
-from storage.destination import Destination, ObjectInfo
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo
 
 SETTLED = timedelta(days=1)
 """Parts without a ``segment.json`` that are older than this are nobody's."""

@@ -15,7 +15,7 @@ from backupd.model.errors import LockedError
 from backupd.transfer.guards.lease import is_alive
 from backupd.transfer.guards.pin import pins
 from backupd.transfer.logs import segments
-from storage.destination import Destination
+from storage.contract.destination import Destination
 
 
 def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:

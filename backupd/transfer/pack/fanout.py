@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from backupd.model.errors import BackupdError, LockedError, ObjectMissingError
 from backupd.model.manifest import CODEC, Entry, StoredObject
 from backupd.transfer.seal.seal import Sealer
-from storage import layout, objects, treenames
-from storage.destination import Destination, as_tree
+from storage.contract import layout, objects
+from storage.contract import tree_names as treenames
+from storage.contract.destination import Destination, as_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from backupd.model.clock import Clock
 from backupd.model.errors import RefusedError
 from backupd.transfer.guards.lease import HEARTBEAT, Holder, Lease, exists, leases, utc_now
 from backupd.transfer.guards.marks import is_marked
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 
 class Intent(Holder):

@@ -13,9 +13,9 @@ from backupd.model.manifest import Header, StoredObject
 from backupd.transfer.guards.erase import each
 from backupd.transfer.guards.marks import is_withdrawn
 from backupd.transfer.records.inventory import backup_ids, read
-from storage import layout
-from storage.destination import Destination
-from storage.objects import quarantined
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.contract.objects import quarantined
 
 
 def load_known(destination: Destination, server: str, backups: int = 3) -> Mapping[str, StoredObject]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from backupd.model.errors import StreamError, TablesChangedError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
 from backupd.transfer.pack.fanout import Fanout, Placed
-from storage import treenames
+from storage.contract import tree_names as treenames
 
 IN_FLIGHT = 2 * PART_SIZE
 """Bytes of plaintext that may wait for the workers or be read by them, beside one part of each file being read."""

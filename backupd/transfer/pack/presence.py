@@ -7,8 +7,8 @@ from array import array
 from bisect import bisect_left
 
 from backupd.model.manifest import StoredObject
-from storage import layout, objects
-from storage.destination import Destination
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
 
 
 class Presence:

@@ -18,8 +18,8 @@ from backupd.model.clock import format_time, parse_time
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.transfer.records.manifests import put_bytes
-from storage import layout
-from storage.destination import Destination, read_whole
+from storage.contract import layout
+from storage.contract.destination import Destination, read_whole
 
 FORMAT = 1
 

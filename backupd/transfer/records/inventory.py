@@ -8,8 +8,8 @@ from typing import NamedTuple
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.manifest import Header, decode_header
 from backupd.transfer.records.manifests import get_document
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 
 class Committed(NamedTuple):

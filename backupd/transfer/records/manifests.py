@@ -19,8 +19,8 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout, objects
-from storage.destination import Destination, read_whole
+from storage.contract import layout, objects
+from storage.contract.destination import Destination, read_whole
 
 BODY_LIMIT = 4 * 1024**3
 """Most bytes an unsealed body may have; about 16 million entries."""

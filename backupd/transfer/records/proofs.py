@@ -16,8 +16,8 @@ from backupd.model.proof import Check, Phase, Proof, Witness
 from backupd.transfer.records.manifests import get_document
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 FORMAT = "backupd-proof/1"
 

@@ -15,9 +15,9 @@ from backupd.model.binlog import SegmentKey
 from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import DamagedError, TamperedError
 from backupd.model.manifest import decode_header
-from storage import layout
-from storage.destination import Destination
-from storage.forwarding import ForwardingDestination
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.wrap.forwarding import ForwardingDestination
 
 _NOT_OURS = (
     "somebody put another one there: find out who writes there, then `backupd verify` puts back what another "

@@ -22,7 +22,7 @@ from backupd.model.errors import DamagedError, UsageError
 from backupd.model.ids import is_id, is_name
 from backupd.model.manifest import CODEC, StoredObject, version_of
 from backupd.model.server import Position
-from storage import layout
+from storage.contract import layout
 
 SEGMENT_FORMAT = "backupd-segment/"
 SEGMENT_VERSION = 2

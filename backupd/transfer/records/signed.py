@@ -16,9 +16,9 @@ from typing import BinaryIO
 from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.transfer.records.signature import SIGNATURE_LIMIT, Signing, problem_of, sign
-from storage import layout
-from storage.destination import Destination, ObjectInfo, read_whole
-from storage.forwarding import ForwardingDestination
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo, read_whole
+from storage.wrap.forwarding import ForwardingDestination
 
 _REMEMBERED = 50_000
 """Digests of documents whose signature was found good: about 8 MB."""

@@ -17,8 +17,8 @@ from backupd.model.clock import Clock
 from backupd.model.errors import BusyError, LockedError
 from backupd.model.ids import new_id
 from backupd.transfer.guards.lease import Alive, Holder, Lease, is_alive, leases
-from storage import layout
-from storage.destination import Destination
+from storage.contract import layout
+from storage.contract.destination import Destination
 
 PATIENCE = 120.0
 """Seconds that taking a mark away waits for somebody's sweep."""

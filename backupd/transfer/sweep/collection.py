@@ -34,8 +34,8 @@ from backupd.transfer.records.inventory import Committed, backup_ids, read
 from backupd.transfer.sweep.clean_up_lease import refusal, sweeping
 from backupd.transfer.sweep.deletion_limit import BRAKE, DAY, Brake, told_of_headless, told_of_missing
 from backupd.transfer.sweep.result import Collected
-from storage import layout
-from storage.destination import Destination, ObjectInfo, as_tree, read_note
+from storage.contract import layout
+from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
 
 SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""

@@ -34,8 +34,8 @@ from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
 from backupd.transfer.sweep.collection import collect_held, living_intents, living_pins, manifests, not_begun
 from backupd.transfer.sweep.deletion_limit import BRAKE, Brake
 from backupd.transfer.sweep.result import Collected
-from storage import layout, objects
-from storage.destination import Destination, ObjectInfo, as_tree, read_note
+from storage.contract import layout, objects
+from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
 
 _MANY = 256
 """A backup of more objects than this is looked at by listing the pool, which is a page at a time."""

@@ -13,8 +13,8 @@ from itertools import groupby
 from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import StoredObject
-from storage import layout
-from storage.destination import Destination, Version, VersionedDestination, as_versioned
+from storage.contract import layout
+from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned
 
 _CHUNK = 1 << 20
 _PASSING = frozenset({layout.INTENTS, layout.PINS, layout.SWEEPS, layout.TOMBSTONES, layout.QUARANTINE, layout.MARKS})

@@ -17,8 +17,8 @@ from backupd.transfer.guards.marks import withdraw
 from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.clean_up_lease import unswept
 from backupd.transfer.versions.recover_versions import MARKER, Found, Return
-from storage import layout
-from storage.destination import Destination, VersionedDestination, as_versioned
+from storage.contract import layout
+from storage.contract.destination import Destination, VersionedDestination, as_versioned
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from backupd.transfer.guards.marks import takes_back
 from backupd.transfer.records.recorded import Records
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
 from backupd.transfer.versions.past_versions import Past, Trail
-from storage import layout
-from storage.destination import Destination, Version
+from storage.contract import layout
+from storage.contract.destination import Destination, Version
 
 MARKER, MANIFEST, OBJECT, SIDE = "marker", "manifest", "object", "file of a backup"
 LOG, LOG_PART, BRANCH = "binary log", "part of a binary log", "branch"

@@ -9,9 +9,9 @@ from typing import Any
 
 from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError
-from storage import layout
-from storage.config import S3Config
-from storage.s3client import Bucket
+from storage.contract import layout
+from storage.contract.config import S3Config
+from storage.s3.client import Bucket
 
 SPARE = timedelta(days=1)
 """By so much more a lock is lengthened, so that what every backup counts on is asked for once a day, not each time."""

@@ -380,14 +380,14 @@ def check_key(key: str) -> None:
     """Raises DestinationError for a key that no function of this module makes: absolute, ``..``, hidden, in a tree."""
     parts = key.split("/")
     if not all(_KEY_PART.fullmatch(part) for part in parts) or in_tree(key):
-        raise DestinationError(f"{key!r} is not a key", hint="keys are made by storage.layout only")
+        raise DestinationError(f"{key!r} is not a key", hint="keys are made by storage.contract.layout only")
 
 
 def check_tree(tree: str) -> None:
     """Raises DestinationError unless ``tree`` came from ``tree_name``."""
     owner = backup_of(tree)
     if owner is None or tree_name(*owner) != tree:
-        raise DestinationError(f"{tree!r} is not a tree", hint="trees are named by storage.layout only")
+        raise DestinationError(f"{tree!r} is not a tree", hint="trees are named by storage.contract.layout only")
 
 
 def _object(name: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from backupd.model.errors import DestinationError
-from storage.sftpsession import Session, Sessions
-from storage.sftpwire import BLOCK, END, WINDOW, Attributes, LostError, StatusError, Wire
+from storage.sftp.session import Session, Sessions
+from storage.sftp.wire import BLOCK, END, WINDOW, Attributes, LostError, StatusError, Wire
 
 _FILE_MODE = 0o640
 SYNC_SECONDS = 40.0

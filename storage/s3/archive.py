@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
-from storage.destination import Coldness, ColdState, Tier
+from storage.contract.destination import Coldness, ColdState, Tier
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

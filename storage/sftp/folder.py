@@ -16,13 +16,13 @@ from typing import BinaryIO
 from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError, DestinationFullError, RefusedError, UnreachableError
 from backupd.model.units import format_size
-from storage import layout
-from storage.config import SftpConfig
-from storage.destination import Space
-from storage.folder import FOLDER_MODE, FORMAT, LINK_HINT, folders_of
-from storage.sftpsession import Sessions
-from storage.sftpstream import SYNC_SECONDS, Upload
-from storage.sftpwire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
+from storage.contract import layout
+from storage.contract.config import SftpConfig
+from storage.contract.destination import Space
+from storage.local.folder import FOLDER_MODE, FORMAT, LINK_HINT, folders_of
+from storage.sftp.session import Sessions
+from storage.sftp.stream import SYNC_SECONDS, Upload
+from storage.sftp.wire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp"

@@ -6,8 +6,8 @@ import json
 
 from backupd.model.clock import parse_time
 from backupd.model.errors import ObjectMissingError
-from storage import layout
-from storage.destination import Destination, read_note
+from storage.contract import layout
+from storage.contract.destination import Destination, read_note
 
 
 def repository_id(destination: Destination) -> str | None:

@@ -25,8 +25,8 @@ from botocore.loaders import Loader
 from urllib3.exceptions import HTTPError
 
 from backupd.model.errors import BackupdError
-from storage.config import S3Config
-from storage.s3errors import Explainer, is_about_identity, may_pass
+from storage.contract.config import S3Config
+from storage.s3.errors import Explainer, is_about_identity, may_pass
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import BinaryIO
 
 from backupd.model.errors import DestinationError
-from storage.destination import (
+from storage.contract.destination import (
     ArchiveDestination,
     Capability,
     ChecksumDestination,

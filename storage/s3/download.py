@@ -10,8 +10,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from backupd.model.errors import DestinationError
-from storage.s3client import ATTEMPTS, Bucket
-from storage.s3errors import code_of, status_of
+from storage.s3.client import ATTEMPTS, Bucket
+from storage.s3.errors import code_of, status_of
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody

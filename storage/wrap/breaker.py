@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import BinaryIO
 
 from backupd.model.errors import UnreachableError
-from storage.destination import Coldness, Destination, ObjectInfo, Space, Tier
-from storage.forwarding import ForwardingDestination
+from storage.contract.destination import Coldness, Destination, ObjectInfo, Space, Tier
+from storage.wrap.forwarding import ForwardingDestination
 
 PAUSE = 30.0
 """Seconds for which a place that did not answer counts as silent: finding that out takes as long, each time."""

@@ -1,7 +1,7 @@
 """The contract of a place for stored bytes.
 
 A destination stores whole byte strings under keys (relative paths with forward slashes, made only by
-``storage.layout``). Everything that all destinations share is asked by one suite, ``tests/contract``;
+``storage.contract.layout``). Everything that all destinations share is asked by one suite, ``tests/contract``;
 ``storage.memory`` is the reference that runs.
 """
 

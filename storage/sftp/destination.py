@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 from typing import BinaryIO
 
 from backupd.model.errors import DestinationError, ObjectMissingError
-from storage import layout
-from storage.config import SftpConfig
-from storage.destination import Capability, ObjectInfo, Space
-from storage.sftpfolder import Listing, RemoteFolder, SourceFailedError, tolerating
-from storage.sftpsession import ANSWER_SECONDS, Sessions
-from storage.sftpstream import Download
-from storage.sftpwire import MISSING, Attributes, LostError, StatusError, Wire
+from storage.contract import layout
+from storage.contract.config import SftpConfig
+from storage.contract.destination import Capability, ObjectInfo, Space
+from storage.sftp.folder import Listing, RemoteFolder, SourceFailedError, tolerating
+from storage.sftp.session import ANSWER_SECONDS, Sessions
+from storage.sftp.stream import Download
+from storage.sftp.wire import MISSING, Attributes, LostError, StatusError, Wire
 
 _BUFFER = 256 * 1024
 _FOLDERS_AT_ONCE = 8

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backupd.model.errors import ObjectMissingError
-from storage import layout
-from storage.folder import FOLDER_MODE, Folder
+from storage.contract import layout
+from storage.local.folder import FOLDER_MODE, Folder
 
 
 class LinkTree:

@@ -6,8 +6,8 @@ import io
 from typing import BinaryIO, cast
 
 from backupd.process.throttle import Throttle, Unlimited
-from storage.destination import Destination, ObjectInfo
-from storage.forwarding import ForwardingDestination
+from storage.contract.destination import Destination, ObjectInfo
+from storage.wrap.forwarding import ForwardingDestination
 
 PIECE = 256 * 1024
 """Bytes that are asked for at a time: small enough that streams beside each other share a bandwidth evenly."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import ArchivedError, DestinationError, ForbiddenError, ObjectMissingError, RefusedError
-from storage.destination import Version
-from storage.s3client import Bucket
-from storage.s3download import open_download
-from storage.s3errors import code_of, status_of
+from storage.contract.destination import Version
+from storage.s3.client import Bucket
+from storage.s3.download import open_download
+from storage.s3.errors import code_of, status_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

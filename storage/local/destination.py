@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backupd.model.errors import DestinationError, ObjectMissingError
-from storage import layout, treenames
-from storage.destination import Capability, ObjectInfo, Space
-from storage.folder import Folder, folders_of
-from storage.linktree import LinkTree, file_in
+from storage.contract import layout
+from storage.contract import tree_names as treenames
+from storage.contract.destination import Capability, ObjectInfo, Space
+from storage.local.folder import Folder, folders_of
+from storage.local.link_tree import LinkTree, file_in
 
 _CHUNK = 1 << 20
 

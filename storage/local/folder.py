@@ -28,8 +28,8 @@ from pathlib import Path
 from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError, DestinationFullError, RefusedError
 from backupd.model.units import format_size
-from storage import layout
-from storage.destination import Space
+from storage.contract import layout
+from storage.contract.destination import Space
 
 FORMAT = "backupd-repository/1"
 FILE_MODE = 0o640

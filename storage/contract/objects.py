@@ -17,8 +17,8 @@ from datetime import datetime
 from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.manifest import StoredObject
-from storage import layout
-from storage.destination import Destination, read_note
+from storage.contract import layout
+from storage.contract.destination import Destination, read_note
 
 POOL_LIMIT = 80 * 1024 * 1024
 """Most bytes of an object in the pool, or of a part of a binary log, which hold 16 MiB; a file with holes costs its

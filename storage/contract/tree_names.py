@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from backupd.model.errors import DestinationError
 from backupd.model.manifest import Entry
-from storage.layout import SEALED
+from storage.contract.layout import SEALED
 
 _PARTS = ".parts"
 _BUNDLE = ".bundle-"

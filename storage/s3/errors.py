@@ -34,7 +34,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     UnreachableError,
 )
-from storage.config import S3Config
+from storage.contract.config import S3Config
 
 _ANSWERS_LATER = frozenset(
     {

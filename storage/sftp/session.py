@@ -18,9 +18,9 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 
 from backupd.model.errors import UnreachableError
-from storage.config import SftpConfig
-from storage.sftpwire import POSIX_RENAME, LostError, Wire
-from storage.sshhosts import HostKey, KnownHost, host_name, known_host
+from storage.contract.config import SftpConfig
+from storage.sftp.known_hosts import HostKey, KnownHost, host_name, known_host
+from storage.sftp.wire import POSIX_RENAME, LostError, Wire
 
 ANSWER_SECONDS = 20.0
 """How long an answer may take."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import DestinationError
-from storage.s3client import Bucket
-from storage.s3errors import code_of, is_unreachable, status_of
+from storage.s3.client import Bucket
+from storage.s3.errors import code_of, is_unreachable, status_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
