@@ -28,7 +28,7 @@ from api.throttle import Throttle
 from api.web import doing, site, view
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
-from backupd.catalog.changes import Changes
+from backupd.catalog.base.changes import Changes
 from backupd.model.errors import BackupdError
 
 ROUTERS = (docs.router, health.router, *routes.ROUTERS, site.router, *view.ROUTERS, *doing.ROUTERS)

@@ -16,7 +16,7 @@ from api.schemas.retention import ApplyRequest, Decisions
 from api.schemas.search import Found, SearchQuery
 from api.schemas.servers import Identity, Server
 from api.schemas.timeline import Timeline
-from backupd.catalog.listed import Listed
+from backupd.catalog.base.pages import Listed
 
 router = router_of("servers")
 

@@ -15,7 +15,7 @@ from api.schemas.base import Name, Page
 from api.schemas.jobs import Accepted, AcceptedJobs
 from api.schemas.proofs import ReplicationRequest, TestRestoreRequest, VerificationRequest
 from api.schemas.restores import Thaw, Thawed, ThawRequest
-from backupd.catalog.listed import Listed
+from backupd.catalog.base.pages import Listed
 from backupd.model.job import JobRecord
 from backupd.model.thaw import Thawing
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from backupd.catalog.listed import Span
+from backupd.catalog.base.pages import Span
 
 MOST = 1000
 """Items of a page of a list, at most."""

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from api.auth import Acting, Wired, allowed
 from api.web.site import link, render
 from backupd.app.context.scope import require_all
-from backupd.catalog.listed import number_of
+from backupd.catalog.base.pages import number_of
 from backupd.model.access import Role
 
 router = APIRouter(include_in_schema=False)

@@ -24,7 +24,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
-from backupd.catalog.plans import StoredPlan
+from backupd.catalog.backups.plans import StoredPlan
 from backupd.model.access import Role
 from backupd.model.binlog import Change, ChangeKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError

@@ -11,9 +11,8 @@ from typing import Any
 
 from sqlalchemy import case, func, select
 
-from backupd.catalog.database import Database
-from backupd.catalog.jobs import OPEN
-from backupd.catalog.logtables import (
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.log_tables import (
     binlog_branches,
     binlog_confirmed,
     binlog_gaps,
@@ -21,8 +20,9 @@ from backupd.catalog.logtables import (
     binlog_runs,
     binlog_streams,
 )
-from backupd.catalog.peopletables import messages
-from backupd.catalog.tables import backups, copies, identities, jobs, proofs
+from backupd.catalog.base.people_tables import messages
+from backupd.catalog.base.tables import backups, copies, identities, jobs, proofs
+from backupd.catalog.work.jobs import OPEN
 from backupd.model.backup import BackupState
 from backupd.model.identity import Verdict
 from backupd.model.incident import MessageState

@@ -6,40 +6,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.catalog.absences import Absences
-from backupd.catalog.audit import Audit
-from backupd.catalog.backups import Backups
-from backupd.catalog.binlogs import Binlogs
-from backupd.catalog.challenges import Challenges
-from backupd.catalog.changes import Changes
-from backupd.catalog.cursors import Cursors
-from backupd.catalog.database import Database, catalog_url, is_file
-from backupd.catalog.deposits import Deposits
-from backupd.catalog.events import Events
+from backupd.catalog.alerts.events import Events
+from backupd.catalog.alerts.incidents import IncidentRows
+from backupd.catalog.alerts.messages import Messages
+from backupd.catalog.backups.absences import Absences
+from backupd.catalog.backups.backups import Backups
+from backupd.catalog.backups.digests import Deposits
+from backupd.catalog.backups.holds import Holds
+from backupd.catalog.backups.identities import Identities
+from backupd.catalog.backups.marks import Marks
+from backupd.catalog.backups.plans import Plans
+from backupd.catalog.backups.proofs import Proofs
+from backupd.catalog.backups.rates import Rates
+from backupd.catalog.backups.replications import Replications
+from backupd.catalog.backups.restores import Restores
+from backupd.catalog.backups.scrubs import Scrubs
+from backupd.catalog.backups.thaws import Thaws
+from backupd.catalog.backups.witnesses import Witnesses
+from backupd.catalog.base.changes import Changes
+from backupd.catalog.base.cursors import Cursors
+from backupd.catalog.base.database import Database, catalog_url, is_file
+from backupd.catalog.base.identity import identity_of
+from backupd.catalog.base.leader import Watch
+from backupd.catalog.base.revision import WANTED, current
+from backupd.catalog.base.snapshot import take_history, write_snapshot
+from backupd.catalog.binlogs.lags import Lags
+from backupd.catalog.binlogs.logs import Binlogs
 from backupd.catalog.glances import Glances
-from backupd.catalog.holds import Holds
-from backupd.catalog.identities import Identities
-from backupd.catalog.identity import identity_of
-from backupd.catalog.incidents import IncidentRows
-from backupd.catalog.jobs import Jobs
-from backupd.catalog.lags import Lags
-from backupd.catalog.marks import Marks
-from backupd.catalog.messages import Messages
-from backupd.catalog.plans import Plans
-from backupd.catalog.proofs import Proofs
-from backupd.catalog.rates import Rates
-from backupd.catalog.replications import Replications
-from backupd.catalog.requests import Requests
-from backupd.catalog.restores import Restores
-from backupd.catalog.revision import WANTED, current
-from backupd.catalog.schedules import Schedules
-from backupd.catalog.scrubs import Scrubs
-from backupd.catalog.sessions import Sessions
-from backupd.catalog.snapshot import take_history, write_snapshot
-from backupd.catalog.thaws import Thaws
-from backupd.catalog.tokens import Tokens
-from backupd.catalog.watch import Watch
-from backupd.catalog.witnesses import Witnesses
+from backupd.catalog.people.audit import Audit
+from backupd.catalog.people.challenges import Challenges
+from backupd.catalog.people.requests import Requests
+from backupd.catalog.people.sessions import Sessions
+from backupd.catalog.people.tokens import Tokens
+from backupd.catalog.work.jobs import Jobs
+from backupd.catalog.work.schedules import Schedules
 
 
 class Catalog:
@@ -161,6 +161,6 @@ def _bring_up_to_date(database: Database) -> tuple[str | None, str]:
     with database.read() as connection:
         if current(connection) == WANTED:
             return WANTED, WANTED
-    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.base.migrations import bring_up_to_date  # dear to import, and hardly ever needed
 
     return bring_up_to_date(database)

@@ -12,8 +12,8 @@ from sqlalchemy import insert
 
 from backupd.app.alerting.catalog_changes import News
 from backupd.app.context.wiring import Wiring
+from backupd.catalog.base.tables import events
 from backupd.catalog.session import open_catalog
-from backupd.catalog.tables import events
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState
 from tests.app.house import Clock, Office

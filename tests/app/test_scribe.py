@@ -12,7 +12,7 @@ import pytest
 
 from backupd.app.runtime import catalog_writer as module
 from backupd.app.runtime.catalog_writer import Scribe
-from backupd.catalog import database
+from backupd.catalog.base import database
 from backupd.catalog.session import Catalog
 from backupd.model.errors import CatalogError, NotFoundError
 from backupd.model.hold import HoldKind

@@ -29,7 +29,7 @@ from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.heartbeat import Pulse
 from backupd.app.jobs.jobs import LONGEST_SILENCE, abandon_dead, mark_stopped, run_here
 from backupd.app.runtime import child_process as offspring
-from backupd.catalog import database
+from backupd.catalog.base import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError
 from backupd.model.ids import new_id

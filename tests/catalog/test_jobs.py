@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from backupd.catalog.jobs import FRESH
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.catalog.work.jobs import FRESH
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobKind, JobRecord, JobState

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from backupd.catalog.absences import Absence
-from backupd.catalog.listed import Listed
-from backupd.catalog.plans import StoredPlan
+from backupd.catalog.backups.absences import Absence
+from backupd.catalog.backups.plans import StoredPlan
+from backupd.catalog.base.pages import Listed
 from backupd.catalog.session import Catalog
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError, UsageError
 from backupd.model.event import Event, Severity

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.catalog.rates import rates
+from backupd.catalog.backups.rates import rates
 from backupd.catalog.session import Catalog
 from backupd.model.backup import BackupKind, BackupState, Copy
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError, ToolError

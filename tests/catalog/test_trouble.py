@@ -19,9 +19,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from backupd.catalog import migrations, patience, revision
-from backupd.catalog.database import Database
-from backupd.catalog.logtables import every_table
+from backupd.catalog.base import migrations, patience, revision
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.log_tables import every_table
 from backupd.catalog.session import Catalog, open_catalog, upgrade
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
@@ -144,7 +144,7 @@ def test_an_upgrade_that_fails_in_the_middle_leaves_nothing(url: str) -> None:
 def test_a_kill_in_mid_transaction_leaves_a_usable_catalog(url: str, when: str) -> None:
     code = """
 import sys, time
-from backupd.catalog.database import Database
+from backupd.catalog.base.database import Database
 from backupd.catalog import migrations
 from backupd.catalog.session import open_catalog
 from sqlalchemy import text
@@ -270,7 +270,7 @@ def test_somebody_without_rights_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_locked_file_is_named_and_the_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backupd.catalog.database.BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("backupd.catalog.base.database.BUSY_SECONDS", 0.2)
     url = f"sqlite:///{tmp_path}/catalog.db"
     with open_catalog(url) as catalog, open_catalog(url) as other:
         with sqlite3.connect(tmp_path / "catalog.db", isolation_level=None) as holder:
@@ -307,7 +307,7 @@ def test_an_error_of_the_disk_is_called_full_only_when_it_is(
     database = Database(f"sqlite:///{tmp_path}/catalog.db")
     real = os.statvfs(tmp_path)
     answer = os.statvfs_result((real.f_bsize, 4096, real.f_blocks, free, free, real.f_files, 1000, 1000, 0, 255))
-    monkeypatch.setattr("backupd.catalog.database.os.statvfs", lambda _path: answer)
+    monkeypatch.setattr("backupd.catalog.base.database.os.statvfs", lambda _path: answer)
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
     with pytest.raises(CatalogError, match=said), database.read():

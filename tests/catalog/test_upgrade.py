@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from alembic import command
 from sqlalchemy import text
 
-from backupd.catalog import migrations, revision
-from backupd.catalog.database import Database
+from backupd.catalog.base import migrations, revision
+from backupd.catalog.base.database import Database
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import BackupState
 from backupd.model.job import JobState

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from backupd.catalog.database import Database
-from backupd.catalog.logtables import binlog_branches
-from backupd.catalog.tables import backups
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.log_tables import binlog_branches
+from backupd.catalog.base.tables import backups
 from backupd.model.clock import format_time
 from tests.e2e.house import SERVER, House
 from tests.e2e.oracle import WITH_MARIADB, Mark, Oracle, oracle

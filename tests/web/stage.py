@@ -11,7 +11,7 @@ from backupd.app.context.logging_setup import log_path
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.restores.request import RestoreRequest
-from backupd.catalog.plans import StoredPlan
+from backupd.catalog.backups.plans import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction

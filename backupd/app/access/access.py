@@ -8,7 +8,7 @@ from datetime import datetime
 from backupd.app.access import tokens
 from backupd.app.context.scope import require_known
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.audit import Verified
+from backupd.catalog.people.audit import Verified
 from backupd.model.access import Actor, AuditEntry, Role, Token
 from backupd.model.clock import parse_time
 from backupd.model.errors import UsageError

@@ -6,7 +6,7 @@ from backupd.app.alerting.threads import send_test
 from backupd.app.context.audited_action import deed
 from backupd.app.context.scope import require_all, see, seen
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.listed import EVER, Span
+from backupd.catalog.base.pages import EVER, Span
 from backupd.model.access import Actor
 from backupd.model.event import Severity
 from backupd.model.incident import Incident, Message, MessageState

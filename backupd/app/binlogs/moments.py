@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from backupd.app.binlogs.transactions import Logbook, Met
-from backupd.catalog.binlogs import Binlogs
+from backupd.catalog.binlogs.logs import Binlogs
 from backupd.model.binlog import SegmentRecord
 from backupd.recovery.runs import Place
 from backupd.recovery.stamps import AHEAD, BACK, Cut

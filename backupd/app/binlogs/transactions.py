@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from backupd.app.binlogs.log_indexes import Indexes
-from backupd.catalog.binlogs import Binlogs
+from backupd.catalog.binlogs.logs import Binlogs
 from backupd.model.binlog import Run, SegmentRecord, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError

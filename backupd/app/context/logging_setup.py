@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from backupd.app.context.settings import Settings
-from backupd.catalog.database import catalog_url
+from backupd.catalog.base.database import catalog_url
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, NotFoundError, unknown
 from backupd.model.ids import is_id

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from backupd.app.restores.progress import RestoreView
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.retention.deletion import Deleted
-    from backupd.catalog.plans import StoredPlan
+    from backupd.catalog.backups.plans import StoredPlan
 
 
 class Requests:

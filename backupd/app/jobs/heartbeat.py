@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.rates import Rate
+from backupd.catalog.backups.rates import Rate
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord

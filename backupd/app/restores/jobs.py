@@ -27,7 +27,7 @@ from backupd.app.restores.service import earlier_attempt, foresee, plan, restore
 from backupd.app.restores.table_restore import place_of, restore_tables
 from backupd.app.restores.table_sources import chosen_way
 from backupd.app.thaw.storage_tiers import refuse_cold
-from backupd.catalog.plans import StoredPlan
+from backupd.catalog.backups.plans import StoredPlan
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
 from backupd.model.ids import new_id

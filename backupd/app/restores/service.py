@@ -19,7 +19,7 @@ from backupd.app.keys.key_dependence import require_keys
 from backupd.app.reconcile.lookback import doubt
 from backupd.app.thaw.restore_wait import ThawGate
 from backupd.app.thaw.storage_tiers import refuse_cold, with_thaw
-from backupd.catalog.rates import Rate as Measured
+from backupd.catalog.backups.rates import Rate as Measured
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayMethod
 from backupd.model.clock import format_time

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from backupd.app.context.logging_setup import say
-from backupd.catalog.database import Database
+from backupd.catalog.base.database import Database
 from backupd.catalog.session import Catalog, upgrade
 from backupd.model.errors import CatalogError
 

@@ -25,8 +25,8 @@ from backupd.app.schedule.missed_runs import (
     given_up,
     records,
 )
-from backupd.catalog.schedules import Key, Schedule
 from backupd.catalog.session import Catalog
+from backupd.catalog.work.schedules import Key, Schedule
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity

@@ -21,7 +21,7 @@ from backupd.app.dispatch.requests import Requests
 from backupd.app.runtime.clock_check import careful
 from backupd.app.service.maintenance import Upkeep
 from backupd.app.views.listing import Listings
-from backupd.catalog.revision import WANTED
+from backupd.catalog.base.revision import WANTED
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor
 from backupd.model.backup import BackupDetail, BackupRecord

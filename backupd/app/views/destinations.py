@@ -18,8 +18,8 @@ from backupd.app.destinations.capacity import URGENT
 from backupd.app.destinations.forecast import NEARLY, Forecast, forecast
 from backupd.app.runtime.periodic import Lookout
 from backupd.app.views.server import Reason, Status
+from backupd.catalog.backups.replications import FAILING, Replication
 from backupd.catalog.glances import Stock
-from backupd.catalog.replications import FAILING, Replication
 from backupd.catalog.session import Catalog
 from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError

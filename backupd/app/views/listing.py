@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backupd.app.context.scope import require_known, see, seen
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.listed import EVER, Listed, Span
+from backupd.catalog.base.pages import EVER, Listed, Span
 from backupd.model.access import Actor
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import NotFoundError

@@ -13,7 +13,7 @@ from backupd.app.views.overview import overview, places
 from backupd.app.views.server import ServerOverview
 from backupd.binlog.status import StreamState
 from backupd.catalog.glances import is_in_trouble
-from backupd.catalog.jobs import OPEN
+from backupd.catalog.work.jobs import OPEN
 from backupd.metrics import Values
 from backupd.model.event import Severity
 

@@ -16,8 +16,8 @@ from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.runtime.periodic import Lookout
 from backupd.app.schedule.calendar import due_times, legs, start_of
 from backupd.catalog.glances import NOT_COUNTED
-from backupd.catalog.jobs import OPEN as UNDER_WAY
-from backupd.catalog.schedules import Key, Schedule
+from backupd.catalog.work.jobs import OPEN as UNDER_WAY
+from backupd.catalog.work.schedules import Key, Schedule
 from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.event import Event, Severity

@@ -26,9 +26,9 @@ from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, Ser
 from backupd.app.views.status import UNSEEN, Standing, Standings, standings
 from backupd.app.views.timeline import place_troubles
 from backupd.binlog.status import StreamState
-from backupd.catalog.absences import Absence
+from backupd.catalog.backups.absences import Absence
 from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
-from backupd.catalog.jobs import OPEN
+from backupd.catalog.work.jobs import OPEN
 from backupd.model.binlog import Gap
 from backupd.model.clock import format_time
 from backupd.model.event import Severity

@@ -1,0 +1,298 @@
+"""A connection pool to the catalog's database, and what its failures mean.
+
+SQLite is opened in WAL mode with foreign keys on; PostgreSQL through psycopg 3. Every failure of either leaves here
+as a CatalogError that names the file or the server.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from backupd.model.errors import BackupdError, CatalogError
+
+BUSY_SECONDS = 30
+"""How long a writer waits for another writer of the same SQLite file."""
+
+_POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
+_REBUILD = (
+    "move the file away with its -wal and -shm (keep them) and run `backupd catalog rebuild --from "
+    "DESTINATION`: it makes a fresh catalog of what lies there"
+)
+_ROOM = 64 * 1024
+"""Bytes: with less than this left, SQLite cannot even make its -shm file (32 KiB) beside the catalog."""
+
+
+def catalog_url(text: str) -> URL:
+    """The URL as SQLAlchemy wants it: ``sqlite:////var/lib/backupd/catalog.db`` or ``postgresql://host/name``.
+
+    Raises CatalogError for anything else; the message never shows a password.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise CatalogError(
+            "the catalog's address is not a URL",
+            hint="write sqlite:////var/lib/backupd/catalog.db or postgresql://user@host/name",
+        ) from error
+    if url.drivername in {"sqlite", "sqlite+pysqlite"}:
+        if not url.database or url.database == ":memory:":
+            raise CatalogError(
+                "a catalog in memory would be forgotten",
+                hint="name a file: sqlite:////var/lib/backupd/catalog.db (four slashes)",
+            )
+        return url.set(drivername="sqlite")
+    if url.drivername in _POSTGRESQL:
+        return url.set(drivername="postgresql+psycopg")
+    raise CatalogError(
+        f"a catalog cannot live in {url.drivername!r}", hint="use sqlite:////PATH or postgresql://USER@HOST/NAME"
+    )
+
+
+class Database:
+    """One catalog's database. Threads may share it.
+
+    ``name`` is how messages call it: a path, or a URL without its password.
+    """
+
+    def __init__(self, address: str, *, make: bool = True) -> None:
+        """Opens nothing yet, but for SQLite makes the folder (0700) and the file (0600) where they are missing.
+
+        Without ``make``, and once it is open, a file that is missing is an error: it was moved away, and an empty one
+        in its place would hide that.
+        """
+        self.url = catalog_url(address)
+        self.sqlite = self.url.drivername == "sqlite"
+        self.name = str(self.url.database) if self.sqlite else self.url.render_as_string(hide_password=True)
+        if self.sqlite and make:
+            _make_file(Path(self.name))
+        try:
+            self.engine = self._sqlite_engine() if self.sqlite else self._postgresql_engine()
+        except ModuleNotFoundError as error:
+            raise CatalogError(
+                f"the catalog {self.name} needs the Python package psycopg", hint="pip install 'backupd[postgresql]'"
+            ) from error
+        self._reading = self.engine.execution_options(backupd_reading=True)
+
+    def _sqlite_engine(self) -> Engine:
+        address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file itself
+        engine = create_engine(
+            self.url,
+            hide_parameters=True,
+            creator=lambda: sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False),
+        )
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _postgresql_engine(self) -> Engine:
+        # pre_ping: a PostgreSQL that was restarted must not fail the first record after it.
+        engine = create_engine(
+            self.url,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args={"connect_timeout": 10, "application_name": "backupd", "tcp_user_timeout": 30_000},
+        )
+        event.listen(engine, "do_connect", _connect_patiently)
+        return engine
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One consistent view. Raises CatalogError."""
+        with self.errors(), self._reading.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction: committed when the block ends well, undone when it raises. Raises CatalogError."""
+        with self.errors(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def unhurried(self, connection: Connection) -> Iterator[None]:
+        """Within the block a statement on ``connection`` may take as long as it takes."""
+        if self.sqlite:
+            yield
+            return
+        ours = connection.connection.driver_connection
+        setattr(ours, "hurried", False)  # noqa: B010  SQLAlchemy knows the driver's connection as Any or None only
+        try:
+            yield
+        finally:
+            setattr(ours, "hurried", True)  # noqa: B010  as above
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def integrity(self) -> list[str]:
+        """What the database itself finds wrong, one line each; empty for PostgreSQL, which has tools of its own."""
+        if not self.sqlite:
+            return []
+        with self.read() as connection:
+            lines = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        return [line for line in lines if line != "ok"] + [
+            f"{row[0]} row {row[1]} names a missing {row[2]}" for row in broken
+        ]
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """What the database raises inside the block leaves it as a CatalogError."""
+        try:
+            yield
+        except BackupdError:
+            raise
+        except DBAPIError as error:
+            raise self._explained(error) from error
+        except SQLAlchemyError as error:
+            raise CatalogError(f"the catalog {self.name} failed", detail=str(error)) from error
+
+    def _explained(self, error: DBAPIError) -> CatalogError:
+        cause = error.orig
+        detail = str(cause).strip()
+        if isinstance(cause, sqlite3.Error):
+            code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_IOERR and _is_full(Path(self.name)):
+                code = sqlite3.SQLITE_FULL
+            message, hint = _SQLITE.get(code, ("failed", ""))
+            if code == sqlite3.SQLITE_CANTOPEN and _is_gone(Path(self.name)):
+                message, hint = "is gone", _GONE
+            return CatalogError(f"the catalog {self.name} {message}", detail=detail, hint=hint)
+        if isinstance(error, OperationalError) or error.connection_invalidated:
+            return CatalogError(
+                f"the catalog {self.name} cannot be reached",
+                detail=detail,
+                hint="is PostgreSQL running, does it answer within half a minute, and do its "
+                "pg_hba.conf and your passfile let us in?",
+            )
+        return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
+
+
+_GONE = (
+    "stop the service, bring the file back with its -wal and -shm (or mount its file system), and start it again; "
+    "where it is lost, `backupd catalog rebuild --from DESTINATION` makes a fresh one of what lies there"
+)
+_ACCESS = (
+    "this user needs read and write access to the file and to its folder, "
+    "where SQLite keeps -wal and -shm files beside it"
+)
+
+_SQLITE = {
+    sqlite3.SQLITE_NOTADB: ("is not a SQLite file, or its first page is damaged", _REBUILD),
+    sqlite3.SQLITE_CORRUPT: ("is damaged", _REBUILD),
+    sqlite3.SQLITE_READONLY: ("is read-only", _ACCESS),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _ACCESS),
+    sqlite3.SQLITE_PERM: ("cannot be opened", _ACCESS),
+    sqlite3.SQLITE_FULL: ("cannot grow: its disk is full", "make room on that disk; nothing was half recorded"),
+    sqlite3.SQLITE_BUSY: (
+        f"stayed locked for {BUSY_SECONDS} seconds",
+        "another process holds a long transaction on it; `fuser FILE` names it",
+    ),
+    sqlite3.SQLITE_IOERR: ("cannot be read or written", "look at the kernel's messages (dmesg) for this disk"),
+}
+
+
+def _connect_patiently(
+    _dialect: object,
+    _record: object,
+    arguments: Sequence[Any],
+    options: dict[str, Any],
+) -> DBAPIConnection:
+    from backupd.catalog.base.patience import PatientConnection  # needs psycopg, which SQLite does without
+
+    connection: Any = PatientConnection.connect(*arguments, **options)
+    return cast("DBAPIConnection", connection)
+
+
+def _is_full(path: Path) -> bool:
+    """Has the file system of ``path`` no room left? False where that cannot be asked."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return False
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+    return free * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_ffree == 0)
+
+
+def is_file(path: Path) -> bool:
+    """Is anything there but an empty file? Also where that cannot be asked: whoever opens it is told why."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _is_gone(path: Path) -> bool:
+    """Was it moved away? Not where that cannot be asked."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _make_file(path: Path) -> None:
+    try:
+        missing = [folder for folder in path.absolute().parents if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        # SQLite would create the file by the umask; its -wal and -shm files take over the mode of this one. One that is
+        # there must not be opened here: closing it would end the locks of this process's other connections (fcntl(2)),
+        # and the next process to leave would take the -wal away under them (sqlite.org, "How To Corrupt", 2.2).
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CatalogError(
+            f"the catalog {path} cannot be created or opened",
+            detail=str(error),
+            hint="run as the user that owns the catalog, or correct its folder's permissions",
+        ) from error
+    if path.is_dir():
+        raise CatalogError(f"the catalog {path} is a folder", hint="name a file inside it")
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    # Python's sqlite3 would begin transactions by itself, late and only for some statements, so that a read followed
+    # by a write fails at once with "database is locked". None leaves BEGIN to us (_begin_sqlite).
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _switch_to_wal(cursor: DBAPICursor) -> None:
+    # The mode is a property of the file, set once. While two processes set it at the same moment SQLite says "locked"
+    # at once, without the waiting that it does for transactions.
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    reading = connection.get_execution_options().get("backupd_reading", False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")

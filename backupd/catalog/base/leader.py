@@ -1,0 +1,180 @@
+"""Who is on watch: of all services that know this catalog, one acts by itself. The others refuse, or stand by.
+
+For SQLite a lock on a file beside the catalog; the kernel drops it when its process dies. For PostgreSQL an advisory
+lock of a session kept open for nothing else; the server drops it with the session, and probes the connection, so that
+it notices within half a minute when the other host is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from io import TextIOWrapper
+from pathlib import Path
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from backupd.catalog.base.database import Database
+from backupd.model.errors import CatalogError
+
+_TRY = text("SELECT pg_try_advisory_lock(:key)")
+_NOTICED_WITHIN = 5.0
+"""Seconds for a session of ours to end that was told to."""
+_KEY = 0x6261636B757064
+"""The letters ``backupd``."""
+
+
+class Watch:
+    """At most one process holds it. Not for use by several threads at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._file: TextIOWrapper | None = None
+        self._session: Connection | None = None
+        self._backend: tuple[int, datetime] | None = None
+
+    def take(self, name: str) -> bool:
+        """Try to go on watch as ``name``. Raises CatalogError."""
+        return self._take_file(name) if self._database.sqlite else self._take_session()
+
+    def holder(self) -> str:
+        """Who has it, in words; empty when that cannot be told."""
+        if self._database.sqlite:
+            try:
+                return self._path().read_text().strip()
+            except (OSError, UnicodeDecodeError):
+                return ""
+        with self._database.read() as connection:
+            row = connection.execute(
+                text(
+                    "SELECT coalesce(host(a.client_addr), 'the host of the catalog'), a.backend_start "
+                    "FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted "
+                    "AND l.classid = :high AND l.objid = :low AND l.database = "
+                    "(SELECT oid FROM pg_database WHERE datname = current_database())"
+                ),
+                {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF},
+            ).first()
+        return f"on {row[0]} since {row[1]:%Y-%m-%d %H:%M:%S %Z}" if row else ""
+
+    def is_held(self) -> bool | None:
+        """Is anybody on watch, this process or another one? Asks without getting in the way of one that begins; None
+        where that cannot be seen. Raises CatalogError."""
+        if not self._database.sqlite:
+            return bool(self.holder())
+        try:
+            status = self._path().stat()
+            locks = Path("/proc/locks").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return False  # nobody ever was
+        except OSError:
+            return None
+        return any(_is_lock_of(line.split(), status) for line in locks.splitlines())
+
+    def held(self) -> bool:
+        """Is it still ours? False once the session with PostgreSQL was cut: another service may have it now."""
+        if self._database.sqlite:
+            return self._file is not None
+        if self._session is None:
+            return False
+        try:
+            return bool(
+                self._session.scalar(
+                    text(
+                        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = "
+                        "pg_backend_pid() "
+                        "AND classid = :high AND objid = :low"
+                    ),
+                    {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF},
+                )
+            )
+        except SQLAlchemyError:
+            return False  # the session is cut; the caller acts on that
+
+    def leave(self) -> None:
+        """Go off watch; nothing happens to one that is not held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(SQLAlchemyError):  # a session that is broken has given up the lock by itself
+                session.scalar(text("SELECT pg_advisory_unlock(:key)"), {"key": _KEY})
+            session.invalidate()
+            session.close()
+
+    def _path(self) -> Path:
+        return Path(f"{self._database.name}-service")
+
+    def _take_file(self, name: str) -> bool:
+        try:
+            file = self._path().open("a+")
+        except OSError as error:
+            raise CatalogError(
+                f"the lock {self._path()} cannot be opened: {error.strerror or error}",
+                hint="the service needs write access to the folder of the catalog",
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        file.truncate(0)
+        file.write(name + "\n")
+        file.flush()
+        self._file = file
+        return True
+
+    def _take_session(self) -> bool:
+        self.leave()
+        with self._database.errors():
+            session = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                for setting in ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"):
+                    session.execute(text(f"SET {setting}"))
+                until = time.monotonic() + (_NOTICED_WITHIN if self._end_former(session) else 0.0)
+                while not (ours := bool(session.scalar(_TRY, {"key": _KEY}))) and time.monotonic() < until:
+                    time.sleep(0.05)
+                if ours:
+                    self._session = session
+                    pid, since = session.execute(
+                        text("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+                    ).one()
+                    self._backend = pid, since
+                    return True
+            except BaseException:
+                session.close()
+                raise
+            session.close()
+            return False
+
+    def _end_former(self, session: Connection) -> bool:
+        """A session of ours that was cut holds the lock until the server has noticed that it is dead: end it. Was there
+        one?"""
+        if self._backend is None:
+            return False
+        pid, since = self._backend
+        self._backend = None
+        return bool(
+            session.scalar(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND backend_start = :since"
+                ),
+                {"pid": pid, "since": since},
+            )
+        )
+
+
+def _is_lock_of(line: Sequence[str], status: os.stat_result) -> bool:
+    """Is this line of /proc/locks (proc_locks(5)) a lock that somebody has on that file? File systems with devices of
+    their own making (major number 0: btrfs, overlays) are named otherwise there, so of them the inode alone counts."""
+    if "FLOCK" not in line or "->" in line:
+        return False
+    device, _colon, inode = next(field for field in line if field.count(":") == 2).rpartition(":")
+    major, minor = (int(number, 16) for number in device.split(":"))
+    here = (os.major(status.st_dev), os.minor(status.st_dev))
+    return int(inode) == status.st_ino and ((major, minor) == here or major == 0 or here[0] == 0)
