@@ -15,7 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from backupd.model.binlog import ReplayMethod
+from backupd.model.server.logs import ReplayMethod
 from backupd.model.units import format_size
 from tests.restore.rolling import (
     MARIADB,

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.manifest import Stats
-from backupd.model.server import Position
+from backupd.model.backup.manifest import Stats
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.server.facts import Position
 from backupd.model.units import format_size
 from backupd.retention.solver import solve
 from backupd.retention.view import BinlogRun, Stored, View

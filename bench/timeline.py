@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from backupd.model.backup import BackupRecord, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
-from backupd.model.server import Position
+from backupd.model.backup.record import BackupRecord, Copy
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, Run, SegmentKey, Stop
 from backupd.model.units import format_size
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place

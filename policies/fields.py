@@ -21,7 +21,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from backupd.model import table as model_table
+from backupd.model.backup import table as model_table
 from backupd.model.clock import parse_time
 from backupd.model.ids import is_id, is_name
 from backupd.model.units import parse_duration, parse_size

@@ -13,7 +13,7 @@ from api.web.site import link, render
 from api.web.words import Shown, problem_of
 from backupd.app.service.facade import Service
 from backupd.model.access import Actor, Role
-from backupd.model.backup import BackupDetail, BackupRecord
+from backupd.model.backup.record import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError
 from backupd.model.event import Severity
 from backupd.model.incident import Incident, MessageState

@@ -17,7 +17,7 @@ from api.web.site import render
 from api.web.words import Shown, problem_of
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import BackupdError
 from backupd.recovery.chains import chains

@@ -26,9 +26,9 @@ from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
 from backupd.catalog.backups.plans import StoredPlan
 from backupd.model.access import Role
-from backupd.model.binlog import Change, ChangeKind
+from backupd.model.backup.table import TableName
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError
-from backupd.model.table import TableName
+from backupd.model.server.logs import Change, ChangeKind
 from restore.planning.inexact_replay import InexactError
 from restore.planning.past_end import OlderError
 

@@ -18,7 +18,7 @@ from backupd.engine.server.unlogged import unlogged
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS
 from backupd.model.errors import ServerError, ToolError
-from backupd.model.server import ServerInfo
+from backupd.model.server.facts import ServerInfo
 from backupd.model.units import format_duration
 
 SUBJECT = "binlog"

@@ -14,12 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup import BackupKind
-from backupd.model.clock import Clock
-from backupd.model.dump import DumpFacts
-from backupd.model.errors import BackupdError, DestinationError, RefusedError
-from backupd.model.inventory import BaseTable
-from backupd.model.manifest import (
+from backupd.model.backup.dump import DumpFacts
+from backupd.model.backup.inventory import BaseTable
+from backupd.model.backup.manifest import (
     CODEC,
     Body,
     BodyFacts,
@@ -31,8 +28,11 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server import Receipts, ServerInfo, Tool
-from backupd.model.table import TableName
+from backupd.model.backup.record import BackupKind
+from backupd.model.backup.table import TableName
+from backupd.model.clock import Clock
+from backupd.model.errors import BackupdError, DestinationError, RefusedError
+from backupd.model.server.facts import Receipts, ServerInfo, Tool
 from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.guards.object_locks import lengthen_all
 from backupd.transfer.pack.fanout import Fanout, known_everywhere

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backupd.engine.sql.client import Session
 from backupd.model.errors import ToolError
-from backupd.model.server import ServerInfo
+from backupd.model.server.facts import ServerInfo
 from backupd.process.command import Command
 from backupd.process.otherfolders import read_plain
 from backupd.process.run import run

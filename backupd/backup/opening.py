@@ -28,7 +28,7 @@ from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import LockedTableError
 from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError
 from backupd.model.progress import Progress, Report
-from backupd.model.server import Flavour, Position
+from backupd.model.server.facts import Flavour, Position
 
 _Read = TypeVar("_Read")
 _SHARE = 0.8

@@ -27,13 +27,13 @@ from backupd.engine.physical.capture import (
 )
 from backupd.engine.physical.tablefiles import table_of
 from backupd.engine.server.census import ROCKSDB
-from backupd.model.backup import BackupKind
+from backupd.model.backup.manifest import BodyFacts, Header, Landmarks
+from backupd.model.backup.record import BackupKind
+from backupd.model.backup.table import TableName
 from backupd.model.clock import Clock
 from backupd.model.errors import TablesChangedError
-from backupd.model.manifest import BodyFacts, Header, Landmarks
 from backupd.model.progress import Progress, Report
-from backupd.model.server import Role
-from backupd.model.table import TableName
+from backupd.model.server.facts import Role
 from backupd.transfer.pack.fanout import Fanout
 from backupd.transfer.pack.packer import Packed, Packer
 

@@ -33,7 +33,7 @@ from backupd.engine.sql.tables import hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
-from backupd.model.server import ServerInfo, no_roll_forward
+from backupd.model.server.facts import ServerInfo, no_roll_forward
 from backupd.model.units import format_size
 from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
 from backupd.transfer.seal.seal import Sealer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from backupd.model.manifest import Entry
+from backupd.model.backup.manifest import Entry
 from backupd.model.units import format_duration, format_size
 from backupd.transfer.pack.fanout import Load
 

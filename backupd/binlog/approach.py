@@ -20,12 +20,12 @@ from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan
 from backupd.engine.logclient.source import BinlogSource, ListedLog, SourceState, UnloggedError
-from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
-from backupd.model.gtid import covers
 from backupd.model.ids import new_id
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.gtid import covers
+from backupd.model.server.logs import FIRST_EVENT, Branch, BranchReason, Ending, Gap
 
 _LOOKS_BACK = 3
 """How many earlier files are fetched once more to find where a history forked."""

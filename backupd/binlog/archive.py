@@ -33,9 +33,9 @@ from backupd.binlog.recorder import Recorder
 from backupd.binlog.shipper import Delivery, Dropped, Outcome, Shipper
 from backupd.binlog.spool import Doubt, Spool, Spooled
 from backupd.binlog.standing import Standing
-from backupd.model.binlog import SegmentKey
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, BusyError
+from backupd.model.server.logs import SegmentKey
 from backupd.transfer.seal.seal import Sealer
 from storage.contract.destination import Destination
 

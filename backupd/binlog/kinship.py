@@ -19,7 +19,7 @@ from backupd.binlog.continuity import first_covered, holder
 from backupd.binlog.evidence import head_of
 from backupd.binlog.readable import read
 from backupd.engine.logclient.source import SourceState
-from backupd.model.binlog import Transaction
+from backupd.model.server.logs import Transaction
 
 _FILES = 4
 """At most so many of the other server's files are copied, from the first that begins within what is here backwards."""

@@ -19,9 +19,9 @@ from backupd.binlog.spool import Doubt, Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
 from backupd.engine.logclient.log_client import EndKind, end_kind
 from backupd.engine.logclient.source import BinlogSource, SourceState
-from backupd.model.binlog import Ending
 from backupd.model.clock import Clock
 from backupd.model.errors import ToolError
+from backupd.model.server.logs import Ending
 
 _BLOCK = 1024 * 1024
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from backupd.binlog.archivestate import ArchiveState
 from backupd.binlog.checkpoint import Cut, Held, LogFile, Place
 from backupd.binlog.spool import Spooled
-from backupd.model.binlog import Branch, Gap, SegmentKey
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, Gap, SegmentKey
 
 _FIRST_EVENT = 4
 

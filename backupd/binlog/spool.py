@@ -39,9 +39,9 @@ from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
 from backupd.binlog.spoolstate import Entry, Left, State, decode, encode
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.logclient.run import collect, make_intake
-from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, Ending, Gap
 from backupd.process.durable import sync_folder, write_whole
 from backupd.process.folders import make_passable
 

@@ -41,7 +41,7 @@ from backupd.model.errors import (
     ToolError,
     ToolMissingError,
 )
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 
 ArchivedTo = Callable[[], tuple[int, int] | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""

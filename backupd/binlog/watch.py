@@ -8,7 +8,7 @@ from backupd.binlog import continuity
 from backupd.binlog.evidence import Seen
 from backupd.engine.logclient.source import SourceState
 from backupd.model.clock import Clock
-from backupd.model.gtid import covers
+from backupd.model.server.gtid import covers
 
 _NOTE_SECONDS = 30.0
 _ROOM_SECONDS = 1.0

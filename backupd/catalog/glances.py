@@ -23,11 +23,11 @@ from backupd.catalog.base.log_tables import (
 from backupd.catalog.base.people_tables import messages
 from backupd.catalog.base.tables import backups, copies, identities, jobs, proofs
 from backupd.catalog.work.jobs import OPEN
-from backupd.model.backup import BackupState
-from backupd.model.identity import Verdict
+from backupd.model.backup.proof import PROVED, RESTORED
+from backupd.model.backup.record import BackupState
 from backupd.model.incident import MessageState
 from backupd.model.job import JobState
-from backupd.model.proof import PROVED, RESTORED
+from backupd.model.server.identity import Verdict
 
 Marker = tuple[object, ...]
 """As long as it is the same, the same backups, copies and binary logs of a server are there and count."""

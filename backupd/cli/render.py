@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backupd.cli.screen import Screen
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
-from backupd.model.proof import Proof
+from backupd.model.backup.proof import Proof
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from backupd.cli.session import session
 from backupd.model.units import format_duration
 
 if TYPE_CHECKING:
-    from backupd.model.server import Position
+    from backupd.model.server.facts import Position
     from backupd.recovery.timeline import Timeline
     from backupd.recovery.windows import Window
 

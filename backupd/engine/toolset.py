@@ -27,7 +27,7 @@ from backupd.engine.physical.xtrabackup import XtraBackup, refuse_encrypted
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import schemas_named, with_a_backtick
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
-from backupd.model.server import Flavour, ServerInfo, Tool, Version
+from backupd.model.server.facts import Flavour, ServerInfo, Tool, Version
 from backupd.process.command import Command, locate
 from backupd.process.run import run
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from backupd.model.backup.proof import Phase
 from backupd.model.clock import format_time
-from backupd.model.proof import Phase
 
 
 class JobKind(StrEnum):

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import Branch, Run
+from backupd.model.backup.record import BackupRecord
 from backupd.model.errors import UnknownNameError
+from backupd.model.server.logs import Branch, Run
 from backupd.recovery.runs import Place, executed, first_of, joined, last_of, place_of, replayable_from, same_state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from backupd.model.gtid import MariadbGtids, MysqlGtids, plus
+from backupd.model.server.gtid import MariadbGtids, MysqlGtids, plus
 
 
 def state_after(before: str, gtids: Iterable[str], *, mariadb: bool) -> str:

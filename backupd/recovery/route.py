@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Run, Stop
+from backupd.model.backup.record import BackupRecord
 from backupd.model.errors import RefusedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import FIRST_EVENT, Branch, BranchReason, Run, Stop
 from backupd.recovery.branches import Histories
 from backupd.recovery.runs import Place, executed, first_of, last_of, place_of, reaches, replayable_from, same_state
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from backupd.model.binlog import Ending, Gap, Run, Segment, SegmentKey
-from backupd.model.gtid import covers
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.gtid import covers
+from backupd.model.server.logs import Ending, Gap, Run, Segment, SegmentKey
 
 Place = tuple[int, int]
 """Number of a file and position in it: what sorts within one branch."""

@@ -11,11 +11,11 @@ from itertools import pairwise
 from sys import maxsize
 from typing import Any
 
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import Branch, Gap, Run
+from backupd.model.backup.proof import Proof
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time
-from backupd.model.proof import Proof
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, Gap, Run
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import dumps, restorable
 from backupd.recovery.runs import Place, first_of, last_of, parted, place_of

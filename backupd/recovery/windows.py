@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import Branch, Run
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
-from backupd.model.server import Position, Version, no_roll_forward
+from backupd.model.server.facts import Position, Version, no_roll_forward
+from backupd.model.server.logs import Branch, Run
 from backupd.recovery.branches import Histories
 from backupd.recovery.route import RouteLeg, way
 from backupd.recovery.runs import last_of, place_of

@@ -15,8 +15,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
-from backupd.model.binlog import Branch
 from backupd.model.clock import format_time
+from backupd.model.server.logs import Branch
 from backupd.retention.decisions import RunDecision
 from backupd.retention.view import BinlogRun, LogPlace, Stored
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Protocol
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.model.clock import format_time
 from backupd.model.units import format_duration
 from backupd.retention.calendar import UNITS, Period, bucket_of_local

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.model.clock import format_time
 from backupd.retention.decisions import Decision, Decisions, Ground, RunDecision
 from backupd.retention.logs import decide

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from backupd.model.backup import BackupKind
-from backupd.model.binlog import Branch
+from backupd.model.backup.record import BackupKind
 from backupd.model.clock import format_time
+from backupd.model.server.logs import Branch
 
 
 @dataclass(frozen=True, slots=True)

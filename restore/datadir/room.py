@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from backupd.model.backup.manifest import Entry, StoredObject
 from backupd.model.errors import RefusedError
-from backupd.model.manifest import Entry, StoredObject
 from backupd.model.units import format_size
 
 RESERVE = 64 * 1024 * 1024

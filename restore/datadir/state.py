@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from backupd.model.backup.proof import Phase
 from backupd.model.errors import RefusedError
-from backupd.model.proof import Phase
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 from backupd.process.durable import sync_folder
 from backupd.process.otherfolders import PRIVATE, read_plain, write_anew
 

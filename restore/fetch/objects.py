@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from backupd.model.backup.manifest import PLAIN_LIMIT, Body, Header, StoredObject
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -27,7 +28,6 @@ from backupd.model.errors import (
     DestinationError,
     StreamError,
 )
-from backupd.model.manifest import PLAIN_LIMIT, Body, Header, StoredObject
 from backupd.model.progress import Progress, Report
 from restore.fetch.assembly import Assembly, lay_out
 from storage.contract import layout, objects

@@ -13,7 +13,7 @@ from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
 from backupd.engine.physical.preparation import innodb_place, why_unprepared, without_left_out
 from backupd.model.errors import ToolError
 from backupd.model.progress import Progress, Report
-from backupd.model.server import Position, Receipts
+from backupd.model.server.facts import Position, Receipts
 from backupd.process.run import run
 from restore.datadir.ownership import FOLDER_MODE, hand_over, refuse_links, worker_account
 

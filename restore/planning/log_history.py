@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from backupd.model.binlog import Branch, Gap, Run, SegmentKey, Stop
+from backupd.model.server.logs import Branch, Gap, Run, SegmentKey, Stop
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
 

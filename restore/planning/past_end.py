@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.model.binlog import Branch, Run
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
+from backupd.model.server.logs import Branch, Run
 from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.runs import Place, last_of, place_of, same_state

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.model.backup import BackupKind, BackupRecord, BackupState, partial_words
-from backupd.model.binlog import ReplayMethod, Stop
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, partial_words
 from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
+from backupd.model.server.logs import ReplayMethod, Stop
 from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import chain_of, restorable

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from backupd.engine.binlog.changes import OF_TEMPORARY, STATEMENTS
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.backup.record import BackupRecord
 from backupd.model.errors import RefusedError
+from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import place_of
 from restore.planning.log_history import Material, TargetResolver

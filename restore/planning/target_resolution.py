@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import Branch, Run, Stop
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, Run, Stop
 from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.route import RouteLeg, hole, way

@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path
 from threading import Event, Lock
 
-from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -23,6 +22,7 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.progress import Progress, Report
+from backupd.model.server.logs import ReplayLeg, ReplaySpec, SegmentKey
 from backupd.model.units import format_size
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.superseded_pieces import holding

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from backupd.model.backup.dump import DumpFacts
+from backupd.model.backup.manifest import Body, Header
 from backupd.model.clock import format_time
-from backupd.model.dump import DumpFacts
-from backupd.model.manifest import Body, Header
-from backupd.model.server import Flavour
+from backupd.model.server.facts import Flavour
 from backupd.model.units import format_size
 from restore.runbook.destinations import NOWHERE, render_places
 from restore.runbook.trust import SIGNED, UNSIGNED, first_look

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
-from backupd.model.manifest import BodyFacts
-from backupd.model.server import Flavour, Position, Role
+from backupd.model.backup.manifest import BodyFacts
+from backupd.model.server.facts import Flavour, Position, Role
 from backupd.process.redact import redact
 
 _SECRET = re.compile(

@@ -29,17 +29,17 @@ from backupd.app.views.timeline import timeline
 from backupd.catalog.session import Catalog
 from backupd.cli.main import main
 from backupd.model.access import Role
-from backupd.model.backup import BackupKind, BackupRecord, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.backup.manifest import Stats
+from backupd.model.backup.proof import FAILED, PROVED
+from backupd.model.backup.record import BackupKind, BackupRecord, Copy
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.identity import Identity, Verdict
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind
-from backupd.model.manifest import Stats
 from backupd.model.progress import Progress
-from backupd.model.proof import FAILED, PROVED
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.identity import Identity, Verdict
+from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Segment
 from tests.api.rig import Rig, rig
 from tests.app.house import GOLD, Office
 from tests.catalog import samples

@@ -24,14 +24,14 @@ from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.server.probe import examine
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.backup.manifest import decode_header, encode_header
+from backupd.model.backup.proof import Phase, Proof
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobRecord, JobState
-from backupd.model.manifest import decode_header, encode_header
 from backupd.model.progress import Progress, Report, silent
-from backupd.model.proof import Phase, Proof
-from backupd.model.server import Role, ServerInfo, Version
+from backupd.model.server.facts import Role, ServerInfo, Version
 from backupd.transfer.check.fsck import repair
 from backupd.transfer.pack.intent import intents
 from backupd.transfer.records.inventory import backup_ids

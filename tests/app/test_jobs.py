@@ -26,12 +26,12 @@ from backupd.app.jobs import heartbeat as pulse
 from backupd.app.jobs import jobs
 from backupd.app.jobs.jobs import live, run_here
 from backupd.catalog.session import open_catalog
+from backupd.model.backup.proof import Phase
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Severity
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Progress, silent
-from backupd.model.proof import Phase
 from backupd.process.command import Command
 from backupd.process.run import run as run_program
 from tests.app.gate import until

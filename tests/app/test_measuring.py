@@ -15,7 +15,7 @@ from backupd.app.views.metrics import measure
 from backupd.app.views.overview import overview
 from backupd.catalog.session import open_catalog
 from backupd.metrics import METRICS, exposition
-from backupd.model.backup import Copy
+from backupd.model.backup.record import Copy
 from backupd.model.event import Severity
 from backupd.model.hold import HoldKind
 from backupd.model.incident import Incident, Message, MessageKind, MessageState

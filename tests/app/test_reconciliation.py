@@ -14,9 +14,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.catalog_backfill import Recollection
 from backupd.app.verify.verification import fsck, verify
 from backupd.binlog.spool import Spool
-from backupd.model.binlog import Gap, SegmentKey
 from backupd.model.progress import silent
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Gap, SegmentKey
 from backupd.transfer.logs import segments
 from tests.app.gate import until
 from tests.app.logstore import BRANCH, PLACES, SERVER, key_of, store, wired

@@ -18,9 +18,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.backup.commit import BackupSpec
 from backupd.cli.main import main
-from backupd.model.backup import BackupRecord
+from backupd.model.backup.manifest import encode_header
+from backupd.model.backup.record import BackupRecord
 from backupd.model.errors import RefusedError
-from backupd.model.manifest import encode_header
 from storage.contract import layout
 from tests.app.logstore import SERVER, wired
 from tests.e2e import house as houses

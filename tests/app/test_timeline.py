@@ -14,9 +14,9 @@ from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
-from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time
-from backupd.model.identity import Identity, Verdict
+from backupd.model.server.identity import Identity, Verdict
+from backupd.model.server.logs import Branch, BranchReason
 from restore.planning.past_end import LIMIT, Stream
 from tests.app.house import GOLD, Clock, Office
 from tests.catalog import samples

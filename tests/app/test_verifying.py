@@ -14,7 +14,7 @@ from backupd.app.verify.verification import VerifyOutcome, fsck, verify
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.cli.render import show_damages, show_disagreements
 from backupd.cli.screen import Screen
-from backupd.model.backup import BackupState
+from backupd.model.backup.record import BackupState
 from backupd.model.progress import silent
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.check.scrub import Damage

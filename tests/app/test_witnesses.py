@@ -18,8 +18,8 @@ from backupd.app.dispatch.actions import perform
 from backupd.app.schedule.calendar import former_leg, legs
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import RefusedError
-from backupd.model.identity import Identity, Verdict
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.server.identity import Identity, Verdict
 from tests.catalog import samples
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys

@@ -22,7 +22,7 @@ from backupd.engine.server.history import log_digest
 from backupd.engine.server.probe import probe
 from backupd.engine.tablespace.transport import _Files
 from backupd.model.errors import DamagedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 from backupd.process.otherfolders import powers_of
 from restore.datadir.ownership import refuse_links
 from tests.engine.backups import connection_to

@@ -24,9 +24,9 @@ from backupd.app.service.facade import Service
 from backupd.app.verify.rotation import Rotation
 from backupd.app.verify.scrubbing import scrub_server
 from backupd.catalog.session import open_catalog
-from backupd.model.backup import Copy
+from backupd.model.backup.manifest import encode_header
+from backupd.model.backup.record import Copy
 from backupd.model.clock import format_time
-from backupd.model.manifest import encode_header
 from backupd.model.progress import silent
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.head import digest, read

@@ -9,8 +9,8 @@ from typing import Self
 
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpRun, DumpTable, DumpTool
 from backupd.engine.schema.definition_text import Columns
-from backupd.model.server import Tool
-from backupd.model.table import TableName
+from backupd.model.backup.table import TableName
+from backupd.model.server.facts import Tool
 
 Files = Callable[[Iterator[DumpedFile]], Iterator[DumpedFile]]
 

@@ -17,10 +17,10 @@ from backupd.backup.logical import LogicalOutcome, execute
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.tool import mydumper_tool
-from backupd.model.dump import Outcome
+from backupd.model.backup.dump import Outcome
 from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.progress import Progress, silent
-from backupd.model.server import Flavour
+from backupd.model.server.facts import Flavour
 from backupd.process.family import family
 from tests.backup.dumped import Shelf, now, paths_of, table
 from tests.backup.meddling import Meddled

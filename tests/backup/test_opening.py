@@ -21,10 +21,10 @@ from backupd.engine.dump.dump_client import client_dump_tool
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
 from backupd.engine.sql.client import Connection
-from backupd.model.dump import Outcome
+from backupd.model.backup.dump import Outcome
 from backupd.model.errors import BusyError
 from backupd.model.progress import Progress
-from backupd.model.server import Flavour
+from backupd.model.server.facts import Flavour
 from tests.backup.dumped import Shelf, table
 from tests.backup.meddling import Meddled
 from tests.support.keys import Keys

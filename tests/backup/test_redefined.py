@@ -12,8 +12,8 @@ import pymysql
 from backupd.engine.dump.contract import DumpRequest, DumpRun
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
-from backupd.model.dump import Outcome
-from backupd.model.table import TableName
+from backupd.model.backup.dump import Outcome
+from backupd.model.backup.table import TableName
 from tests.backup.dumped import Shelf, table
 from tests.backup.meddling import Meddled
 from tests.support.server import Server, query

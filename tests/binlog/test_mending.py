@@ -16,8 +16,8 @@ from backupd.binlog.readable import DamagedCopyError, read, scan_to
 from backupd.binlog.spool import Spooled
 from backupd.binlog.status import StreamEventKind, StreamState
 from backupd.engine.logclient.source import BinlogSource
-from backupd.model.binlog import Ending, SegmentKey
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Ending, SegmentKey
 from backupd.recovery.runs import without
 from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.status import StreamEventKind, StreamState
-from backupd.model.binlog import BranchReason, Ending
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import BranchReason, Ending
 from tests.binlog.streaming import (
     STREAMED,
     Streaming,

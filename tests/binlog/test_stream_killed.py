@@ -17,8 +17,8 @@ import pytest
 
 from backupd.binlog.spool import Spool
 from backupd.engine.sql.client import Connection
-from backupd.model.binlog import BranchReason
 from backupd.model.errors import ServerError
+from backupd.model.server.logs import BranchReason
 from backupd.process.family import family
 from tests.binlog.streaming import (
     STREAMED,

@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 
 from backupd.catalog.session import Catalog
-from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
 from backupd.model.errors import NotFoundError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
 from backupd.recovery.runs import runs_of
 from tests.support.dice import rounds, thrown
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from backupd.catalog.backups.rates import rates
 from backupd.catalog.session import Catalog
-from backupd.model.backup import BackupKind, BackupState, Copy
+from backupd.model.backup.proof import Phase
+from backupd.model.backup.record import BackupKind, BackupState, Copy
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError, ToolError
 from backupd.model.job import JobState
-from backupd.model.proof import Phase
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 from tests.catalog import samples
 
 

@@ -11,9 +11,9 @@ from sqlalchemy import text
 from backupd.catalog.base import migrations, revision
 from backupd.catalog.base.database import Database
 from backupd.catalog.session import open_catalog
-from backupd.model.backup import BackupState
+from backupd.model.backup.proof import Phase
+from backupd.model.backup.record import BackupState
 from backupd.model.job import JobState
-from backupd.model.proof import Phase
 from backupd.model.sighting import Sighting
 
 _BACKUPS = (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import DictCursor
 
-from backupd.model.server import Version
+from backupd.model.server.facts import Version
 from tests.support.datadir import Options
 from tests.support.sample import checksum_everything
 from tests.support.server import Server

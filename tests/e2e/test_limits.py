@@ -20,7 +20,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.backup.speed import Speeds
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.pressure.watch import PressureWatch
-from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.backup.record import BackupKind, BackupRecord
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState

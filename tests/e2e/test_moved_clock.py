@@ -4,7 +4,7 @@ with a clock that a file moves."""
 from __future__ import annotations
 
 from backupd.catalog.session import Catalog
-from backupd.model.backup import BackupState
+from backupd.model.backup.record import BackupState
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import catalog_of, serving, until

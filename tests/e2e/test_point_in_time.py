@@ -20,9 +20,9 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
+from backupd.model.backup.proof import Witness
 from backupd.model.clock import format_time
 from backupd.model.ids import new_id
-from backupd.model.proof import Witness
 from tests.e2e.archived import Archive, wired
 from tests.e2e.house import SERVER, House
 from tests.support import sample

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.clock import format_time
-from backupd.model.server import Version
+from backupd.model.server.facts import Version
 from tests.e2e.archived import Archive, as_it_was, flip
 from tests.e2e.house import SERVER, House
 from tests.support import sample

@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.model.server import Version
+from backupd.model.server.facts import Version
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.support import sample
 from tests.support.keys import Keys

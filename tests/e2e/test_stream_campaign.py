@@ -22,7 +22,7 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
-from backupd.model.binlog import BranchReason
+from backupd.model.server.logs import BranchReason
 from tests.binlog.streaming import PASSWORD, TABLE, USER, Proxy
 from tests.e2e.disturbed import (
     Clients,

@@ -16,7 +16,7 @@ from backupd.engine.physical.capture import CaptureRequest, FileEvent, PhysicalT
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import find_tool
-from backupd.model.server import Receipts
+from backupd.model.server.facts import Receipts
 from backupd.process.run import run
 from tests.engine.stream import Extraction
 from tests.support.server import BACKUP_PASSWORD, BACKUP_USER, Server

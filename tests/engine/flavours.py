@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.server import Flavour
+from backupd.model.server.facts import Flavour
 from tests.support import mysql
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.mysql import MySQLServer

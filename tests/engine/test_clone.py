@@ -29,7 +29,7 @@ from backupd.model.errors import (
     TablesChangedError,
     ToolError,
 )
-from backupd.model.server import Receipts
+from backupd.model.server.facts import Receipts
 from backupd.process.folders import remove_dead
 from tests.engine.stream import Extraction, Folder
 from tests.process.processes import until

@@ -16,9 +16,9 @@ from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dump.dump_client import ClientDump, client_dump_tool
 from backupd.engine.dump.dump_split import Splitter
 from backupd.engine.schema.files import read_tables
+from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ToolError
-from backupd.model.server import Flavour
-from backupd.model.table import TableName
+from backupd.model.server.facts import Flavour
 from tests.engine.dumps import dump, load, wanted
 from tests.engine.flavours import BOTH, as_root, as_service, server_of
 from tests.support import mysql, zoo

@@ -15,8 +15,8 @@ from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.schema.definition_text import parse_table
 from backupd.engine.schema.files import read_tables
 from backupd.engine.sql.client import Connection
+from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError
-from backupd.model.table import TableName
 from tests.engine.dumps import dump, load, wanted
 from tests.engine.flavours import BOTH, as_root, as_service, server_of
 from tests.process.processes import until

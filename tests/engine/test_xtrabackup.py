@@ -24,7 +24,7 @@ from backupd.model.errors import (
     StreamError,
     ToolError,
 )
-from backupd.model.server import Position, Receipts, Tool, Version
+from backupd.model.server.facts import Position, Receipts, Tool, Version
 from backupd.process.runtime import passable_directory
 from tests.engine.backups import children, connection_to
 from tests.engine.stream import Folder, end, sparse, whole

@@ -12,7 +12,7 @@ from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
 from backupd.model.progress import Progress
-from backupd.model.server import Receipts, Tool, Version
+from backupd.model.server.facts import Receipts, Tool, Version
 from restore.fetch.prepare import prepare
 from tests.engine.stream import write_files
 from tests.engine.xtrabackup_files import DATA, FIRST, FULL, SECOND, tool_at

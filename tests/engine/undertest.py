@@ -22,7 +22,7 @@ from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import REDO as XTRABACKUP_REDO
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.engine.toolset import find_tool
-from backupd.model.server import Tool
+from backupd.model.server.facts import Tool
 from tests.engine.backups import Taken, give_to_database, take, the_tool
 from tests.support.mariadb import PrivateServer
 from tests.support.oracle import Sums

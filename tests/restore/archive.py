@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from backupd.model.binlog import ReplayLeg, SegmentKey, Stop
 from backupd.model.errors import RefusedError
-from backupd.model.gtid import covers
+from backupd.model.server.gtid import covers
+from backupd.model.server.logs import ReplayLeg, SegmentKey, Stop
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
 from restore.planning.log_history import History, Material

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import zstandard
 
-from backupd.model.errors import KeyUnusableError
-from backupd.model.manifest import (
+from backupd.model.backup.manifest import (
     Body,
     BodyFacts,
     Entry,
@@ -27,7 +26,8 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.errors import KeyUnusableError
+from backupd.model.server.facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from storage.contract import layout
 from storage.contract.destination import Destination
 from tests.support.keys import Keys

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from backupd.engine.sql.client import Connection
-from backupd.model.dump import DumpedTable
+from backupd.model.backup.dump import DumpedTable
 from backupd.model.progress import Progress
 from restore.load import table_load as tableload
 from restore.load.parallel_load import load

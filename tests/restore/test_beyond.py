@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
+from backupd.model.backup.manifest import Stats
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import RefusedError
-from backupd.model.manifest import Stats
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, Run, SegmentKey, Stop
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
 from restore.planning.log_history import History, Material

@@ -13,7 +13,7 @@ import pytest
 from backupd.backup.logical import LogicalOutcome
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options
-from backupd.model.server import Flavour
+from backupd.model.server.facts import Flavour
 from backupd.process.optionfile import option_file
 from restore.tables.sql_files import SCRIPT, write_sql
 from tests.backup.dumped import Shelf, table

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import ReplayMethod, SegmentKey, Stop
+from backupd.model.backup.record import BackupRecord
 from backupd.model.errors import RefusedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import ReplayMethod, SegmentKey, Stop
 from backupd.recovery.route import RouteLeg, Span
 from restore.planning.log_history import History, Material, TargetResolver
 from restore.planning.plan import Rate

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backupd.model.dump import (
+from backupd.model.backup.dump import (
     DumpedTable,
     DumpFacts,
     Outcome,
@@ -17,8 +17,8 @@ from backupd.model.dump import (
     schema_folder,
     triggers_path,
 )
-from backupd.model.server import Position
-from backupd.model.table import TableName, TablePattern, fits_any, quote_name
+from backupd.model.backup.table import TableName, TablePattern, fits_any, quote_name
+from backupd.model.server.facts import Position
 
 NAMES = st.text(min_size=1, max_size=64)
 

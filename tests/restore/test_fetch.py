@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.model.backup.manifest import Body, Entry, Header
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -17,7 +18,6 @@ from backupd.model.errors import (
     DestinationError,
     KeyUnusableError,
 )
-from backupd.model.manifest import Body, Entry, Header
 from backupd.model.progress import Progress, silent
 from restore.fetch.objects import Fetched, Opener, fetch
 from storage.contract import layout

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from backupd.model.binlog import Branch, BranchReason, Ending, Run, Stop
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, Run, Stop
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
 from restore.planning.log_history import History, Material

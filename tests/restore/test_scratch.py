@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from backupd.model.backup.table import TableName
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.progress import silent
-from backupd.model.table import TableName
 from backupd.transfer.guards.pin import pins
 from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.checks import examine

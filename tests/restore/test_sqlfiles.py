@@ -11,10 +11,10 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options
-from backupd.model.dump import data_path, definition_path, schema_folder, triggers_path
+from backupd.model.backup.dump import data_path, definition_path, schema_folder, triggers_path
+from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import RefusedError
-from backupd.model.server import Flavour
-from backupd.model.table import TableName, quote_name
+from backupd.model.server.facts import Flavour
 from backupd.process.optionfile import option_file
 from restore.tables.sql_files import README, SCRIPT, write_sql
 from tests.restore.dumpfolder import add_table

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.retention.decisions import Decision, Decisions
 from backupd.retention.view import Stored, View
 from policies.schema import Keep

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import problems, solve
 from backupd.retention.view import BinlogRun, Stored, View

@@ -12,7 +12,7 @@ import pytest
 from backupd.app.retention.deletion import keep, sweep_destination, undelete
 from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply, preview
-from backupd.model.backup import BackupKind, BackupState
+from backupd.model.backup.record import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind
 from backupd.retention.view import Stored

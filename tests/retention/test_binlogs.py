@@ -19,10 +19,10 @@ from backupd.app.retention.log_retention import clear
 from backupd.app.retention.retention import apply, make_room, preview
 from backupd.app.views.outlook import SPAN, streamed
 from backupd.catalog.session import Catalog
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import Branch, BranchReason, Ending, Segment
+from backupd.model.backup.record import BackupRecord
 from backupd.model.errors import RefusedError
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, Segment
 from backupd.retention.decisions import Decisions
 from backupd.retention.logs import NOTHING, first_files
 from backupd.retention.solver import solve

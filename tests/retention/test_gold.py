@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from importlib import resources
 from zoneinfo import ZoneInfo
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.retention.solver import solve
 from backupd.retention.view import Stored, View
 from policies.load import load_policy

@@ -9,7 +9,7 @@ import pytest
 
 from backupd.app.retention import retention
 from backupd.app.retention import storage_minimums as minimums
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import BinlogRun, Minimum, Stored, View

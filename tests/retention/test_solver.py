@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import BinlogRun, Stored, View

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pymysql
 
-from backupd.model.server import Version
+from backupd.model.server.facts import Version
 from tests.support.datadir import Options
 from tests.support.mysql import MySQLServer
 from tests.support.server import Server

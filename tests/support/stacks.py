@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from backupd.model.server import Version
+from backupd.model.server.facts import Version
 from tests.support import mysql
 from tests.support.datadir import find_program
 from tests.support.dice import SOAK

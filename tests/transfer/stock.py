@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.manifest import (
+from backupd.model.backup.manifest import (
     Body,
     BodyFacts,
     Entry,
@@ -20,7 +20,7 @@ from backupd.model.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.server.facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from backupd.model.sighting import Sighting
 from backupd.transfer.guards.marks import Mark
 from storage.contract import layout, objects

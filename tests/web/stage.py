@@ -13,8 +13,9 @@ from backupd.app.context.wiring import Wiring, owner
 from backupd.app.restores.request import RestoreRequest
 from backupd.catalog.backups.plans import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
-from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.binlog import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
+from backupd.model.backup.manifest import Stats
+from backupd.model.backup.proof import Check, Phase, Proof
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.clock import format_time
 from backupd.model.errors import ToolError
 from backupd.model.event import Event, Severity
@@ -22,9 +23,8 @@ from backupd.model.hold import HoldKind
 from backupd.model.ids import new_id
 from backupd.model.incident import Incident
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.manifest import Stats
-from backupd.model.proof import Check, Phase, Proof
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
 from backupd.model.thaw import ColdObject, ThawPlan
 from restore.planning.plan import Plan, Step
 from restore.planning.steps import thaw_step

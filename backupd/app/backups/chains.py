@@ -18,12 +18,12 @@ from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.imports import imported_tables, newest_table
 from backupd.engine.server.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
 from backupd.engine.sql.client import Session
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.backup.manifest import Header, Landmarks
+from backupd.model.backup.proof import FAILED, UNDECIDED, Proof
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.model.manifest import Header, Landmarks
-from backupd.model.proof import FAILED, UNDECIDED, Proof
-from backupd.model.server import ServerInfo, Version
+from backupd.model.server.facts import ServerInfo, Version
 from backupd.model.units import format_duration, format_size
 from backupd.recovery.chains import chain_of
 from backupd.transfer.records.inventory import read

@@ -26,13 +26,13 @@ from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup import BackupRecord
-from backupd.model.dump import DumpedTable
+from backupd.model.backup.dump import DumpedTable
+from backupd.model.backup.manifest import Body, Header
+from backupd.model.backup.record import BackupRecord
+from backupd.model.backup.table import TablePattern
 from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
-from backupd.model.identity import Identity
-from backupd.model.manifest import Body, Header
-from backupd.model.server import ServerInfo, no_roll_forward
-from backupd.model.table import TablePattern
+from backupd.model.server.facts import ServerInfo, no_roll_forward
+from backupd.model.server.identity import Identity
 from policies.problems import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook.logical import render_logical_runbook

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from backupd.app.binlogs.transactions import Logbook, Met
 from backupd.catalog.binlogs.logs import Binlogs
-from backupd.model.binlog import SegmentRecord
+from backupd.model.server.logs import SegmentRecord
 from backupd.recovery.runs import Place
 from backupd.recovery.stamps import AHEAD, BACK, Cut
 

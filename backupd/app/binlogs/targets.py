@@ -19,7 +19,6 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.engine.binlog.changes import ELSEWHERE, OF_TEMPORARY, STATEMENTS
-from backupd.model.binlog import FIRST_EVENT, Branch, Ending, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import (
     ConfigurationError,
@@ -28,8 +27,18 @@ from backupd.model.errors import (
     KeyUnusableError,
     RefusedError,
 )
-from backupd.model.gtid import MariadbGtids, covers, same
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.gtid import MariadbGtids, covers, same
+from backupd.model.server.logs import (
+    FIRST_EVENT,
+    Branch,
+    Ending,
+    ReplayLeg,
+    SegmentKey,
+    SegmentRecord,
+    Stop,
+    Transaction,
+)
 from backupd.recovery.executed import Missing, holder, state_after
 from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import Place, parted, place_of, same_state

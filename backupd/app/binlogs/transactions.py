@@ -11,9 +11,9 @@ from itertools import groupby
 
 from backupd.app.binlogs.log_indexes import Indexes
 from backupd.catalog.binlogs.logs import Binlogs
-from backupd.model.binlog import Run, SegmentRecord, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
+from backupd.model.server.logs import Run, SegmentRecord, Transaction
 from backupd.recovery.executed import in_order
 from backupd.recovery.runs import Place
 

@@ -13,7 +13,7 @@ from backupd.app.retention.missing_copies import as_if_there
 from backupd.app.retention.retention import foresee
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.backup.preflight import EMPTIED_HINT
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup.record import BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.retention.decisions import Decisions

@@ -8,7 +8,7 @@ from datetime import timedelta
 from backupd.app.context.incidents import SLOW, Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.backup.speed import LIMITED, LONG_SECONDS
-from backupd.model.backup import BackupRecord
+from backupd.model.backup.record import BackupRecord
 from backupd.model.event import Event, Severity
 from backupd.model.units import format_duration, format_size
 

@@ -19,11 +19,11 @@ from backupd.app.context.destinations import identities
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.copies.repairs import mend
-from backupd.model.backup import BackupRecord, BackupState, Copy
+from backupd.model.backup.manifest import Header, StoredObject
+from backupd.model.backup.record import BackupRecord, BackupState, Copy
 from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, CancelledError, NotFoundError
 from backupd.model.event import Event, Severity
-from backupd.model.manifest import Header, StoredObject
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_duration, format_size
 from backupd.transfer.check.scrub import Damage

@@ -15,7 +15,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
 from backupd.app.runtime.periodic import Lookout
 from backupd.catalog.work.jobs import OPEN
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup.record import BackupRecord, BackupState
 from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState

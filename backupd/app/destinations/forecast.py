@@ -9,9 +9,9 @@ from typing import Any
 
 from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, from_error, warning
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
-from backupd.model.binlog import Run
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError
+from backupd.model.server.logs import Run
 from backupd.model.units import format_size
 from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
 from storage.contract.config import S3Config

@@ -17,7 +17,7 @@ from backupd.app.context.document_records import told_tampered
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import own_copies
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup.record import BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.document import opened_limit
 from backupd.model.errors import (

@@ -10,7 +10,7 @@ from backupd.app.context.scope import require_all, require_target, see
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.copy_selection import destinations_of
 from backupd.model.access import Actor
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.model.errors import UsageError
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord

@@ -20,8 +20,8 @@ from backupd.app.reconcile.lookback import doubt
 from backupd.app.thaw.restore_wait import ThawGate
 from backupd.app.thaw.storage_tiers import refuse_cold, with_thaw
 from backupd.catalog.backups.rates import Rate as Measured
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
-from backupd.model.binlog import ReplayMethod
+from backupd.model.backup.proof import Phase, Witness
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import (
     BackupdError,
@@ -33,8 +33,8 @@ from backupd.model.errors import (
 )
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
-from backupd.model.proof import Phase, Witness
-from backupd.model.server import Flavour
+from backupd.model.server.facts import Flavour
+from backupd.model.server.logs import ReplayMethod
 from restore.datadir.ownership import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
 from restore.fetch.thaw_wait import NO_GATE, Gate

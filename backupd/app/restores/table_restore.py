@@ -17,6 +17,7 @@ from backupd.app.restores.service import archives, earlier_attempt, gate_of, sou
 from backupd.app.restores.table_sources import TableWishes, chosen_way
 from backupd.app.thaw.restore_wait import parts_of
 from backupd.engine.sql.client import Connection
+from backupd.model.backup.proof import Phase
 from backupd.model.clock import format_time
 from backupd.model.errors import (
     BackupdError,
@@ -28,7 +29,6 @@ from backupd.model.errors import (
 )
 from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
-from backupd.model.proof import Phase
 from policies.problems import suggestion
 from restore.cutover.cutover import LostError, Pending, Triggers, pending, settle
 from restore.difference.row_difference import SAMPLE

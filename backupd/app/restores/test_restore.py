@@ -23,13 +23,13 @@ from backupd.app.restores.service import (
     within_reach,
 )
 from backupd.app.thaw.storage_tiers import refuse_cold
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import ReplaySpec, Stop
+from backupd.model.backup.proof import Check, Phase, Proof, Tally, Witness
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, DamagedError
 from backupd.model.ids import new_id
 from backupd.model.progress import Report
-from backupd.model.proof import Check, Phase, Proof, Tally, Witness
+from backupd.model.server.logs import ReplaySpec, Stop
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import restorable
 from backupd.recovery.windows import windows

@@ -16,9 +16,9 @@ from backupd.app.context.audit import audit, by_itself
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup import BackupKind, BackupRecord
-from backupd.model.binlog import Branch, Run, SegmentRecord
+from backupd.model.backup.record import BackupKind, BackupRecord
 from backupd.model.errors import LockedError
+from backupd.model.server.logs import Branch, Run, SegmentRecord
 from backupd.model.units import format_size
 from backupd.recovery.branches import Histories
 from backupd.recovery.runs import place_of

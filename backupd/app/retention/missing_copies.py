@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from backupd.app.retention.log_retention import Archive
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup.record import BackupRecord, BackupState
 from backupd.recovery.lineage import lineages, strangers
 from backupd.retention.view import Stored
 

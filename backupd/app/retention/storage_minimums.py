@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup import Copy
-from backupd.model.manifest import Stats
+from backupd.model.backup.manifest import Stats
+from backupd.model.backup.record import Copy
 from backupd.model.thaw import GIB, MONTH_DAYS
 from backupd.retention.view import Minimum
 

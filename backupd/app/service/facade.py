@@ -24,14 +24,14 @@ from backupd.app.views.listing import Listings
 from backupd.catalog.base.revision import WANTED
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor
-from backupd.model.backup import BackupDetail, BackupRecord
-from backupd.model.binlog import ChangeKind
+from backupd.model.backup.record import BackupDetail, BackupRecord
 from backupd.model.challenge import Challenge
 from backupd.model.errors import BackupdError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
-from backupd.model.identity import Identity
 from backupd.model.incident import Incident, Message, MessageState
 from backupd.model.job import JobRecord, JobState
+from backupd.model.server.identity import Identity
+from backupd.model.server.logs import ChangeKind
 from backupd.model.thaw import Thawing
 
 if TYPE_CHECKING:

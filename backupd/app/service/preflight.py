@@ -26,7 +26,7 @@ from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.catalog.session import catalog_name, is_there
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError, ServerError
 from backupd.recovery.lineage import strangers

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup import BackupRecord
-from backupd.model.binlog import ReplaySpec, SegmentKey
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, BackupdError, RefusedError
+from backupd.model.server.logs import ReplaySpec, SegmentKey
 from backupd.model.thaw import LOGS, ColdObject, ThawPlan
 from backupd.model.units import format_duration, format_size
 from backupd.transfer.logs import segments

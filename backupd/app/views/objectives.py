@@ -18,7 +18,7 @@ from backupd.app.schedule.calendar import due_times, legs, start_of
 from backupd.catalog.glances import NOT_COUNTED
 from backupd.catalog.work.jobs import OPEN as UNDER_WAY
 from backupd.catalog.work.schedules import Key, Schedule
-from backupd.model.backup import BackupRecord
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.event import Event, Severity
 from backupd.model.units import format_duration

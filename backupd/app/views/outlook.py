@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 from backupd.app.schedule.calendar import Leg, due_times, start_of
-from backupd.model.backup import BackupKind
+from backupd.model.backup.record import BackupKind
 from backupd.model.clock import format_time
 from backupd.model.job import JobKind
 from backupd.retention.decisions import Decisions

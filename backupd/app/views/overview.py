@@ -29,13 +29,13 @@ from backupd.binlog.status import StreamState
 from backupd.catalog.backups.absences import Absence
 from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
 from backupd.catalog.work.jobs import OPEN
-from backupd.model.binlog import Gap
+from backupd.model.backup.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.clock import format_time
 from backupd.model.event import Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.incident import Incident
 from backupd.model.job import JobRecord, JobState
-from backupd.model.proof import FAILED, INEXACT, UNDECIDED
+from backupd.model.server.logs import Gap
 from backupd.model.units import format_duration
 
 __all__ = [

@@ -21,7 +21,7 @@ from backupd.app.retention.holds import findings
 from backupd.app.retention.retention import preview
 from backupd.app.schedule.calendar import legs_of
 from backupd.app.views.outlook import SPAN, PlannedRun, Typical, ahead, planned_runs, streamed, untold
-from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.backup.record import BackupKind, BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, ConfigurationError, RefusedError
 from backupd.model.units import format_duration

@@ -14,7 +14,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.service import measured_rates, not_believed, within_reach
 from backupd.app.views.objectives import first_to_come
-from backupd.model.backup import BackupRecord
+from backupd.model.backup.record import BackupRecord
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.recovery.timeline import Objectives, Timeline

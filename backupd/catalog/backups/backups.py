@@ -12,11 +12,11 @@ from sqlalchemy.engine import RowMapping
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.base.tables import backups, commits, copies, identities
-from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup.manifest import Stats
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
-from backupd.model.identity import Verdict
-from backupd.model.manifest import Stats
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.identity import Verdict
 
 _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""

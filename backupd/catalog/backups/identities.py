@@ -9,7 +9,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.tables import identities
-from backupd.model.identity import Identity, Verdict
+from backupd.model.server.identity import Identity, Verdict
 
 
 class Identities:

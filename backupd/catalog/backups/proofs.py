@@ -11,8 +11,8 @@ from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.base.phases import phases_from, phases_json
 from backupd.catalog.base.tables import proofs
+from backupd.model.backup.proof import WITHDRAWN, Check, Proof
 from backupd.model.errors import NotFoundError
-from backupd.model.proof import WITHDRAWN, Check, Proof
 
 
 class Proofs:

@@ -12,8 +12,8 @@ from sqlalchemy import Table, and_, select
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.phases import phases_from
 from backupd.catalog.base.tables import jobs, proofs, restores
+from backupd.model.backup.proof import Phase
 from backupd.model.job import JobState
-from backupd.model.proof import Phase
 
 SAMPLES = 20
 """Runs of each sort that are looked at, newest first: old hardware should be forgotten."""

@@ -14,9 +14,9 @@ from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.base.phases import phases_from, phases_json
 from backupd.catalog.base.tables import jobs, restores
 from backupd.catalog.work.jobs import OPEN, insert_jobs
+from backupd.model.backup.proof import Phase
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
-from backupd.model.proof import Phase
 
 
 class Restores:

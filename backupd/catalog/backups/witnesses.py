@@ -9,9 +9,9 @@ from sqlalchemy import Select, delete, insert, select
 from backupd.catalog.backups.backups import position_columns
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.tables import witnesses
+from backupd.model.backup.proof import Witness
 from backupd.model.errors import NotFoundError
-from backupd.model.proof import Witness
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 
 
 class Witnesses:

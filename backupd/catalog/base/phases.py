@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from backupd.model.proof import Phase
+from backupd.model.backup.proof import Phase
 
 
 def phases_json(phases: Iterable[Phase]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from backupd.catalog.base.log_tables import binlog_segments
-from backupd.model.binlog import SegmentKey
-from backupd.model.gtid import covers
+from backupd.model.server.gtid import covers
+from backupd.model.server.logs import SegmentKey
 
 _S = binlog_segments.c
 _BATCH = 5_000

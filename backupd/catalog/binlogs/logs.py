@@ -27,8 +27,8 @@ from backupd.catalog.binlogs.rows import (
     segment_columns,
     segment_of,
 )
-from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord
 from backupd.model.errors import NotFoundError
+from backupd.model.server.logs import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord
 
 COMPLETE, DAMAGED = "complete", "damaged"
 

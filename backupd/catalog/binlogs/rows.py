@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy.engine import RowMapping
 
-from backupd.model.binlog import Branch, BranchReason, CopyState, Ending, Gap, Run, Segment
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, CopyState, Ending, Gap, Run, Segment
 
 
 def branch_columns(branch: Branch) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from backupd.catalog.base.log_tables import (
     binlog_segments,
 )
 from backupd.catalog.binlogs.rows import run_columns, run_from, segment_of
-from backupd.model.binlog import Ending, Run, Segment, SegmentKey
+from backupd.model.server.logs import Ending, Run, Segment, SegmentKey
 from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 
 _S, _C, _R, _F = binlog_segments.c, binlog_copies.c, binlog_runs.c, binlog_confirmed.c

@@ -18,10 +18,10 @@ from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.base.phases import phases_from, phases_json
 from backupd.catalog.base.tables import jobs
+from backupd.model.backup.proof import Phase
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
-from backupd.model.proof import Phase
 
 FRESH = timedelta(minutes=5)
 """A job of a process that cannot be seen from here is dead when its heartbeat is older."""

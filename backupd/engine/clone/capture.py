@@ -52,6 +52,7 @@ from backupd.engine.physical.tablefiles import absent
 from backupd.engine.server.commit_lock import CommitLock
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Session, error_code
+from backupd.model.backup.inventory import BaseTable
 from backupd.model.errors import (
     OTHER_BACKUP,
     BackupdError,
@@ -61,8 +62,7 @@ from backupd.model.errors import (
     TablesChangedError,
     ToolError,
 )
-from backupd.model.inventory import BaseTable
-from backupd.model.server import Position, Receipts, ServerInfo, Tool
+from backupd.model.server.facts import Position, Receipts, ServerInfo, Tool
 from backupd.model.units import format_size
 from backupd.process.folders import locked_folder, make_passable, remove_dead
 from backupd.process.optionfile import render_options

@@ -33,9 +33,9 @@ from backupd.engine.dump.row_text import settings
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import table_names
+from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, RefusedError, ToolError
-from backupd.model.server import Tool
-from backupd.model.table import TableName
+from backupd.model.server.facts import Tool
 from backupd.process.command import Command
 from backupd.process.family import family
 from backupd.process.folders import make_passable

@@ -25,7 +25,7 @@ from backupd.engine.logclient.log_client import BinlogTool
 from backupd.engine.logclient.run import log_client, make_intake
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ToolError
-from backupd.model.server import Position, Tool
+from backupd.model.server.facts import Position, Tool
 from backupd.process.command import Command
 from backupd.process.durable import write_whole
 from backupd.process.folders import make_passable

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backupd.engine.physical.tablefiles import OF_ENGINE
 from backupd.engine.sql.filenames import decode_file_name
-from backupd.model.table import TableName
+from backupd.model.backup.table import TableName
 from backupd.process.otherfolders import read_plain
 
 _NAME = "ddl.log"

@@ -25,7 +25,7 @@ from backupd.engine.replay.applier import hint_of_statement
 from backupd.engine.replay.scratch_source import copy_log, lay_out
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
-from backupd.model.server import Flavour, Position, ServerInfo, Version
+from backupd.model.server.facts import Flavour, Position, ServerInfo, Version
 from backupd.process.command import Command
 from backupd.process.optionfile import render_options
 from backupd.process.otherfolders import write_anew

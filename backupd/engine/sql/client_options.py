@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tls import Tls, verifies
-from backupd.model.server import Tool
+from backupd.model.server.facts import Tool
 from backupd.process.command import Command
 from backupd.process.run import run
 

@@ -29,10 +29,10 @@ from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.filenames import decode_file_name
 from backupd.engine.sql.tables import checksum_statement, list_tables
+from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.progress import Progress, Report
-from backupd.model.server import Flavour, Version
-from backupd.model.table import TableName, quote_name
+from backupd.model.server.facts import Flavour, Version
 from backupd.process.otherfolders import as_its_owner, open_plain
 
 _DATA, _NOTES, _LINK = ".ibd", ".cfg", ".isl"

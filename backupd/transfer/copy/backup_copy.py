@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
+from backupd.model.backup.manifest import Header, StoredObject, decode_header
 from backupd.model.clock import Clock
 from backupd.model.errors import (
     BackupdError,
@@ -27,7 +28,6 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
 )
-from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.model.progress import Progress, Report
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.guards.marks import is_marked

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from backupd.model.binlog import Branch, SegmentKey
+from backupd.model.backup.manifest import StoredObject
 from backupd.model.clock import Clock
 from backupd.model.errors import (
     DamagedError,
@@ -17,7 +17,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     TamperedError,
 )
-from backupd.model.manifest import StoredObject
+from backupd.model.server.logs import Branch, SegmentKey
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segments import SegmentConflictError
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 
-from backupd.model.document import DOCUMENT_LIMIT, opened_limit
-from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
-from backupd.model.manifest import (
+from backupd.model.backup.manifest import (
     Body,
     BodyFacts,
     Header,
@@ -18,6 +16,8 @@ from backupd.model.manifest import (
     header_digest,
     objects_digest,
 )
+from backupd.model.document import DOCUMENT_LIMIT, opened_limit
+from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
 from backupd.transfer.seal.unseal import Unsealer
 from storage.contract import layout, objects
 from storage.contract.destination import Destination, read_whole

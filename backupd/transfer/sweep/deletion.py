@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 
-from backupd.model.backup import BackupKind
+from backupd.model.backup.manifest import Header
+from backupd.model.backup.record import BackupKind
 from backupd.model.clock import Clock, format_time, parse_time
 from backupd.model.errors import (
     ArchivedError,
@@ -24,7 +25,6 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.manifest import Header
 from backupd.transfer.guards.erase import Locks, each
 from backupd.transfer.guards.holds import Backup, Kept, kept_at
 from backupd.transfer.guards.lease import Alive, is_alive

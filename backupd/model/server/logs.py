@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
-from backupd.model.gtid import plus
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
+from backupd.model.server.gtid import plus
 
 INDEX_FORMAT = "backupd-index/1"
 MAGIC = b"\xfebin"

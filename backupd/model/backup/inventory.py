@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from backupd.model.table import TableName
+from backupd.model.backup.table import TableName
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from backupd.model.backup.manifest import Stats
 from backupd.model.clock import format_time
-from backupd.model.manifest import Stats
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 
 
 class BackupKind(StrEnum):

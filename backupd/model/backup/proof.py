@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
-from backupd.model.server import Position
+from backupd.model.server.facts import Position
 
 
 @dataclass(frozen=True, slots=True)

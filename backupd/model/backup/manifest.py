@@ -25,13 +25,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from backupd.model.backup.dump import DumpFacts
+from backupd.model.backup.inventory import BaseTable
+from backupd.model.backup.table import TableName
 from backupd.model.clock import format_time, parse_time
 from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
-from backupd.model.dump import DumpFacts
 from backupd.model.errors import DamagedError, NewerFormatError
-from backupd.model.inventory import BaseTable
-from backupd.model.server import Position, Receipts, ServerInfo, Tool
-from backupd.model.table import TableName
+from backupd.model.server.facts import Position, Receipts, ServerInfo, Tool
 
 FORMAT = "backupd-manifest/"
 """Header and body begin with it; the version follows."""

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.server import Position
-from backupd.model.table import TableName
+from backupd.model.backup.table import TableName
+from backupd.model.server.facts import Position
 
 _CODED = re.compile(r"(?:%[0-9A-F]{2})+")
 _KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
