@@ -13,7 +13,7 @@ import pytest
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.catalog_backfill import Recollection
 from backupd.app.verify.verification import fsck, verify
-from backupd.binlog.spool import Spool
+from backupd.binlog.spool.files import Spool
 from backupd.model.progress import silent
 from backupd.model.server.facts import Position
 from backupd.model.server.logs import Gap, SegmentKey

@@ -17,9 +17,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import catalog_writer as scribe
 from backupd.app.runtime.catalog_writer import Scribe
 from backupd.app.service.preflight import stream_findings
-from backupd.binlog.archive import Behind
-from backupd.binlog.spool import Spool
-from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.archive.files import Behind
+from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.spool.files import Spool
 from tests.app.house import GOLD, Clock, Office
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.binlog.archive import Archiver, Shipped
-from backupd.binlog.spool import Spool, Spooled
+from backupd.binlog.archive.files import Archiver, Shipped
+from backupd.binlog.spool.files import Spool, Spooled
 from backupd.model.errors import CatalogError
 from backupd.model.server.logs import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.transfer.check.fsck import Invariant, examine

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog import checkpoint, standing
-from backupd.binlog.spool import Spool
+from backupd.binlog.archive import checkpoint
+from backupd.binlog.archive import destination_status as standing
+from backupd.binlog.spool.files import Spool
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
 from backupd.model.server.logs import Ending
 from backupd.transfer.guards.pin import Pin

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.binlog.continuity import (
+from backupd.binlog.history.continuity import (
     Compared,
     Fork,
     GoOn,
@@ -23,7 +23,7 @@ from backupd.binlog.continuity import (
     with_file,
     without_file,
 )
-from backupd.binlog.evidence import Seen
+from backupd.binlog.history.evidence import Seen
 from backupd.engine.logclient.source import ListedLog, SourceState
 from backupd.model.server.facts import Flavour, Position, Version
 from backupd.model.server.logs import BranchReason, Ending

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.archive import Archiver
-from backupd.binlog.mending import Mender
-from backupd.binlog.readable import DamagedCopyError, read, scan_to
-from backupd.binlog.spool import Spooled
-from backupd.binlog.status import StreamEventKind, StreamState
+from backupd.binlog.archive.files import Archiver
+from backupd.binlog.history.status import StreamEventKind, StreamState
+from backupd.binlog.spool.files import Spooled
+from backupd.binlog.spool.mending import Mender
+from backupd.binlog.spool.readable import DamagedCopyError, read, scan_to
 from backupd.engine.logclient.source import BinlogSource
 from backupd.model.server.facts import Position
 from backupd.model.server.logs import Ending, SegmentKey

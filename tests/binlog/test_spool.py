@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
-from backupd.binlog.spool import Spool, Spooled
+from backupd.binlog.history.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
+from backupd.binlog.spool.files import Spool, Spooled
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server.facts import Position
 from backupd.model.server.logs import Branch, BranchReason, Ending, Gap

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.status import StreamEventKind, StreamState
+from backupd.binlog.history.status import StreamEventKind, StreamState
 from backupd.model.server.facts import Position
 from backupd.model.server.logs import BranchReason, Ending
 from tests.binlog.streaming import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.spool import Spool
+from backupd.binlog.spool.files import Spool
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import ServerError
 from backupd.model.server.logs import BranchReason

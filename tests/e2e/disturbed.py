@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.binlog.evidence import without_flag
+from backupd.binlog.history.evidence import without_flag
 from backupd.catalog.session import Catalog
 from backupd.engine.binlog.scan import scan
 from backupd.engine.sql.client import Connection

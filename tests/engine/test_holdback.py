@@ -13,7 +13,7 @@ import pytest
 from backupd.backup.binarylog import Streaming as Wish
 from backupd.backup.binarylog import examine_binary_log
 from backupd.backup.finding import Severity
-from backupd.binlog.status import StreamEventKind, StreamState
+from backupd.binlog.history.status import StreamEventKind, StreamState
 from backupd.engine.logclient.holdback import tried
 from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
 from backupd.engine.server.probe import examine

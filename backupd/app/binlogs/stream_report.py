@@ -16,9 +16,9 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
 from backupd.app.runtime.catalog_writer import Scribe
-from backupd.binlog.archive import Behind
-from backupd.binlog.spool import Spool
-from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.archive.files import Behind
+from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.spool.files import Spool
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity

@@ -15,10 +15,10 @@ from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine
-from backupd.binlog.evidence import Comparison
-from backupd.binlog.kinship import first_shared, is_kin
-from backupd.binlog.session import fetch
-from backupd.binlog.spool import Spool
+from backupd.binlog.history.evidence import Comparison
+from backupd.binlog.spool.files import Spool
+from backupd.binlog.stream.kinship import first_shared, is_kin
+from backupd.binlog.stream.session import fetch
 from backupd.engine.logclient.log_client import binlog_tool, connection_id
 from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.engine.server.history import missing_evidence

@@ -28,10 +28,10 @@ from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.reconcile.catalog_backfill import Recollection
 from backupd.app.runtime.catalog_writer import Scribe
 from backupd.app.streams.log_copies import LogFollower
-from backupd.binlog.archive import Archiver, Shipped
-from backupd.binlog.spool import Spool
-from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.binlog.stream import Streamer
+from backupd.binlog.archive.files import Archiver, Shipped
+from backupd.binlog.history.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.spool.files import Spool
+from backupd.binlog.stream.supervisor import Streamer
 from backupd.catalog.session import Catalog
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource

@@ -13,7 +13,7 @@ from itertools import islice
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.log_records import YOUNG, Reconciliation
-from backupd.binlog.spool import Spool
+from backupd.binlog.spool.files import Spool
 from backupd.model.errors import BackupdError, DamagedError, NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.progress import Report
 from backupd.model.server.logs import Segment, SegmentKey

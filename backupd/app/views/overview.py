@@ -25,7 +25,7 @@ from backupd.app.views.objectives import first_backup
 from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
 from backupd.app.views.status import UNSEEN, Standing, Standings, standings
 from backupd.app.views.timeline import place_troubles
-from backupd.binlog.status import StreamState
+from backupd.binlog.history.status import StreamState
 from backupd.catalog.backups.absences import Absence
 from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
 from backupd.catalog.work.jobs import OPEN

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.binlog.continuity import first_covered, holder
-from backupd.binlog.evidence import head_of
-from backupd.binlog.readable import read
+from backupd.binlog.history.continuity import first_covered, holder
+from backupd.binlog.history.evidence import head_of
+from backupd.binlog.spool.readable import read
 from backupd.engine.logclient.source import SourceState
 from backupd.model.server.logs import Transaction
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from backupd.binlog import continuity
-from backupd.binlog.evidence import Seen
+from backupd.binlog.history import continuity
+from backupd.binlog.history.evidence import Seen
 from backupd.engine.logclient.source import SourceState
 from backupd.model.clock import Clock
 from backupd.model.server.gtid import covers

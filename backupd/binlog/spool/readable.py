@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from backupd.binlog.evidence import head_of
+from backupd.binlog.history.evidence import head_of
 from backupd.engine.binlog.scan import Scan, scan
 from backupd.model.errors import DamagedError, StreamError, ToolError
 from backupd.model.server.logs import Transaction

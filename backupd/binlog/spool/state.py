@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from backupd.binlog.evidence import Fingerprint, Seen
+from backupd.binlog.history.evidence import Fingerprint, Seen
 from backupd.model.clock import format_time, parse_time
 from backupd.model.server.facts import Position
 from backupd.model.server.logs import Branch, BranchReason, Ending, Gap

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backupd.binlog.checkpoint import Cut, LogFile
+from backupd.binlog.archive.checkpoint import Cut, LogFile
 from backupd.engine.binlog.scan import ScanContext
 from backupd.model.clock import format_time, parse_time
 from backupd.model.server.logs import Ending, SegmentKey

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from backupd.binlog.approach import Approach, Start
-from backupd.binlog.evidence import first_moment
-from backupd.binlog.mending import Mender
-from backupd.binlog.purge import PurgeAlarm, purge_alarm
-from backupd.binlog.readable import DamagedCopyError
-from backupd.binlog.session import End, Session, fetch
-from backupd.binlog.spool import Doubt, Spool
-from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.binlog.watch import Watch
+from backupd.binlog.history.evidence import first_moment
+from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.spool.files import Doubt, Spool
+from backupd.binlog.spool.mending import Mender
+from backupd.binlog.spool.readable import DamagedCopyError
+from backupd.binlog.stream.connection_start import Approach, Start
+from backupd.binlog.stream.purge import PurgeAlarm, purge_alarm
+from backupd.binlog.stream.server_watch import Watch
+from backupd.binlog.stream.session import End, Session, fetch
 from backupd.engine.logclient.holdback import HoldsBackError, tried
 from backupd.engine.logclient.log_client import BinlogTool, EndKind, connection_id
 from backupd.engine.logclient.source import BinlogSource, SourceState, UnloggedError

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.binlog.continuity import is_whole
-from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, without_flag
-from backupd.binlog.readable import DamagedCopyError, Readable, read
-from backupd.binlog.spool import Doubt, Spool, Spooled
-from backupd.binlog.status import StreamEvent, StreamEventKind
+from backupd.binlog.history.continuity import is_whole
+from backupd.binlog.history.evidence import Comparison, ending_of, fingerprint_of, without_flag
+from backupd.binlog.history.status import StreamEvent, StreamEventKind
+from backupd.binlog.spool.files import Doubt, Spool, Spooled
+from backupd.binlog.spool.readable import DamagedCopyError, Readable, read
 from backupd.engine.logclient.log_client import EndKind, end_kind
 from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.model.clock import Clock

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 
-from backupd.binlog.archivestate import ArchiveState
-from backupd.binlog.recorder import Recorder
-from backupd.binlog.shipper import Delivery
+from backupd.binlog.archive.recorder import Recorder
+from backupd.binlog.archive.shipper import Delivery
+from backupd.binlog.archive.state import ArchiveState
 from backupd.model.errors import BackupdError
 from backupd.model.server.logs import Branch, Ending, Gap, SegmentKey
 

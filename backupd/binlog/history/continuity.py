@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from backupd.binlog.evidence import Seen
+from backupd.binlog.history.evidence import Seen
 from backupd.engine.logclient.source import SourceState
 from backupd.model.clock import format_time
 from backupd.model.server.facts import Position

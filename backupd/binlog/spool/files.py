@@ -35,8 +35,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
-from backupd.binlog.spoolstate import Entry, Left, State, decode, encode
+from backupd.binlog.history.evidence import Fingerprint, Seen, ending_of, fingerprint_of
+from backupd.binlog.spool.state import Entry, Left, State, decode, encode
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.logclient.run import collect, make_intake
 from backupd.model.errors import BusyError, DamagedError, RefusedError

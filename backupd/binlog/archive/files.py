@@ -24,15 +24,15 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from backupd.binlog.archivestate import ArchiveState, StateFile
-from backupd.binlog.checkpoint import Marks, next_piece
-from backupd.binlog.cutter import Cutter, DamagedLogError
-from backupd.binlog.ledger import Ledger
-from backupd.binlog.outlook import Outlook
-from backupd.binlog.recorder import Recorder
-from backupd.binlog.shipper import Delivery, Dropped, Outcome, Shipper
-from backupd.binlog.spool import Doubt, Spool, Spooled
-from backupd.binlog.standing import Standing
+from backupd.binlog.archive.checkpoint import Marks, next_piece
+from backupd.binlog.archive.cutter import Cutter, DamagedLogError
+from backupd.binlog.archive.destination_status import Standing
+from backupd.binlog.archive.ledger import Ledger
+from backupd.binlog.archive.outlook import Outlook
+from backupd.binlog.archive.recorder import Recorder
+from backupd.binlog.archive.shipper import Delivery, Dropped, Outcome, Shipper
+from backupd.binlog.archive.state import ArchiveState, StateFile
+from backupd.binlog.spool.files import Doubt, Spool, Spooled
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, BusyError
 from backupd.model.server.logs import SegmentKey

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from backupd.binlog.checkpoint import Cut, LogFile
-from backupd.binlog.spool import Spooled
+from backupd.binlog.archive.checkpoint import Cut, LogFile
+from backupd.binlog.spool.files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.errors import DamagedError, StreamError
 from backupd.model.server.logs import Branch, Ending, Segment, SegmentKey, Transaction

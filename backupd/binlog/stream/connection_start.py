@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.binlog import continuity
-from backupd.binlog.continuity import Compared, Fork, GoOn, Tail
-from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_of
-from backupd.binlog.kinship import history_of, is_kin
-from backupd.binlog.readable import DamagedCopyError, read, read_fresh, scan_to
-from backupd.binlog.spool import Spool, Spooled
-from backupd.binlog.status import StreamEvent, StreamEventKind
+from backupd.binlog.history import continuity
+from backupd.binlog.history.continuity import Compared, Fork, GoOn, Tail
+from backupd.binlog.history.evidence import Comparison, ending_of, fingerprint_of, head_of
+from backupd.binlog.history.status import StreamEvent, StreamEventKind
+from backupd.binlog.spool.files import Spool, Spooled
+from backupd.binlog.spool.readable import DamagedCopyError, read, read_fresh, scan_to
+from backupd.binlog.stream.kinship import history_of, is_kin
 from backupd.engine.binlog.scan import Scan
 from backupd.engine.logclient.source import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.clock import Clock

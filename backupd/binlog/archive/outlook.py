@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backupd.binlog.archivestate import ArchiveState
-from backupd.binlog.checkpoint import Cut, Held, LogFile, Place
-from backupd.binlog.spool import Spooled
+from backupd.binlog.archive.checkpoint import Cut, Held, LogFile, Place
+from backupd.binlog.archive.state import ArchiveState
+from backupd.binlog.spool.files import Spooled
 from backupd.model.server.facts import Position
 from backupd.model.server.logs import Branch, Gap, SegmentKey
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from backupd.binlog.approach import Start
-from backupd.binlog.evidence import Comparison, ending_of, head_of
-from backupd.binlog.readable import DamagedCopyError
-from backupd.binlog.spool import Spool, Spooled
+from backupd.binlog.history.evidence import Comparison, ending_of, head_of
+from backupd.binlog.spool.files import Spool, Spooled
+from backupd.binlog.spool.readable import DamagedCopyError
+from backupd.binlog.stream.connection_start import Start
 from backupd.engine.logclient.log_client import BinlogTool, EndKind, end_kind, not_made
 from backupd.engine.logclient.run import log_client
 from backupd.engine.sql.client import Connection

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.binlog.shipper import Shipper
+from backupd.binlog.archive.shipper import Shipper
 
 SLOW = 300.0
 """Seconds after which one work at a destination is told of as trouble."""
