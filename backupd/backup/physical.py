@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
+from backupd.backup.checks.coverage import lost_words, rocks_words
+from backupd.backup.checks.speed import Speeds, Stopwatch, redo_size
 from backupd.backup.commit import BackupSpec, Captured, making
-from backupd.backup.coverage import lost_words, rocks_words
 from backupd.backup.landmarks import Place, here, landmarks_of
-from backupd.backup.speed import Speeds, Stopwatch, redo_size
 from backupd.engine.physical.capture import (
     Capture,
     CaptureRequest,

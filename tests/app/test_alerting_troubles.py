@@ -16,7 +16,7 @@ from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, look_after, send_one
 from backupd.app.alerting.threads import send_test
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Severity as Grade
+from backupd.backup.checks.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
 from backupd.model.incident import Message, MessageState
 from tests.app.house import Clock

@@ -15,8 +15,8 @@ from typing import cast
 
 import pytest
 
-from backupd.backup.finding import Severity
-from backupd.backup.location import examine_owners
+from backupd.backup.checks.finding import Severity
+from backupd.backup.checks.location import examine_owners
 from backupd.engine.access import client_files as handover
 from backupd.engine.access import live_data as livedata
 from backupd.engine.access.live_data import reader_of, survey
@@ -305,7 +305,7 @@ TAKING = """
 import json, os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from backupd.backup.location import examine_owners
+from backupd.backup.checks.location import examine_owners
 from backupd.engine.server.probe import probe
 from backupd.model.errors import BackupdError
 from tests.engine.backups import connection_to, take

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.config import collect
-from backupd.backup.host import find_process
+from backupd.backup.host.artefact import collect
+from backupd.backup.host.host import find_process
 from backupd.engine.instance.launch import log_tail
 from backupd.engine.physical.external import find_external
 from backupd.engine.physical.imports import has_old_pages

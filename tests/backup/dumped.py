@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.backup.commit import Documents
-from backupd.backup.logical import LogicalOutcome, LogicalSpec, execute
+from backupd.backup.dump.logical import LogicalOutcome, LogicalSpec, execute
 from backupd.engine.dump.contract import DumpTool
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.selection import select

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.config import Artefact, collect
-from backupd.backup.host import Mount, describe_mounts, mount_of, read_mounts
+from backupd.backup.host.artefact import Artefact, collect
+from backupd.backup.host.host import Mount, describe_mounts, mount_of, read_mounts
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection, Session
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

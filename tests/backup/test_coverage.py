@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backupd.backup.coverage import examine_coverage, recommend
+from backupd.backup.checks.coverage import examine_coverage, recommend
 from backupd.engine.server.census import uncovered
 from backupd.engine.sql.tables import Table
 from backupd.model.backup.table import TableName

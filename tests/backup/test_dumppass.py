@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.backup.dumppass import sessions
+from backupd.backup.dump.dump_pass import sessions
 
 MIB = 1024 * 1024
 

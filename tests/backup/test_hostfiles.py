@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup import hostfiles
-from backupd.backup.hostfiles import HostFiles
+from backupd.backup.host import files as hostfiles
+from backupd.backup.host.files import HostFiles
 
 
 def members(files: HostFiles) -> dict[str, tarfile.TarInfo]:

@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 
 from backupd.backup.commit import making
-from backupd.backup.intake import Intake, together
+from backupd.backup.dump.intake import Intake, together
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.insert_file import RowMeter
 from backupd.model.backup.table import TableName

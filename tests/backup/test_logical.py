@@ -13,7 +13,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from backupd.backup.logical import LogicalOutcome, execute
+from backupd.backup.dump.logical import LogicalOutcome, execute
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.tool import mydumper_tool

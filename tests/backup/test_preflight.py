@@ -17,11 +17,11 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.backup.binarylog import Streaming, examine_binary_log
-from backupd.backup.coverage import examine_coverage
-from backupd.backup.finding import Finding, Severity
-from backupd.backup.location import examine_location
-from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.backup.checks.binary_log import Streaming, examine_binary_log
+from backupd.backup.checks.coverage import examine_coverage
+from backupd.backup.checks.finding import Finding, Severity
+from backupd.backup.checks.location import examine_location
+from backupd.backup.checks.preflight import PreflightSpec, preflight
 from backupd.engine.physical import mariabackup
 from backupd.engine.server.grants import needs, parse_grants, read_grants
 from backupd.engine.server.probe import probe, read_dialect

@@ -17,7 +17,7 @@ from backupd.app.backups.physical import take_backup
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.backup.speed import Speeds
+from backupd.backup.checks.speed import Speeds
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.pressure.watch import PressureWatch
 from backupd.model.backup.record import BackupKind, BackupRecord

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.binarylog import Streaming as Wish
-from backupd.backup.binarylog import examine_binary_log
-from backupd.backup.finding import Severity
+from backupd.backup.checks.binary_log import Streaming as Wish
+from backupd.backup.checks.binary_log import examine_binary_log
+from backupd.backup.checks.finding import Severity
 from backupd.binlog.history.status import StreamEventKind, StreamState
 from backupd.engine.logclient.holdback import tried
 from backupd.engine.logclient.log_client import BinlogTool, binlog_tool

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.service.transport_check import findings, is_open
-from backupd.backup.finding import Severity
+from backupd.backup.checks.finding import Severity
 from backupd.binlog.history.status import StreamState
 from backupd.engine.dump.contract import DumpRequest, DumpTool
 from backupd.engine.dump.dump_client import client_dump_tool

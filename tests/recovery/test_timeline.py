@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.backup.coverage import rocks_words
+from backupd.backup.checks.coverage import rocks_words
 from backupd.cli.screen import Screen
 from backupd.cli.timeline import show_timeline
 from backupd.model.backup.manifest import Stats

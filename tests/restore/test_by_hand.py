@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.logical import LogicalOutcome
+from backupd.backup.dump.logical import LogicalOutcome
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options
 from backupd.model.server.facts import Flavour

@@ -20,7 +20,7 @@ from backupd.alerts.wording import Site
 from backupd.app.context.listening import address
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
 from backupd.model.ids import new_id
 from backupd.model.incident import Message, MessageKind, MessageState
 

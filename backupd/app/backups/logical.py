@@ -18,8 +18,8 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
-from backupd.backup.config import collect
-from backupd.backup.logical import LogicalSpec, execute
+from backupd.backup.dump.logical import LogicalSpec, execute
+from backupd.backup.host.artefact import collect
 from backupd.engine.dump.route import dump_tools
 from backupd.engine.dump.selection import select
 from backupd.engine.server.census import uncovered

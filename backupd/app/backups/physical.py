@@ -22,12 +22,12 @@ from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.retention import relieve
+from backupd.backup.checks.coverage import REMEDY, in_no_backup, left_out, lost_words
+from backupd.backup.checks.location import elsewhere
+from backupd.backup.checks.speed import slow_destinations
 from backupd.backup.commit import Documents
-from backupd.backup.config import collect
-from backupd.backup.coverage import REMEDY, in_no_backup, left_out, lost_words
-from backupd.backup.location import elsewhere
+from backupd.backup.host.artefact import collect
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
-from backupd.backup.speed import slow_destinations
 from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.tables import list_tables

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Finding, error
+from backupd.backup.checks.finding import Finding, error
 from backupd.model.backup.record import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
 from storage.contract import layout

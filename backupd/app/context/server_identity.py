@@ -14,7 +14,7 @@ from pathlib import Path
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Finding, error, fine
+from backupd.backup.checks.finding import Finding, error, fine
 from backupd.binlog.history.evidence import Comparison
 from backupd.binlog.spool.files import Spool
 from backupd.binlog.stream.kinship import first_shared, is_kin

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.app.context.settings import Settings
-from backupd.backup.finding import Finding, error, fine, warning
+from backupd.backup.checks.finding import Finding, error, fine, warning
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.transfer.records.signature import Signing, problem_of, sign

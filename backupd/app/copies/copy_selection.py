@@ -11,8 +11,8 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.retention.log_retention import archive
 from backupd.app.retention.missing_copies import as_if_there
 from backupd.app.retention.retention import foresee
-from backupd.backup.finding import Finding, from_error, warning
-from backupd.backup.preflight import EMPTIED_HINT
+from backupd.backup.checks.finding import Finding, from_error, warning
+from backupd.backup.checks.preflight import EMPTIED_HINT
 from backupd.model.backup.record import BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from backupd.app.context.incidents import SLOW, Incidents
 from backupd.app.context.wiring import Wiring
-from backupd.backup.speed import LIMITED, LONG_SECONDS
+from backupd.backup.checks.speed import LIMITED, LONG_SECONDS
 from backupd.model.backup.record import BackupRecord
 from backupd.model.event import Event, Severity
 from backupd.model.units import format_duration, format_size

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Finding, from_error, warning
+from backupd.backup.checks.finding import Finding, from_error, warning
 from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError
 from backupd.model.server.logs import Run

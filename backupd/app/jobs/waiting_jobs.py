@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.admission import obstacle
-from backupd.backup.finding import Finding, warning
+from backupd.backup.checks.finding import Finding, warning
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobRecord, JobState

@@ -19,7 +19,7 @@ from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring
 from backupd.app.keys.key_dependence import Dependence, dependence
-from backupd.backup.finding import Finding, warning
+from backupd.backup.checks.finding import Finding, warning
 from backupd.model.challenge import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown

@@ -11,7 +11,7 @@ from backupd.app.context.scope import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs import jobs
 from backupd.app.retention.holds_at_destinations import holds_of, kept_anywhere, written
-from backupd.backup.finding import Finding, warning
+from backupd.backup.checks.finding import Finding, warning
 from backupd.model.errors import BackupdError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind

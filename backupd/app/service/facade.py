@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from backupd.app.views.destinations import PlaceView
     from backupd.app.views.policy_explanation import Explanation
     from backupd.app.views.server import ServerOverview
-    from backupd.backup.finding import Finding
+    from backupd.backup.checks.finding import Finding
     from backupd.metrics import Values
     from backupd.recovery.timeline import Timeline
     from backupd.retention.decisions import Decisions

@@ -20,9 +20,9 @@ from backupd.app.reconcile.adopt import STRANGE_HINT
 from backupd.app.retention import holds
 from backupd.app.service import confinement_check as confinement
 from backupd.app.service import transport_check as transport
-from backupd.backup.binarylog import SUBJECT, Streaming
-from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.backup.checks.binary_log import SUBJECT, Streaming
+from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
+from backupd.backup.checks.preflight import PreflightSpec, preflight
 from backupd.catalog.session import catalog_name, is_there
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection

@@ -8,7 +8,7 @@ from backupd.app.context.incidents import TLS, Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.backup.finding import Finding, error, fine, warning
+from backupd.backup.checks.finding import Finding, error, fine, warning
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tls import Tls, is_this_host, verifies
 from backupd.model.errors import ConfigurationError

@@ -17,11 +17,11 @@ from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 
-from backupd.backup.binarylog import Streaming, examine_binary_log
-from backupd.backup.coverage import examine_coverage, recommend
-from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.backup.location import examine_location, examine_owners
-from backupd.backup.sight import examine_sight
+from backupd.backup.checks.binary_log import Streaming, examine_binary_log
+from backupd.backup.checks.coverage import examine_coverage, recommend
+from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
+from backupd.backup.checks.location import examine_location, examine_owners
+from backupd.backup.checks.visibility import examine_sight
 from backupd.engine.dump.route import dump_tools, try_out
 from backupd.engine.instance.key_files import SETTING
 from backupd.engine.server.census import has_rocksdb

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
 from backupd.engine.logclient.holdback import HoldsBackError, tried
 from backupd.engine.logclient.log_client import BinlogTool, binlog_tool, connection_id
 from backupd.engine.logclient.source import BinlogSource

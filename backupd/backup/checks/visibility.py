@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from backupd.backup.finding import Finding, warning
+from backupd.backup.checks.finding import Finding, warning
 from backupd.engine.server.grants import Grants
 from backupd.engine.server.visibility import hidden, unseen
 from backupd.engine.sql.client import Session

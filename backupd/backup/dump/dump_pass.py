@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.backup.counting import RowCounter, counting_statement
-from backupd.backup.intake import Intake
-from backupd.backup.opening import BlockedCommits, NotOpenedError
-from backupd.backup.tablewatch import DROPPED, TableWatch
-from backupd.backup.waitwatch import WaitWatch
+from backupd.backup.dump.intake import Intake
+from backupd.backup.dump.lock_watch import WaitWatch
+from backupd.backup.dump.row_counts import RowCounter, counting_statement
+from backupd.backup.dump.short_lock import BlockedCommits, NotOpenedError
+from backupd.backup.dump.table_watch import DROPPED, TableWatch
 from backupd.engine.dump.contract import DumpRequest, DumpRun, DumpTable, DumpTool
 from backupd.engine.schema.files import TableDefinition
 from backupd.engine.sql.client import Connection

@@ -16,10 +16,10 @@ from threading import Event
 from typing import TypeVar
 
 from backupd.backup.commit import BackupSpec, Captured, making
-from backupd.backup.dumppass import Passed, PassSettings, Wanted, dump
-from backupd.backup.intake import together
-from backupd.backup.opening import clear_way, listed
-from backupd.backup.tablewatch import ALTERED, DROPPED, RENAMED, TableWatch
+from backupd.backup.dump.dump_pass import Passed, PassSettings, Wanted, dump
+from backupd.backup.dump.intake import together
+from backupd.backup.dump.short_lock import clear_way, listed
+from backupd.backup.dump.table_watch import ALTERED, DROPPED, RENAMED, TableWatch
 from backupd.engine.dump.contract import DumpTable, DumpTool
 from backupd.engine.dump.selection import Selection
 from backupd.engine.schema.files import TableDefinition, read_tables, write_definition, write_triggers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from backupd.backup.finding import Finding, fine, warning
+from backupd.backup.checks.finding import Finding, fine, warning
 from backupd.engine.server.census import ROCKSDB, uncovered
 from backupd.engine.sql.tables import Table
 from backupd.model.backup.table import TableName, TablePattern, fits_any

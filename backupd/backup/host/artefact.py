@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backupd.backup.host import (
+from backupd.backup.host.files import HostFiles
+from backupd.backup.host.host import (
     ServerProcess,
     describe_mounts,
     describe_packages,
@@ -22,7 +23,6 @@ from backupd.backup.host import (
     is_local,
     option_files,
 )
-from backupd.backup.hostfiles import HostFiles
 from backupd.engine.access.live_data import user_behind
 from backupd.engine.schema.accounts import read_accounts
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
