@@ -12,30 +12,27 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli import (
+from backupd.cli.commands import (
     access,
     alerts,
     backups,
     binlog,
-    bringback,
     catalog,
     jobs,
     keys,
     policy,
     replication,
-    restores,
     retention,
     serve,
-    servers,
-    streams,
-    tables,
-    thaw,
-    timeline,
     work,
 )
-from backupd.cli.failure import explained
+from backupd.cli.commands import run_stream as streams
+from backupd.cli.commands import server as servers
 from backupd.cli.options import Config, Json, remember
-from backupd.cli.screen import Screen, mute
+from backupd.cli.recovery import recover_versions as bringback
+from backupd.cli.recovery import restores, tables, thaw, timeline
+from backupd.cli.screen.failure import explained
+from backupd.cli.screen.output import Screen, mute
 from backupd.cli.session import StoppedError
 from backupd.process.memory import hide_memory, return_large_blocks
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from backupd.cli.failure import explained
 from backupd.cli.options import config_path, wants_json
-from backupd.cli.screen import Screen, complain
+from backupd.cli.screen.failure import explained
+from backupd.cli.screen.output import Screen, complain
 from backupd.model.errors import UnknownNameError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from backupd.app.binlogs.status import NOT_RUNNING, OFF, status
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.verify import log_check as logcheck
 from backupd.app.verify.verification import fsck, verify
-from backupd.cli import binlog
+from backupd.cli.commands import binlog
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
 from backupd.model.server.logs import BranchReason, ChangeKind
 from backupd.transfer.check.fsck import Invariant

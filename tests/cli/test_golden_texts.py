@@ -10,7 +10,7 @@ import pytest
 from backupd.app.restores.table_restore import refuse_unconfirmed
 from backupd.app.restores.table_sources import TableWishes
 from backupd.backup.checks.finding import from_error
-from backupd.cli.timeline import _points
+from backupd.cli.recovery.timeline import _points
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.recovery.windows import Window
 from tests.catalog import samples

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from backupd.app.binlogs.search import Found
-from backupd.cli.binlog import _tell
-from backupd.cli.screen import Screen, visible
+from backupd.cli.commands.binlog import _tell
+from backupd.cli.screen.output import Screen, visible
 from backupd.model.errors import BackupdError
 from backupd.model.server.logs import Change, ChangeKind, Ending, Segment, Transaction
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from backupd.cli.main import main
-from backupd.cli.tables import difference_text
+from backupd.cli.recovery.tables import difference_text
 from tests.cli.fake import FakeService
 
 TO = ["restore", "shop-db1", "--to", "latest"]

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backupd.backup.checks.coverage import rocks_words
-from backupd.cli.screen import Screen
-from backupd.cli.timeline import show_timeline
+from backupd.cli.recovery.timeline import show_timeline
+from backupd.cli.screen.output import Screen
 from backupd.model.backup.manifest import Stats
 from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.backup.table import TableName

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from backupd.cli.options import Config, Json, Server
-from backupd.cli.screen import Screen
+from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
 from backupd.model.units import format_duration
 

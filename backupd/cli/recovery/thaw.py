@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.options import TARGETS, AnyServer, Config, Json, one_of
-from backupd.cli.render import show_thaw
-from backupd.cli.screen import Screen
+from backupd.cli.recovery.tables import Tables
+from backupd.cli.screen.output import Screen
+from backupd.cli.screen.render import show_thaw
 from backupd.cli.session import session
-from backupd.cli.tables import Tables
 from backupd.model.clock import format_time
 from backupd.model.job import JobRecord, JobState
 from backupd.model.units import format_size

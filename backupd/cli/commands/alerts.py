@@ -8,7 +8,7 @@ import typer
 
 from backupd.alerts.letter import one_line
 from backupd.alerts.rules import title_of
-from backupd.cli.backups import ListByDefault
+from backupd.cli.commands.backups import ListByDefault
 from backupd.cli.options import AnyServer, Config, Json, one_of, remember
 from backupd.cli.session import session
 from backupd.model.clock import format_time

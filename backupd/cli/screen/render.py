@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backupd.cli.screen import Screen
+from backupd.cli.screen.output import Screen
 from backupd.model.backup.proof import Proof
 from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
 from backupd.model.units import format_duration, format_size

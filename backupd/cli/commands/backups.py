@@ -45,7 +45,7 @@ def list_(context: typer.Context, server: AnyServer = None, config: Config = Non
     with session(context, config, as_json) as run:
         records = sorted(run.service.backups(server), key=lambda record: record.id, reverse=True)
         run.screen.document([record.as_json() for record in records])
-        from backupd.cli.render import show_backups
+        from backupd.cli.screen.render import show_backups
 
         show_backups(run.screen, records)
 
@@ -56,7 +56,7 @@ def show(context: typer.Context, backup_id: BackupId, config: Config = None, as_
     with session(context, config, as_json) as run:
         document = run.service.show(backup_id).as_json()
         run.screen.document(document)
-        from backupd.cli.render import show_mapping
+        from backupd.cli.screen.render import show_mapping
 
         show_mapping(run.screen, document)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.options import AnyServer, Config, Json, Server, moment, remember
-from backupd.cli.screen import Screen, visible
+from backupd.cli.screen.output import Screen, visible
 from backupd.cli.session import session
 from backupd.model.clock import format_time
 from backupd.model.server.logs import ChangeKind

@@ -88,7 +88,7 @@ def explain(
             found = _alone(file, server)
         screen.document(found.as_json())
         if not screen.as_json:
-            from backupd.cli.outlook import show_explanation
+            from backupd.cli.screen.policy_outlook import show_explanation
 
             show_explanation(screen, found)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backupd.cli.backups import ListByDefault
+from backupd.cli.commands.backups import ListByDefault
 from backupd.cli.options import AnyServer, Config, Json, one_of, remember
 from backupd.cli.session import session
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -98,7 +98,7 @@ def show(context: typer.Context, job_id: JobId, config: Config = None, as_json: 
         record = run.service.job(job_id)
         document = record.as_json()
         run.screen.document(document)
-        from backupd.cli.render import show_mapping
+        from backupd.cli.screen.render import show_mapping
 
         show_mapping(run.screen, {**document, "progress": _progress(record.progress) or None})
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO, cast
 
-from backupd.cli.screen import console_for, is_live, mute, visible
+from backupd.cli.screen.output import console_for, is_live, mute, visible
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_duration, format_size
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.options import AnyServer, Config, Json
-from backupd.cli.screen import Screen
+from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def replicate(
     as_json: Json = False,
 ) -> None:
     """Copy what destinations lack of backups and binary logs, and read again what was stored there."""
-    from backupd.cli.progress import reporting
+    from backupd.cli.screen.progress import reporting
 
     with session(context, config, as_json) as run:
         with reporting() as report:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backupd.cli.options import Config, Json, Server
-from backupd.cli.screen import Screen
+from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
 from backupd.model.clock import format_time
 from backupd.model.hold import EVERY_SERVER, HoldKind
@@ -47,7 +47,7 @@ def retention(
     with session(context, config, as_json) as run:
         extra: dict[str, Any] = {}
         if apply:
-            from backupd.cli.progress import reporting
+            from backupd.cli.screen.progress import reporting
 
             with reporting() as report:
                 applied = run.service.foreground.apply_retention(server, report, really=really)

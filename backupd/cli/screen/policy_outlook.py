@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from backupd.cli.screen import Screen
+from backupd.cli.screen.output import Screen
 from backupd.model.units import format_size
 
 if TYPE_CHECKING:

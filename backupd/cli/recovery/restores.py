@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from backupd.cli.options import TARGETS, BackupId, Config, Json, Server, one_of
-from backupd.cli.session import session
-from backupd.cli.tables import (
+from backupd.cli.recovery.tables import (
     As,
     Compare,
     Confirm,
@@ -24,7 +23,8 @@ from backupd.cli.tables import (
     restore_tables,
     show_table_plan,
 )
-from backupd.cli.thaw import ThawTier
+from backupd.cli.recovery.thaw import ThawTier
+from backupd.cli.session import session
 
 Target = Annotated[str, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)]
 
@@ -149,7 +149,7 @@ def plan(
             accept_inexact=accept_inexact,
         )
         run.screen.document(made.as_json())
-        from backupd.cli.render import show_plan
+        from backupd.cli.screen.render import show_plan
 
         show_plan(run.screen, made)
 
@@ -193,7 +193,7 @@ def restore(
 ) -> None:
     """Restore into an empty data directory, or tables into a running server; a repeated call continues an interrupted
     one."""
-    from backupd.cli.progress import reporting
+    from backupd.cli.screen.progress import reporting
 
     refuse_mixture(
         tables,
@@ -249,7 +249,7 @@ def restore(
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"
         run.screen.document(document)
-        from backupd.cli.render import show_restore
+        from backupd.cli.screen.render import show_restore
 
         show_restore(run.screen, document)
         if not outcome.is_good:
@@ -265,13 +265,13 @@ def prove(
     as_json: Json = False,
 ) -> None:
     """Restore onto a throw-away server, check the data, keep the proof."""
-    from backupd.cli.progress import reporting
+    from backupd.cli.screen.progress import reporting
 
     with session(context, config, as_json) as run:
         with reporting() as report:
             proof = run.service.foreground.test_restore(server, target, report)
         run.screen.document(proof.as_json())
-        from backupd.cli.render import show_proof
+        from backupd.cli.screen.render import show_proof
 
         show_proof(run.screen, proof)
         if not proof.is_current:

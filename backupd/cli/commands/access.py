@@ -13,7 +13,7 @@ from backupd.cli.options import Config, Json, config_path, remember
 from backupd.cli.session import guarded, session
 
 if TYPE_CHECKING:
-    from backupd.cli.screen import Screen
+    from backupd.cli.screen.output import Screen
     from backupd.model.access import AuditEntry, Token
 
 app = typer.Typer(

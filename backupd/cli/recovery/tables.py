@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backupd.cli.options import Config, Json, Server, one_of
-from backupd.cli.render import position_text, show_phases, show_thaw
+from backupd.cli.screen.render import position_text, show_phases, show_thaw
 from backupd.cli.session import Session, session
 from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.app.restores.table_restore import Leftover
-    from backupd.cli.screen import Screen
+    from backupd.cli.screen.output import Screen
     from restore.difference.row_difference import TableDifference
     from restore.planning.table_plan import TablePlan
 
@@ -165,7 +165,7 @@ def restore_tables(
     accept_inexact: bool = False,
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
-    from backupd.cli.progress import reporting
+    from backupd.cli.screen.progress import reporting
     from restore.difference.row_difference import SAMPLE
 
     def ask(found: Sequence[TableDifference]) -> bool:

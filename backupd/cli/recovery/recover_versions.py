@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backupd.cli.options import Config, Json, moment
-from backupd.cli.screen import Screen
+from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
 from backupd.model.clock import format_time
 from backupd.model.units import format_size
@@ -48,7 +48,7 @@ def bring_back(
 
     What was gone, or marked deleted, at that time stays so.
     """
-    from backupd.cli.progress import reporting
+    from backupd.cli.screen.progress import reporting
 
     with session(context, config, as_json) as run:
         if yes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from backupd.cli.failure import reason_of
+from backupd.cli.screen.failure import reason_of
 from backupd.model.errors import BackupdError, ConfigurationError, DamagedError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from backupd.model.errors import UsageError
 
 if TYPE_CHECKING:
     from backupd.app.disaster.catalog_rebuild import Rebuilt
-    from backupd.cli.screen import Screen
+    from backupd.cli.screen.output import Screen
 
 app = typer.Typer(help="The catalog's own care.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -76,7 +76,7 @@ def rebuild(
     It needs no private key. With one, positions, proofs and the history of the lost catalog come back, too, and what
     each backup tells in the clear is compared with what was sealed.
     """
-    from backupd.cli.progress import reporting
+    from backupd.cli.screen.progress import reporting
 
     with session(context, config, as_json, opening="makes") as run:
         with reporting() as report:
