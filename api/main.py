@@ -25,7 +25,9 @@ from api.routes import health
 from api.shared import SharedAnswers
 from api.site import Site
 from api.throttle import Throttle
-from api.web import doing, site, view
+from api.web import site
+from api.web.actions import routes as doing
+from api.web.pages import view
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.catalog.base.changes import Changes

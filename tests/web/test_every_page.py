@@ -12,7 +12,8 @@ from fastapi.routing import APIRoute
 
 from api import docs
 from api.auth import stated_role
-from api.web import doing, view
+from api.web.actions import routes as doing
+from api.web.pages import view
 from backupd.model.access import Role
 from tests.api.rig import Rig, rig
 from tests.web import screens

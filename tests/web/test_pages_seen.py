@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.web.overviewpage import PAGE, worst_first
+from api.web.pages.overview import PAGE, worst_first
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.app.views.server import LastProof, Reason, ServerOverview, Status

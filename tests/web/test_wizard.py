@@ -10,7 +10,7 @@ import pytest
 
 from api.web.forms import Form, moment_of
 from api.web.notices import own_path
-from api.web.question import Question
+from api.web.pages.question import Question
 from backupd.model.errors import UsageError
 
 WHOLE = Question(server="db1", when="time", at="2026-11-21 09:41:03.25", datadir="/srv/new", start=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from api.web import actions, audit, policies, retention, session, tokens, wizard
+from api.web.actions import buttons as actions
+from api.web.actions import session
+from api.web.pages import audit, policies, retention, tokens, wizard
 
 ROUTERS = (
     session.router,

@@ -16,7 +16,7 @@ from api.auth import Acting, CurrentActor, Wired, allowed
 from api.limits import SEARCHES, SEARCHING
 from api.problems import status_of
 from api.web.forms import Form, form, moment_of
-from api.web.question import Question
+from api.web.pages.question import Question
 from api.web.site import link, render
 from api.web.words import problem_of
 from backupd.app.binlogs.search import Found, TooLongError
