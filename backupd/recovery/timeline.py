@@ -170,10 +170,10 @@ def timeline(
     first_due: datetime | None = None,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
-    to the latest moment (restore.planning.planner tells it). ``troubles``: of destinations, ``doubts``: of what is recorded,
-    ``warnings``: of the stream. ``places``: destinations that are told of though they hold nothing. ``repeats``: see
-    ``windows``. ``by_dumps``: only dumps are taken of it, so where no physical backup can be restored the moments are
-    those of tables."""
+    to the latest moment (restore.planning.planner tells it). ``troubles``: of destinations, ``doubts``: of what is
+    recorded, ``warnings``: of the stream. ``places``: destinations that are told of though they hold nothing.
+    ``repeats``: see ``windows``. ``by_dumps``: only dumps are taken of it, so where no physical backup can be restored
+    the moments are those of tables."""
     backups = tuple(backups)
     own_gaps = [gap for gap in gaps if gap.server == server]
     pieces = parted([run for run in runs if run.server == server], own_gaps)

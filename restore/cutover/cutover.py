@@ -1,9 +1,9 @@
 """Restored tables take their place: from the staging schema to the names that they are wanted under.
 
 Nothing is dropped: a table that is in the way is renamed aside. All tables change places by one RENAME TABLE, prepared
-in the moment before under locks (``restore.cutover.table_swap``). What is going to happen is written into the staging schema first,
-so that the next call knows what to do with a hand-over that was killed between any two statements: before the RENAME it
-is taken back, after it it is finished. Every name means the old table or the new one, whole, at any time.
+in the moment before under locks (``restore.cutover.table_swap``). What is going to happen is written into the staging
+schema first, so that the next call knows what to do with a hand-over that was killed between any two statements: before
+the RENAME it is taken back, after it it is finished. Every name means the old table or the new one, whole, at any time.
 
 To the foreign keys: the new table has those of its definition; those of other tables that referenced the old one
 reference the new one; the old one has none, so that nobody's rows are held or changed for its sake. They are added

@@ -1,8 +1,8 @@
 """What schemas hold besides tables, brought along by a restore of all their tables: views, routines, events, and the
 schema itself where it is missing. Nothing that the server has is ever replaced.
 
-They travel as the client scripts of a logical backup (``backupd.engine.schema.schema_scripts``) in the folder of the rows. Each
-object is made by itself, in the surroundings of its own, so that one that the server refuses stops no other.
+They travel as the client scripts of a logical backup (``backupd.engine.schema.schema_scripts``) in the folder of the
+rows. Each object is made by itself, in the surroundings of its own, so that one that the server refuses stops no other.
 """
 
 from __future__ import annotations

@@ -53,5 +53,5 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
             return int(value.split()[0]) * 1024
     raise ToolError(
         f"{meminfo} does not say how much memory is available",
-        hint="set restore.scratch.server.memory in the configuration",
+        hint="set restore.scratch.memory in the configuration",
     )

@@ -126,7 +126,7 @@ def refuse_over_limit(chain: Sequence[Loaded], limit: int) -> None:
         raise RefusedError(
             f"a test restore of this backup needs {format_size(need.bytes)}; allowed are {format_size(limit)}",
             detail=need.describe(),
-            hint="raise restore.scratch.server.max_bytes in the configuration",
+            hint="raise restore.scratch.max_bytes in the configuration",
         )
 
 

@@ -325,7 +325,7 @@ def scratch_folder(path: Path, scratch_id: str) -> Iterator[Path]:
 def _unusable(path: Path, error: OSError) -> RefusedError:
     return RefusedError(
         f"cannot make scratch copies at {path}: {error.strerror}",
-        hint="restore.scratch.server.path in the configuration must be a folder that this user may make folders in",
+        hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
     )
 
 

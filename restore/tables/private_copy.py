@@ -206,7 +206,7 @@ def _refuse_no_room(spec: TableCopySpec, rows: int) -> None:
     if spec.max_bytes is not None and need > spec.max_bytes:
         raise RefusedError(
             f"a copy of these tables needs {format_size(need)}; allowed are {format_size(spec.max_bytes)}",
-            hint="raise restore.scratch.server.max_bytes in the configuration",
+            hint="raise restore.scratch.max_bytes in the configuration",
         )
     if free < need + RESERVE:
         raise RefusedError(

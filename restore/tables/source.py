@@ -487,5 +487,5 @@ def _refuse_no_room(part: Loaded, folder: Path) -> None:
     if free < need:
         raise RefusedError(
             f"too little room at {there} for the tables: {need:,} bytes needed, {free:,} free",
-            hint="free some space there, or name another folder in restore.scratch.server.path",
+            hint="free some space there, or name another folder in restore.scratch.path",
         )

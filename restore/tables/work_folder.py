@@ -34,7 +34,7 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
     except OSError as error:
         raise RefusedError(
             f"cannot keep the rows of tables at {folder}: {error.strerror}",
-            hint="restore.scratch.server.path in the configuration must be a folder that this user may make folders in",
+            hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
         ) from error
     try:
         try:

@@ -74,7 +74,7 @@ def test_what_the_service_keeps_lies_on_volumes(tmp_path: Path) -> None:
         "/etc/backupd/gnupg",
     ]
     restore = settings.needs_restore()
-    kept += [str(restore.scratch.server.path), f"/etc/backupd/{restore.gnupg_home.name}", *map(str, restore.folders)]
+    kept += [str(restore.scratch.path), f"/etc/backupd/{restore.gnupg_home.name}", *map(str, restore.folders)]
     assert restore.folders
     assert settings.server("shop-db1").policy.test_restore is not None
     assert [path for path in kept if not any(path.startswith(mount) for mount in mounts)] == []

@@ -52,7 +52,7 @@ def _can_restore(settings: Settings) -> None:
         (restore.gnupg_home.name, settings.encryption.recipients[-1])
     ]
     assert restore.gnupg_home != settings.encryption.gnupg_home
-    for path in (*restore.folders, restore.scratch.server.path, settings.spool):
+    for path in (*restore.folders, restore.scratch.path, settings.spool):
         assert any(path.is_relative_to(folder) for folder in writable()), path
     assert restore.folders
 

@@ -57,4 +57,4 @@ def test_a_scratch_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file/below"):
         with pytest.raises(RefusedError, match="cannot make scratch copies") as refused:
             remove_dead(path)
-        assert "restore.scratch.server.path" in refused.value.hint
+        assert "restore.scratch.path" in refused.value.hint

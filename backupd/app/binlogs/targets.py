@@ -71,8 +71,8 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
 
 
 class Targets:
-    """Implements ``restore.planning.log_history.TargetResolver``. ``prefer``: names of destinations, the one to read from first;
-    without ``exact`` transactions are counted by whole segments."""
+    """Implements ``restore.planning.log_history.TargetResolver``. ``prefer``: names of destinations, the one to read
+    from first; without ``exact`` transactions are counted by whole segments."""
 
     def __init__(
         self, wiring: Wiring, server: str, branches: Iterable[Branch], *, prefer: Sequence[str] = (), exact: bool = True
@@ -269,8 +269,8 @@ class Targets:
                 place = key.number, met.transaction.end  # pieces may overlap
 
     def over_temporary(self, legs: Sequence[ReplayLeg], backup: str) -> str:
-        """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that it makes or drops temporary tables.
-        Raises KeyUnusableError, ConfigurationError where they cannot be."""
+        """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that it makes or drops
+        temporary tables. Raises KeyUnusableError, ConfigurationError where they cannot be."""
         for leg in legs:
             place = _place(leg.start.file, leg.start.pos)
             branch = leg.segments[0].branch if leg.segments else leg.stop.branch
@@ -309,8 +309,8 @@ class Targets:
         return ""
 
     def beyond_replay(self, legs: Sequence[ReplayLeg], exclude: Collection[str]) -> RefusedError | None:
-        """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that files are made elsewhere. Raises
-        KeyUnusableError, ConfigurationError."""
+        """See ``restore.planning.inexact_replay``; indexes are read only where a segment says that files are made
+        elsewhere. Raises KeyUnusableError, ConfigurationError."""
         for leg in legs:
             if any(
                 ELSEWHERE in record.segment.remarks
