@@ -162,7 +162,7 @@ def test_what_belongs_to_no_server_is_told_to_who_sees_everything(wiring: Wiring
 
 
 def test_every_metric_that_is_announced_is_also_told() -> None:
-    source = (Path(__file__).parents[2] / "backupd" / "app" / "measuring.py").read_text()
+    source = (Path(__file__).parents[2] / "backupd" / "app" / "views" / "metrics.py").read_text()
     for metric in METRICS:
         word = metric.name.removeprefix("backupd_")
         parts = [word, word.removeprefix("backup_last_"), word.removeprefix("destination_")]

@@ -20,7 +20,7 @@ _LOCK = 0x6261636B757064
 
 def scripts() -> Path:
     """The folder of the migrations: inside the package when installed from a wheel, else beside it in the tree."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "alembic_scripts", package.parents[1] / "alembic"):
         if (folder / "env.py").is_file():
             return folder
