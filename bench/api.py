@@ -26,10 +26,10 @@ from backupd.model.units import format_size
 from bench.house import SOURCE, House
 from tests.support.crowd import Crowd, ask
 from tests.support.keys import operator_keys
-from tests.support.mariadb import PrivateServer
-from tests.support.places import make_short_directory
 from tests.support.sample import create
-from tests.support.serving import free_port
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.service.serving import free_port
+from tests.support.stores.places import make_short_directory
 
 SIZE = 2**30
 SECONDS = 30.0

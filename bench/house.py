@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.measure import Run, timed
 from tests.support.keys import Keys
-from tests.support.places import DATABASE_USER
-from tests.support.server import Server
+from tests.support.servers.server import Server
+from tests.support.stores.places import DATABASE_USER
 
 BACKUPD = Path(sys.executable).with_name("backupd")
 SOURCE = "bench"

@@ -21,8 +21,8 @@ from backupd.transfer.sweep.collection import collect
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
 from storage.local.folder import FILE_MODE
-from tests.support.places import make_short_directory
-from tests.transfer.stock import START, Stock, backup_id, put
+from tests.support.stores.places import make_short_directory
+from tests.support.stores.stock import START, Stock, backup_id, put
 
 
 def repository(root: Path, count: int) -> tuple[FilesystemDestination, tuple[StoredObject, ...]]:

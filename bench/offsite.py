@@ -20,11 +20,11 @@ from backupd.model.units import format_size, parse_size
 from bench.house import SOURCE, House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import Keys, operator_keys
-from tests.support.mariadb import PrivateServer
-from tests.support.places import short_directory
-from tests.support.s3server import S3Server
 from tests.support.sample import create
-from tests.support.server import Server
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.servers.server import Server
+from tests.support.stores.places import short_directory
+from tests.support.stores.s3_server import S3Server
 
 SIZE, ROUNDS = parse_size("2GiB"), 2
 MEMORY = parse_size("200MiB")

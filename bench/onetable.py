@@ -21,9 +21,9 @@ from bench.house import SOURCE, House
 from bench.logical import BACK, MEMORY, OPTIONS, SCHEMA, TARGET, make_tables, runs_of, sysbench
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import Keys, operator_keys
-from tests.support.mariadb import PrivateServer
-from tests.support.places import short_directory
-from tests.support.server import Server
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.servers.server import Server
+from tests.support.stores.places import short_directory
 
 SIZE, ROUNDS = parse_size("5GiB"), 2
 ONE, ONE_SIZE = "one", 100_000_000

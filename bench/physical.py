@@ -22,9 +22,9 @@ from bench import api, logical, looking, offsite, onetable, replaying, schedulin
 from bench.house import House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import operator_keys
-from tests.support.mariadb import PrivateServer
-from tests.support.places import make_short_directory
 from tests.support.sample import create
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.stores.places import make_short_directory
 
 LEVEL = 1
 """backupd's own default."""

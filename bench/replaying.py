@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backupd.model.server.logs import ReplayMethod
 from backupd.model.units import format_size
-from tests.restore.rolling import (
+from tests.support.restores.rolling import (
     MARIADB,
     MYSQL,
     Kind,
@@ -31,8 +31,8 @@ from tests.restore.rolling import (
     roll,
     running_copy,
 )
-from tests.support.places import short_directory
-from tests.support.server import Server
+from tests.support.servers.server import Server
+from tests.support.stores.places import short_directory
 
 TABLES, ROWS, CLIENTS = 4, 20_000, 8
 EVENTS = {MARIADB: 60_000, MYSQL: 30_000}

@@ -28,12 +28,12 @@ from pathlib import Path
 from backupd.catalog.session import open_catalog
 from backupd.model.units import format_size
 from backupd.process.family import family
-from tests.support import mysql
 from tests.support.keys import Keys, operator_keys
-from tests.support.mariadb import PrivateServer
-from tests.support.mysql import MySQLServer
-from tests.support.places import short_directory
-from tests.support.server import Server, query
+from tests.support.servers import mysql
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.servers.mysql import MySQLServer
+from tests.support.servers.server import Server, query
+from tests.support.stores.places import short_directory
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
 POLICY = """\

@@ -25,9 +25,9 @@ from backupd.model.units import format_size, parse_size
 from bench.house import POLICY, SOURCE, House
 from bench.measure import timed
 from tests.support.keys import operator_keys, stop_agent
-from tests.support.mariadb import PrivateServer
-from tests.support.places import short_directory
 from tests.support.sample import create
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.stores.places import short_directory
 
 GOAL = 1.05
 SMALL, LARGE = 10_000, 60

@@ -32,9 +32,9 @@ from stage import CommandLine, DemoFailedError, expect, say, service, step, stop
 from backupd.model.clock import format_time
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
-from tests.support.mariadb import SERVICE_PASSWORD, PrivateServer, connect, query
-from tests.support.places import short_directory
-from tests.support.serving import free_port
+from tests.support.servers.mariadb import SERVICE_PASSWORD, PrivateServer, connect, query
+from tests.support.service.serving import free_port
+from tests.support.stores.places import short_directory
 
 MEBIBYTE = 2**20
 CHANGES = (

@@ -16,7 +16,7 @@ from scenery import SERVER
 from stage import CommandLine, DemoFailedError, expect, say, service, stopped_at_the_end, until
 
 from tests.support import sample
-from tests.support.mariadb import connect
+from tests.support.servers.mariadb import connect
 
 
 class Rest:

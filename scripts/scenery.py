@@ -11,9 +11,9 @@ from pathlib import Path
 from stage import say
 
 from tests.support.keys import Keys
-from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
-from tests.support.places import give_to_database, runs_as_root, short_directory
-from tests.support.s3server import S3Server, why_not
+from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
+from tests.support.stores.places import give_to_database, runs_as_root, short_directory
+from tests.support.stores.s3_server import S3Server, why_not
 
 SERVER = "shop-db1"
 WRITER = "restorer"

@@ -142,7 +142,7 @@ def backup_to_commit(server: str) -> Stack:
 def restore_asked(house: Any, server: str) -> tuple[Stack, list[str]]:
     """And the words of the command that does the job."""
     from backupd.app.context.settings import load_settings
-    from tests.api.rig import rig
+    from tests.support.service.rig import rig
 
     found: list[Stack] = []
     with rig(load_settings(house.config)) as running:
@@ -200,12 +200,12 @@ def plan_entered(server: str, datadir: Path) -> dict[str, Any]:
 
 
 def trace() -> dict[str, Any]:
-    from tests.e2e.archived import Archive
-    from tests.e2e.house import SERVER, House
     from tests.support import sample
+    from tests.support.e2e.archived import Archive
+    from tests.support.e2e.house import SERVER, House
     from tests.support.keys import operator_keys
-    from tests.support.mariadb import PrivateServer
-    from tests.support.places import short_directory
+    from tests.support.servers.mariadb import PrivateServer
+    from tests.support.stores.places import short_directory
 
     with short_directory() as base, operator_keys() as keys, PrivateServer() as server:
         server.create_backup_users()
@@ -228,7 +228,7 @@ def trace() -> dict[str, Any]:
 def cpu() -> dict[str, Any]:
     from backupd.app.context.wiring import Wiring
     from backupd.catalog.session import open_catalog
-    from tests.api.state import fill, two_servers
+    from tests.support.service.state import fill, two_servers
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="figures-") as folder:

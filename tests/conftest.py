@@ -11,9 +11,9 @@ import pytest
 
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
-from tests.support.mariadb import PrivateServer
-from tests.support.places import short_directory
-from tests.support.stores import moto_server, s3_server
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.stores.places import short_directory
+from tests.support.stores.stores import moto_server, s3_server
 
 __all__ = ["moto_server", "s3_server"]
 
@@ -25,39 +25,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 _LONGEST = (
-    "test_whole_day",
-    "test_stream_campaign",
-    "test_stacks",
-    "test_branches_mysql",
-    "test_every_second",
-    "test_kill_campaign",
-    "test_point_in_time",
-    "test_branches",
-    "test_names",
-    "test_point_in_time_mysql",
-    "test_chains",
-    "test_trust",
-    "test_streaming",
-    "test_idle_and_gaps",
-    "test_binlog_check",
-    "test_retention",
-    "test_stream_killed",
-    "test_traps",
-    "test_witness",
-    "test_gold",
-    "test_disaster",
-    "test_archive",
-    "test_others",
-    "test_store_faults",
-    "test_s3",
-    "test_sftp",
+    "e2e/service/test_whole_day.py",
+    "e2e/streams/test_stream_campaign.py",
+    "e2e/service/test_stacks.py",
+    "e2e/streams/test_branches_mysql.py",
+    "e2e/restores/test_every_second.py",
+    "e2e/stores/test_kill_campaign.py",
+    "e2e/restores/test_point_in_time.py",
+    "e2e/streams/test_branches.py",
+    "e2e/backups/test_names.py",
+    "e2e/restores/test_point_in_time_mysql.py",
+    "e2e/backups/test_chains.py",
+    "e2e/stores/test_trust.py",
+    "e2e/streams/test_streaming.py",
+    "e2e/streams/test_idle_and_gaps.py",
+    "e2e/streams/test_binlog_check.py",
+    "e2e/stores/test_retention.py",
+    "unit/binlog/spool/test_stream_killed.py",
+    "unit/engine/physical/test_traps.py",
+    "unit/engine/test_witness.py",
+    "unit/retention/test_gold.py",
+    "e2e/stores/test_disaster.py",
+    "e2e/streams/test_archive.py",
+    "e2e/service/test_others.py",
+    "unit/app/retention/test_store_faults.py",
+    "unit/storage/s3/test_destination.py",
+    "unit/storage/sftp/test_destination.py",
 )
 """Files that take a minute or more, few tests in each: begun first, they do not keep the others waiting at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        name = item.path.stem
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
         return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST) + ("e2e" not in item.path.parts)
 
     items.sort(key=rank)

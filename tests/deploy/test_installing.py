@@ -13,7 +13,7 @@ import typer
 from backupd.app.context.settings import Settings, load_settings
 from backupd.cli.main import app
 from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER
-from tests.support.unit import service, writable
+from tests.support.service.systemd_unit import service, writable
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "installing.md").read_text()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.house import House
 from tests.support import sample
+from tests.support.e2e.house import House
 from tests.support.keys import Keys
-from tests.support.mariadb import PrivateServer
+from tests.support.servers.mariadb import PrivateServer
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.forging import edited
-from tests.e2e.house import SERVER, House
-from tests.e2e.test_disaster import followed
+from tests.e2e.stores.test_disaster import followed
+from tests.support.e2e.house import SERVER, House
+from tests.support.hostile.forging import edited
 from tests.support.keys import Keys, fingerprints, gpg, make_home, stop_agent
-from tests.support.mariadb import PrivateServer
-from tests.support.motoserver import MotoServer
-from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
+from tests.support.servers.mariadb import PrivateServer
+from tests.support.stores.moto_server import MotoServer
+from tests.support.stores.places import short_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 CORPORA = sorted(path.parent for path in Path(__file__).parent.glob("*/facts.json"))

@@ -22,12 +22,12 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.clock import parse_time
-from tests.api import rig
-from tests.app.house import Clock
-from tests.e2e.house import SERVER
+from tests.support.e2e.house import SERVER
 from tests.support.keys import Keys, gpg, make_home, stop_agent
-from tests.support.places import short_directory
-from tests.web.stage import Stage, settings_of
+from tests.support.service import rig
+from tests.support.service.house import Clock
+from tests.support.service.stage import Stage, settings_of
+from tests.support.stores.places import short_directory
 
 NOW = datetime(2026, 11, 21, 14, 30, tzinfo=UTC)
 FROZEN = Path(__file__).parent.parent / "formats" / "version-1-inventories"

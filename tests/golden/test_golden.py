@@ -28,12 +28,12 @@ from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.cli import session
 from backupd.cli.main import app, main
-from tests.api.rig import rig
-from tests.api.state import fill_work, number, reference
-from tests.app.house import Clock
-from tests.cli.fake import FakeService
 from tests.golden.scene import NOW, countable, frozen, pretty, staged, told
-from tests.web.stage import CRM, LEGACY, SHOP, Stage, settings_of
+from tests.support.service.fake import FakeService
+from tests.support.service.house import Clock
+from tests.support.service.rig import rig
+from tests.support.service.stage import CRM, LEGACY, SHOP, Stage, settings_of
+from tests.support.service.state import fill_work, number, reference
 
 FOLDER = Path(__file__).with_name("documents")
 _PROGRESS = re.compile(r"^[a-z -]+: (\d+ %|binary logs of ).*\n", re.MULTILINE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 
-from tests.support.places import give_to_database
-from tests.support.server import Server, quote_name
+from tests.support.servers.server import Server, quote_name
+from tests.support.stores.places import give_to_database
 
 
 def import_tablespace(

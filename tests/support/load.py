@@ -12,7 +12,7 @@ from pymysql.connections import Connection
 
 from tests.support.oracle import Total
 from tests.support.sample import ACCOUNTS
-from tests.support.server import Server
+from tests.support.servers.server import Server
 
 _TRY_AGAIN = (1205, 1213)
 """Lock wait timeout, deadlock."""

@@ -11,7 +11,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from tests.support.oracle import Sums
-from tests.support.server import Server, query, quote_name
+from tests.support.servers.server import Server, query, quote_name
 
 MARKER = "PLAINTEXT-MARKER-3f9d2c71"
 """A string that stands in rows of the sample; no stored object may show it."""

@@ -1,7 +1,7 @@
 """A stand-in for xtrabackup, for trouble that the real one cannot be talked into: it is no proof of how that behaves.
 
 It speaks the command line of --backup and --prepare, replays a stream that was made for it and says what it was told
-to say. What the real tool does is tested where it is named (see tests/engine/test_traps.py).
+to say. What the real tool does is tested where it is named (see tests/unit/engine/physical/test_traps.py).
 
 ``make`` writes a program into a folder; that program runs this module as a script, with the folder's name first.
 """

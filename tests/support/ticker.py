@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from tests.support.server import Server, query
+from tests.support.servers.server import Server, query
 
 
 class Ticker:

@@ -22,7 +22,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.support import oracle, places
+from tests.support import oracle
+from tests.support.stores import places
 
 FLAKY_FAIL = 3
 """So many flaky tests in a run fail it."""

@@ -1,0 +1,31 @@
+"""A streamer as a process of its own, so that it can be killed: socket, flavour and spool are its arguments."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+from backupd.binlog.spool.files import Spool
+from backupd.binlog.stream.supervisor import Streamer
+from backupd.engine.logclient.log_client import binlog_tool
+from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.sql.client import Connection
+from backupd.model.server.facts import Flavour
+from tests.support.logs.streaming import FAST, PASSWORD, USER
+
+if __name__ == "__main__":
+    socket, flavour, program, folder = sys.argv[1:]
+    Streamer(
+        "db1",
+        BinlogSource(Connection(socket=socket, user=USER, password=PASSWORD)),
+        binlog_tool(Flavour(flavour), paths={"mysqlbinlog": program} if program else {}),
+        Spool(Path(folder)),
+        installation="test",
+        wanted=None,
+        max_spool_bytes=2**40,
+        clock=lambda: datetime.now(UTC),
+        on_event=lambda _event: None,
+        pace=FAST,
+    ).run(threading.Event())

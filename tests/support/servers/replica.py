@@ -1,0 +1,57 @@
+"""A second server that follows a first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeVar
+
+import pymysql
+
+from backupd.model.server.facts import Version
+from tests.support.servers.datadir import Options
+from tests.support.servers.mysql import MySQLServer
+from tests.support.servers.server import Server
+
+S = TypeVar("S", bound=Server)
+
+
+@contextlib.contextmanager
+def replica_of(source: S, *, options: Options | None = None) -> Iterator[S]:
+    """A running replica of ``source`` (which must have ``tcp=True``), from its first event on, by GTID.
+
+    The source's binary log must reach back to its creation. On return the replica has caught up.
+    """
+    if source.port is None:
+        raise ValueError("the source of a replica needs tcp=True")
+    words, how = source.words, "MASTER_USE_GTID=slave_pos"
+    if isinstance(source, MySQLServer):
+        how = f"{words.source}_AUTO_POSITION=1, {words.source}_SSL=0"
+        how += f", GET_{words.source}_PUBLIC_KEY=1" if source.version >= Version(8, 0) else ""
+    source.execute(
+        "CREATE USER IF NOT EXISTS repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
+        "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'",
+    )
+    with source.another(options={"read_only": 1} | dict(options or {}), tcp=True) as replica:
+        replica.execute(
+            f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={source.port}, "
+            f"{words.source}_USER='repl', {words.source}_PASSWORD='Repl-s3cret-77', {how}",
+            f"START {words.replica}",
+        )
+        catch_up(source, replica)
+        yield replica
+
+
+def catch_up(source: Server, replica: Server, timeout: float = 300.0) -> None:
+    """Wait until ``replica`` has applied everything ``source`` has written so far."""
+    position = source.scalar(f"SELECT {source.words.executed}")
+    wait = "WAIT_FOR_EXECUTED_GTID_SET" if isinstance(source, MySQLServer) else "MASTER_GTID_WAIT"
+    if replica.scalar(f"SELECT {wait}(%s, %s)", (position, timeout)) != 0:
+        with replica.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(f"SHOW {source.words.replica} STATUS")
+            raise AssertionError(f"replica did not reach {position}: {cursor.fetchone()}")
+
+
+def part(replica: Server) -> None:
+    """It follows no more."""
+    replica.execute(f"STOP {replica.words.replica}", f"RESET {replica.words.replica} ALL")

@@ -1,0 +1,76 @@
+"""An installation with several real destinations, of which some are caught up later, and backups nobody had to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from backupd.app.context.run import JobRun
+from backupd.app.context.settings import load_settings
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.replication import Replicated, bring_up_to_date
+from backupd.model.job import JobKind, JobRecord, JobState
+from storage.contract import layout
+from storage.contract.destination import Destination
+from tests.support.catalog.shelf import SERVER, Shelf
+
+JOB = "20261121T040000Z-00000000"
+
+
+@dataclass
+class Shop(Shelf):
+    """``places`` are the required ones, ``others`` the rest; ``policy``: more of it."""
+
+    others: Sequence[str] = ("offsite",)
+    policy: str = ""
+    off_site: Sequence[str] = ("offsite",)
+    swapped: dict[str, Destination] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.write(self.rules)
+        for name in self.places:
+            self.at(name).initialise(self.clock())
+
+    def write(self, rules: str, *, servers: Sequence[str] = (SERVER,)) -> None:
+        folder = self.base / "policies"
+        folder.mkdir(exist_ok=True)
+        (folder / "gold.yaml").write_text(
+            f'physical: {{full: "0 2 * * *"}}\nbinlog: {{stream: true}}\ndestinations: {{required: '
+            f"[{', '.join(self.places)}], others: [{', '.join(self.others)}]}}\n"
+            + (f"retention: {rules}\n" if rules else "")
+            + self.policy
+        )
+        roots = "".join(
+            f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}, off_site: "
+            f"{str(name in self.off_site).lower()}}}\n"
+            for name in (*self.places, *self.others)
+        )
+        listed = "".join(f"  {name}: {{policy: gold, socket: /run/none.sock}}\n" for name in servers)
+        file = self.base / "backupd.yaml"
+        file.write_text(
+            f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
+            f"encryption: {{gnupg_home: {self.base}, recipients: [ops@example.com]}}\n"
+        )
+        self.wiring = Wiring(load_settings(file), self.catalog, self.clock)
+
+    def swap(self, destination: Destination) -> None:
+        """Use ``destination`` where the configuration names one of its name."""
+        self.wiring._opened[destination.name] = destination
+
+    def job(self) -> JobRun:
+        return JobRun(JobRecord(JOB, JobKind.REPLICATE, SERVER, JobState.RUNNING, self.clock()))
+
+    def replicate(self, place: str = "offsite", run: JobRun | None = None) -> Replicated:
+        return bring_up_to_date(self.wiring, SERVER, place, run or self.job(), pauses=())
+
+    def whole(self, place: str = "offsite") -> dict[str, bytes]:
+        """Everything under objects and servers there, but trees."""
+        found = {}
+        for prefix in (layout.OBJECTS, layout.SERVERS):
+            for info in self.at(place).list(prefix):
+                with self.at(place).get(info.key) as stream:
+                    found[info.key] = stream.read()
+        return found
+
+    def verified(self, name: str) -> set[str]:
+        return {copy.destination for copy in self.catalog.backups.get(name).copies if copy.verified_at is not None}

@@ -1,0 +1,156 @@
+"""What a stream says of itself: rows for whoever looks, one event for each incident."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app.binlogs.stream_records import CatalogRecorder
+from backupd.app.binlogs.stream_report import StreamReport, behind_limit
+from backupd.app.context.settings import ServerSettings
+from backupd.app.context.wiring import Wiring
+from backupd.app.runtime import catalog_writer as scribe
+from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.service.preflight import stream_findings
+from backupd.binlog.archive.files import Behind
+from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.spool.files import Spool
+from tests.support.service.house import GOLD, Clock, Office
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@dataclass
+class Desk:
+    scribe: Scribe
+    server: ServerSettings
+    spool: Spool
+    clock: Clock = field(default_factory=lambda: Clock(NOW))
+
+    def __post_init__(self) -> None:
+        self.recorder = CatalogRecorder("db1", self.scribe, self.clock)
+        self.report = StreamReport(self.server, self.scribe, self.recorder, self.spool, self.clock)
+        self.behind: dict[str, Behind] = {}
+
+    def beat(self, state: StreamState, error: str = "", *, after: timedelta = timedelta(0)) -> None:
+        """The state began ``after`` before now."""
+        self.report.beat(StreamStatus(state, self.clock.now - after, error=error), self.behind, {})
+
+    def told(self) -> list[str]:
+        return [event.kind for event in reversed(self.scribe.catalog.events.list())]
+
+
+@pytest.fixture
+def desk(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(scribe, "PATIENCE", 240)  # a slow machine is no catalog that does not answer
+    settings = Office(short_tmp).write(gold=GOLD + "binlog: {checkpoint: 5s}\nobjectives: {rpo: 60s}\n")
+    with Scribe(settings.catalog) as asked:
+        asked.ask(lambda catalog: catalog.holds.all())
+        yield Desk(asked, settings.server("db1"), Spool(short_tmp / "spool"))
+
+
+def test_a_row_tells_how_the_stream_is_and_the_last_one_that_it_ended(desk: Desk) -> None:
+    desk.behind = {"local": Behind(4096, NOW - timedelta(seconds=3))}
+    desk.beat(StreamState.STREAMING)
+    found = desk.scribe.catalog.binlogs.stream_state("db1")
+    assert found is not None
+    row, at = found
+    assert (row["state"], row["pid"], at) == ("streaming", os.getpid(), NOW)
+    assert row["destinations"]["local"]["bytes_behind"] == 4096
+    assert row["rss_bytes"] > 1_000_000
+    desk.report.over(StreamStatus(StreamState.WAITING, NOW), {})
+    found = desk.scribe.catalog.binlogs.stream_state("db1")
+    assert found is not None
+    assert found[0]["state"] == "stopped"
+
+
+def test_a_server_out_of_reach_is_an_incident_after_a_minute_and_one_that_refuses_us_at_once(desk: Desk) -> None:
+    desk.beat(StreamState.WAITING, "no answer", after=timedelta(seconds=20))
+    assert desk.told() == []
+    for minutes in (1, 2, 3):
+        desk.beat(StreamState.WAITING, "no answer", after=timedelta(minutes=minutes))
+    assert desk.told() == ["stream-failed"]
+    desk.beat(StreamState.FAILED, "access denied")
+    desk.beat(StreamState.STREAMING)
+    desk.beat(StreamState.STREAMING)
+    assert desk.told() == ["stream-failed", "stream-recovered"]
+    desk.beat(StreamState.FAILED, "access denied")
+    desk.beat(StreamState.FAILED, "access denied")
+    assert desk.told()[2:] == ["stream-failed"]
+    assert "access denied" in desk.scribe.catalog.events.list(limit=1)[0].message
+
+
+def test_a_full_spool_and_the_danger_of_a_purge_are_told_once_each(desk: Desk) -> None:
+    alarm = StreamEvent(StreamEventKind.PURGE_ALARM, NOW, "binlog.000007 goes in an hour", hint="mend it")
+    for _ in range(3):
+        desk.report.heard(alarm)
+        desk.beat(StreamState.PAUSED)
+    assert desk.told() == ["spool-full", "purge-alarm"]
+    assert any("binlog.max_spool" in event.hint for event in desk.scribe.catalog.events.list(limit=2))
+    desk.beat(StreamState.STREAMING)
+    assert desk.told()[2:] == ["spool-has-room"]
+    desk.report.heard(StreamEvent(StreamEventKind.PURGE_OVER, NOW, "it is archived now"))
+    desk.beat(StreamState.STREAMING)
+    assert desk.told()[3:] == ["purge-over"]
+
+
+def test_a_spool_on_a_full_disk_is_not_told_to_raise_what_it_may_hold(desk: Desk) -> None:
+    desk.beat(StreamState.PAUSED, NO_ROOM)
+    (event,) = desk.scribe.catalog.events.list(limit=1)
+    assert event.detail == NO_ROOM
+    assert "make room there" in event.hint
+    assert "max_spool" not in event.hint
+
+
+def test_a_destination_that_lacks_something_for_longer_than_promised_is_told_until_it_has_caught_up(
+    desk: Desk,
+) -> None:
+    desk.behind = {"local": Behind(10, NOW)}
+    desk.beat(StreamState.STREAMING)
+    desk.clock.sleep(timedelta(seconds=59))
+    desk.beat(StreamState.STREAMING)
+    assert desk.told() == []
+    desk.clock.sleep(timedelta(seconds=2))
+    desk.behind = {"local": Behind(1 << 20, NOW, "the disk is not mounted")}
+    for _ in range(2):
+        desk.beat(StreamState.STREAMING)
+    (event,) = desk.scribe.catalog.events.list()
+    assert (event.kind, event.subject, event.detail) == ("destination-behind", "local", "the disk is not mounted")
+    desk.behind = {"local": Behind(0, None)}
+    desk.beat(StreamState.STREAMING)
+    assert desk.told() == ["destination-behind", "destination-caught-up"]
+
+
+def test_a_check_says_whether_the_stream_runs(desk: Desk, short_tmp: Path) -> None:
+    settings = Office(short_tmp).write()
+
+    def said() -> list[str]:
+        return [one.message for one in stream_findings(Wiring(settings, desk.scribe.catalog, desk.clock), desk.server)]
+
+    assert said() == ["the binary log of db1 has never been streamed"]
+    desk.beat(StreamState.STREAMING)
+    assert said() == []
+    desk.behind = {"local": Behind(9, NOW, "the disk is not mounted")}
+    desk.beat(StreamState.FAILED, "access denied")
+    assert said() == [
+        "the stream of db1 is failed: access denied",
+        "the stream of db1 is failed: local: the disk is not mounted",
+    ]
+    desk.clock.sleep(timedelta(minutes=2))
+    assert said() == ["the binary log of db1 has not been streamed since 2026-11-21T12:00:00Z"]
+    desk.report.over(StreamStatus(StreamState.WAITING, NOW), {})
+    assert said() == ["the binary log of db1 has not been streamed since 2026-11-21T12:02:00Z"]
+
+
+def test_how_late_is_late_follows_the_promise_and_the_checkpoint(short_tmp: Path) -> None:
+    def limit(text: str) -> timedelta:
+        return behind_limit(Office(short_tmp).write(gold=GOLD + text).server("db1").policy)
+
+    assert limit("binlog: {}\n") == timedelta(minutes=5)
+    assert limit("binlog: {}\nobjectives: {rpo: 90s}\n") == timedelta(seconds=90)
+    assert limit("binlog: {checkpoint: 10m}\nobjectives: {rpo: 90s}\n") == timedelta(hours=1)

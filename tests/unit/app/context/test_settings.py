@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backupd.app.context.settings import DEFAULT_FILE, load_settings, settings_file
+from backupd.model.errors import ConfigurationError, NotFoundError
+from storage.contract.config import FilesystemConfig
+from tests.support.catalog.places import CONFIGURATION, write
+
+
+def test_one_server_brings_its_policy_its_destinations_and_its_connection(tmp_path: Path) -> None:
+    (tmp_path / "db1.password").write_text("ge heim#'\n")
+    (tmp_path / "db1.password").chmod(0o600)
+    reach = "host: db1.example.com, port: 3307, user: backup, password_file: db1.password"
+    text = CONFIGURATION.replace("{policy: gold}", f"{{policy: gold, {reach}}}")
+    settings = load_settings(write(tmp_path, text))
+    server = settings.server("db1")
+    assert (server.name, server.policy_name, server.owner) == ("db1", "gold", "mysql")
+    assert server.policy is settings.policies["gold"]
+    assert list(server.required) == ["local"]
+    assert server.others == {}
+    destination = server.required["local"]
+    assert isinstance(destination, FilesystemConfig)
+    assert destination.path == Path("/srv/backups")
+    assert settings.destination("local") is destination
+    connection = server.connection()
+    assert (connection.host, connection.port, connection.user) == ("db1.example.com", 3307, "backup")
+    assert connection.password == "ge heim#'"
+    assert "ge heim" not in repr(connection)
+    assert "ge heim" not in repr(settings)
+
+
+def test_a_password_may_come_from_the_environment(tmp_path: Path) -> None:
+    text = CONFIGURATION.replace("{policy: gold}", "{policy: gold, socket: db.sock, user: u, password_env: DB1}")
+    server = load_settings(write(tmp_path, text)).server("db1")
+    connection = server.connection({"DB1": "geheim"})
+    assert (connection.password, connection.socket) == ("geheim", str(tmp_path / "db.sock"))
+    with pytest.raises(ConfigurationError, match="environment has no DB1"):
+        server.connection({})
+
+
+def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    text = CONFIGURATION.replace("{policy: gold}", "{policy: gold, password_file: nowhere}")
+    with pytest.raises(ConfigurationError, match=str(tmp_path / "nowhere")):
+        load_settings(write(tmp_path, text)).server("db1").connection()
+
+
+def test_names_that_are_not_there_are_named_with_what_is(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path))
+    with pytest.raises(NotFoundError, match="did you mean `db1`"):
+        settings.server("bd1")
+    with pytest.raises(NotFoundError, match="known: local"):
+        settings.destination("xyz")
+
+
+def test_a_machine_without_a_decryption_key_says_so_when_it_should_restore(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path))
+    assert settings.restore is None
+    with pytest.raises(ConfigurationError, match="decryption key"):
+        settings.needs_restore()
+    settings = load_settings(write(tmp_path, CONFIGURATION + "restore: {gnupg_home: secret}\n"))
+    assert settings.needs_restore().gnupg_home == tmp_path / "secret"
+
+
+def test_the_file_is_named_or_in_the_environment_or_in_etc(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert load_settings(None, {"BACKUPD_CONFIG": str(path)}).file == path
+    assert settings_file(Path("x"), {"BACKUPD_CONFIG": "y"}) == Path("x")
+    assert settings_file(None, {"BACKUPD_CONFIG": ""}) == DEFAULT_FILE
+
+
+def test_everything_in_the_file_is_reachable(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, CONFIGURATION + "spool: s\n"))
+    assert settings.catalog == "sqlite:////var/lib/backupd/catalog.db"
+    assert settings.spool == tmp_path / "s"
+    assert set(settings.servers) == {"db1"}
+    assert settings.encryption.recipients == ("ops@example.com",)
+    assert settings.alerts.email is None
+    assert settings.api.listen == "127.0.0.1:8642"

@@ -1,0 +1,216 @@
+"""A backup is protected when enough copies of it, and of what it builds on, were read again at enough places."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import BinaryIO
+
+from backupd.app.context.incidents import Incidents
+from backupd.app.copies.protection import PROTECTION, look, with_protection
+from backupd.app.copies.replication import REPLICATION
+from backupd.model.backup.manifest import StoredObject
+from backupd.transfer.relay import found_wrong
+from storage.contract import layout, objects
+from storage.contract.destination import Capability
+from storage.memory import MemoryDestination
+from tests.support.catalog.shelf import SERVER
+from tests.support.service.shop import Shop
+from tests.support.stores.stock import named, put
+
+Make = Callable[..., Shop]
+
+
+class Checked(MemoryDestination):
+    """Says by itself what it holds; counts what is read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, tree=False, initialised=False)
+        self.claims: dict[str, str] = {}
+        self.reads = 0
+        self.audited = True
+
+    @property
+    def capabilities(self) -> Capability:
+        return Capability.CHECKSUMS | (Capability.AUDITED if self.audited else Capability.NONE)
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        self.reads += key.startswith(layout.OBJECTS)
+        return super().get(key, offset=offset, length=length)
+
+    def checksum(self, key: str) -> str | None:
+        with super().get(key) as stream:
+            return self.claims.get(key, hashlib.sha256(stream.read()).hexdigest())
+
+
+def protected(one: Shop) -> dict[str, bool]:
+    return {
+        record.id: record.as_json()["protected"]
+        for record in with_protection(one.wiring, one.catalog.backups.list(SERVER))
+    }
+
+
+def test_a_backup_is_protected_once_both_copies_were_read_again(shop: Make) -> None:
+    one = shop()
+    name = one.add(1, days=1, places=("local",))
+    assert protected(one) == {name: False}
+    one.replicate()
+    assert one.verified(name) == {"offsite"}
+    assert protected(one) == {name: False}
+    one.replicate("local")
+    assert protected(one) == {name: True}
+
+
+def test_copies_on_the_site_alone_do_not_protect(shop: Make) -> None:
+    one = shop(off_site=())
+    name = one.add(1, days=1, places=("local",))
+    one.replicate()
+    one.replicate("local")
+    assert protected(one) == {name: False}
+
+
+def test_an_increment_is_as_protected_as_what_it_builds_on(shop: Make) -> None:
+    one = shop()
+    full = one.add(1, days=2, places=("local",))
+    child = one.add(2, days=1, parent=1, places=("local",))
+    one.replicate()
+    one.replicate("local")
+    assert protected(one) == {full: True, child: True}
+    one.catalog.backups.mark_copy_damaged(full, "offsite")
+    assert protected(one) == {full: False, child: False}
+
+
+def test_a_copy_that_is_not_what_was_stored_is_damaged_and_its_object_is_not_used_again(shop: Make) -> None:
+    one = shop()
+    name = one.add(1, days=1, content=b"gold", places=("local",))
+    put(one.at(), layout.object_key(named(b"gold").name), b"sealed lead")
+    done = one.replicate("local")
+    assert [damage.backups for damage in done.examined.damages] == [(name,)]
+    assert one.copies(name) == {"local": "damaged"}
+    assert objects.quarantined(one.at()) == {named(b"gold").name}
+    assert not done.ok
+    again = one.replicate("local")
+    assert (again.ok, again.examined.damages, again.damaged) == (False, (), (name,)), "it is damaged still"
+    assert "its copy is damaged" in str(again.trouble)
+    assert (len(one.events(REPLICATION.broken)), one.events(REPLICATION.mended)) == (1, ())
+    put(one.at(), layout.object_key(named(b"gold").name), b"sealed gold")
+    one.catalog.backups.mark_copy_verified(name, "local", one.clock())
+    one.replicate("local")
+    assert len(one.events(REPLICATION.mended)) == 1
+
+
+def test_what_was_read_lately_for_another_backup_is_not_read_again_and_counts_since_then(shop: Make) -> None:
+    one = shop()
+    first = one.add(1, days=1, content=b"same", places=("local",))
+    one.replicate("local")
+    at = one.clock()
+    one.clock.move(days=2)
+    second = one.add(2, days=1, content=b"same", places=("local",))
+    done = one.replicate("local")
+    assert done.examined.bytes == len(b"body") + len(b"unpack") + len(b"runbook")
+    assert {copy.verified_at for copy in one.catalog.backups.get(second).copies} == {at}
+    one.clock.move(days=6)
+    third = one.add(3, days=1, content=b"same", places=("local",))
+    assert one.replicate("local").examined.bytes > len(b"body") + len(b"unpack") + len(b"runbook"), "too long ago"
+    assert {copy.verified_at for copy in one.catalog.backups.get(third).copies} == {one.clock()}
+    assert first
+
+
+def test_where_the_place_audits_itself_nothing_is_read_again(shop: Make) -> None:
+    one = shop()
+    place = Checked("offsite")
+    one.swap(place)
+    name = one.add(1, days=1, content=b"gold", places=("local",))
+    one.replicate()
+    assert place.reads == 0
+    assert one.verified(name) == {"offsite"}
+    key = layout.object_key(named(b"gold").name)
+    place.claims[key] = "0" * 64
+    assert "place's own SHA-256" in found_wrong(place, key, named(b"gold"))
+    assert found_wrong(place, key, StoredObject("x", 1, "0" * 64)).startswith("holds")
+
+
+def test_a_checksum_from_when_it_was_stored_counts_for_what_was_just_sent_and_for_nothing_else(shop: Make) -> None:
+    one = shop()
+    place = Checked("offsite")
+    place.audited = False
+    one.swap(place)
+    first = one.add(1, days=2, content=b"gold", places=("local",))
+    one.replicate()
+    assert (place.reads, one.verified(first)) == (0, {"offsite"})
+    key = layout.object_key(named(b"gold").name)
+    place.claims[key] = named(b"gold").sha256
+    put(place, key, b"sealed lead")
+    one.clock.move(days=8)
+    second = one.add(2, days=0.1, content=b"gold", places=("local",))
+    done = one.replicate()
+    assert place.reads > 0
+    assert [damage.key for damage in done.examined.damages] == [key], "it was there already, and had rotted since"
+    assert one.verified(second) == {"offsite"}, "put right, and read"
+    with place.get(key) as stream:
+        assert stream.read() == b"sealed gold"
+
+
+def test_damage_reaches_every_backup_there_that_shares_the_object(shop: Make) -> None:
+    one = shop()
+    old = one.add(1, days=30, content=b"shared", places=("local",))
+    assert one.replicate("local").ok
+    one.clock.move(days=8)
+    young = one.add(2, days=1, content=b"shared", places=("local",))
+    put(one.at(), layout.object_key(named(b"shared").name), b"sealed SHARED")
+    done = one.replicate("local")
+    assert [damage.backups for damage in done.examined.damages] == [(old, young)]
+    assert (one.copies(old), one.copies(young)) == ({"local": "damaged"}, {"local": "damaged"})
+    assert protected(one) == {old: False, young: False}
+
+
+def test_a_copy_that_was_found_damaged_is_put_right_once_another_place_has_it_and_read_again(shop: Make) -> None:
+    one = shop()
+    names = [one.add(number, days=9 - number, content=b"shared", places=("local",)) for number in (1, 2)]
+    assert one.replicate().ok
+    key = layout.object_key(named(b"shared").name)
+    put(one.at("offsite"), key, b"sealed SHARED")
+    for name in names:
+        one.catalog.backups.mark_copy_damaged(name, "offsite")
+    objects.quarantine(one.at("offsite"), named(b"shared").name, "rot", one.clock())
+    one.clock.move(days=1)
+    done = one.replicate()
+    assert done.ok, done.trouble
+    assert set(done.examined.verified) == set(names)
+    assert one.whole() == one.whole("local")
+    assert objects.quarantined(one.at("offsite")) == frozenset()
+
+
+def test_backups_that_do_not_become_protected_in_time_are_told_once_and_when_they_are_again(shop: Make) -> None:
+    one = shop(policy="protection: {within: 6h}\n")
+    incidents = Incidents(one.catalog)
+    name = one.add(1, days=0.1, places=("local",))
+    look(one.wiring, incidents, SERVER, one.clock())
+    assert one.events(PROTECTION.broken) == ()
+    one.clock.move(hours=6)
+    for _ in range(2):
+        look(one.wiring, incidents, SERVER, one.clock())
+    (event,) = one.events(PROTECTION.broken)
+    assert name in event.message
+    assert "0 of 2 places" in event.message
+    assert "local: complete, not verified yet" in event.detail
+    one.replicate()
+    one.replicate("local")
+    look(one.wiring, incidents, SERVER, one.clock())
+    look(one.wiring, incidents, SERVER, one.clock())
+    assert len(one.events(PROTECTION.mended)) == 1
+
+
+def test_a_damaged_copy_is_put_right_from_the_other_place_and_counts_as_verified(shop: Make) -> None:
+    one = shop()
+    name = one.add(1, days=1, content=b"gold", places=("local",))
+    one.replicate()
+    put(one.at(), layout.object_key(named(b"gold").name), b"sealed lead")
+    put(one.at(), layout.runbook_key(SERVER, name), b"scribble")
+    done = one.replicate("local")
+    assert {damage.repaired_from for damage in done.examined.damages} == {"offsite"}
+    assert len(done.examined.damages) == 2
+    assert (done.ok, done.examined.verified) == (True, (name,))
+    assert one.copies(name) == {"local": "complete", "offsite": "complete"}
+    assert objects.quarantined(one.at()) == set()
+    assert protected(one) == {name: True}

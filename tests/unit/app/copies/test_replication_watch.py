@@ -1,0 +1,104 @@
+"""The service sees what is lacking, and queues one job at a time for it; copies take no place from other jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from backupd.app.copies.replication_watch import ReplicaWatch, job_for
+from backupd.app.jobs.admission import obstacle
+from backupd.catalog.backups.replications import FAILING
+from backupd.model.hold import HoldKind
+from backupd.model.job import JobKind, JobRecord, JobState
+from tests.support.catalog.shelf import SERVER
+from tests.support.service.shop import Shop
+
+Make = Callable[..., Shop]
+
+
+def queued(one: Shop) -> list[str]:
+    return sorted(job.arguments["destination"] for job in one.catalog.jobs.list(SERVER, state=JobState.QUEUED))
+
+
+def finish(one: Shop) -> None:
+    for _ in queued(one):
+        job = one.catalog.jobs.claim("me", one.clock())
+        assert job is not None
+        one.catalog.jobs.finish(job.id, JobState.SUCCEEDED, one.clock(), token=job.token)
+
+
+def look(one: Shop, watch: ReplicaWatch) -> list[str]:
+    watch.step(one.wiring, one.clock())
+    return queued(one)
+
+
+def test_a_new_backup_is_copied_and_verified_soon_one_job_for_each_place(shop: Make) -> None:
+    one, watch = shop(), ReplicaWatch()
+    assert look(one, watch) == ["offsite"], "at the beginning, whatever there is"
+    finish(one)
+    assert look(one, watch) == []
+    one.add(1, days=0.01, places=("local",))
+    assert look(one, watch) == ["local", "offsite"]
+    assert look(one, watch) == ["local", "offsite"], "none twice"
+    finish(one)
+    assert look(one, watch) == [], "it was seen to"
+
+
+def test_a_backup_that_comes_while_a_job_runs_gets_a_job_of_its_own_afterwards(shop: Make) -> None:
+    one, watch = shop(), ReplicaWatch()
+    look(one, watch)
+    one.add(1, days=0.01, places=("local",))
+    assert look(one, watch) == ["local", "offsite"]
+    finish(one)
+    assert look(one, watch) == ["offsite"]
+
+
+def test_what_failed_is_tried_again_when_its_time_has_come_and_everything_each_hour(shop: Make) -> None:
+    one, watch = shop(), ReplicaWatch()
+    name = one.add(1, days=0.01, places=("local",))
+    look(one, watch)
+    finish(one)
+    one.catalog.replications.expect("offsite", {name: 5}, one.clock())
+    one.catalog.replications.failing(
+        name, "offsite", one.clock(), not_before=one.clock() + timedelta(minutes=4), message="gone"
+    )
+    assert one.catalog.replications.list()[0].state == FAILING
+    one.clock.move(minutes=3)
+    assert look(one, watch) == []
+    one.clock.move(minutes=1)
+    assert look(one, watch) == ["offsite"]
+    finish(one)
+    one.catalog.replications.forget("offsite", [name])
+    one.clock.move(minutes=57)
+    assert look(one, watch) == ["local"], "an hour after the first look"
+    finish(one)
+    one.clock.move(minutes=3)
+    assert look(one, watch) == ["offsite"]
+
+
+def test_nothing_is_expected_any_more_at_a_place_that_the_policy_does_not_name(shop: Make) -> None:
+    one = shop()
+    name = one.add(1, days=0.01)
+    one.catalog.replications.expect("offsite", {name: 5}, one.clock())
+    one.catalog.replications.expect("former", {name: 5}, one.clock())
+    look(one, ReplicaWatch())
+    assert [row.destination for row in one.catalog.replications.list()] == ["offsite"]
+
+
+def test_a_paused_server_gets_no_job(shop: Make) -> None:
+    one = shop()
+    one.add(1, days=0.01, places=("local",))
+    one.catalog.holds.set(SERVER, HoldKind.PAUSE, "moving", "anna", one.clock())
+    assert look(one, ReplicaWatch()) == []
+
+
+def test_a_copy_to_a_slow_place_keeps_no_backup_from_starting(shop: Make) -> None:
+    one = shop()
+    settings, now = one.wiring.settings, one.clock()
+    copies = [replace(job_for(SERVER, "offsite", now), state=JobState.RUNNING) for _ in range(4)]
+    backup = JobRecord("b", JobKind.FULL, SERVER, JobState.QUEUED, now)
+    assert obstacle(settings, (), backup, copies) == ""
+    assert obstacle(settings, (), job_for(SERVER, "local", now), [replace(backup, state=JobState.RUNNING)]) == ""
+    assert "offsite" in obstacle(settings, (), job_for(SERVER, "offsite", now), copies[:2])
+    assert "concurrency.jobs" in obstacle(settings, (), job_for(SERVER, "local", now), copies)

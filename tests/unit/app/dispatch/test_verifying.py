@@ -1,0 +1,308 @@
+"""`backupd verify` over several destinations: what rots is put right, in rotation, and archive classes are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app.dispatch.actions import of_verification
+from backupd.app.verify.verification import VerifyOutcome, fsck, verify
+from backupd.catalog.session import Catalog, open_catalog
+from backupd.cli.screen.output import Screen
+from backupd.cli.screen.render import show_damages, show_disagreements
+from backupd.model.backup.record import BackupState
+from backupd.model.progress import silent
+from backupd.transfer.check.fsck import examine
+from backupd.transfer.check.scrub import Damage
+from backupd.transfer.records.inventory import read
+from backupd.transfer.sweep.deletion import is_whole
+from storage.contract import layout, objects
+from storage.contract.destination import Tier, as_tree
+from tests.support.catalog.shelf import SERVER, Shelf
+from tests.support.stores.stock import Stock, backup_id, named, put, sealed
+from tests.support.stores.strict import ColdDestination
+
+MONTH = timedelta(days=30)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, catalog: Catalog) -> Shelf:
+    return Shelf(tmp_path, catalog, places=("local", "offsite"))
+
+
+def look(shelf: Shelf, **how: object) -> VerifyOutcome:
+    return verify(shelf.wiring, SERVER, None, silent, **how)  # type: ignore[arg-type]  # as named there
+
+
+def spoil(shelf: Shelf, key: str, place: str = "local") -> None:
+    """One bit, in place: what a hard link shows changes, too."""
+    path = shelf.base / place / key
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def key_of(content: bytes) -> str:
+    return layout.object_key(named(content).name)
+
+
+def test_a_rotten_object_is_replaced_by_another_places_copy_and_shown_again(shelf: Shelf) -> None:
+    one = shelf.add(1, days=2, content=b"same")
+    two = shelf.add(2, days=1, content=b"same")
+    spoil(shelf, key_of(b"same"))
+    done = look(shelf)
+    (damage,) = done.damages
+    assert (damage.key, damage.backups, damage.repaired_from) == (key_of(b"same"), (one, two), "offsite")
+    assert (done.ok, of_verification(done).problem) == (True, None)
+    assert objects.fetch(shelf.at(), named(b"same")) == sealed(b"same")
+    assert objects.quarantined(shelf.at()) == frozenset()
+    tree = as_tree(shelf.at())
+    assert tree is not None
+    for name in (one, two):
+        ((path, inode),) = tree.tree_files(layout.tree_name(SERVER, name))
+        assert inode == tree.identity(key_of(b"same"))
+        with tree.open_tree_file(layout.tree_name(SERVER, name), path) as stream:
+            assert stream.read() == sealed(b"same")
+    assert examine(shelf.at(), None, clock=shelf.clock) == []
+    assert {copy.state for name in (one, two) for copy in shelf.catalog.backups.get(name).copies} == {"complete"}
+    (event,) = shelf.events("rot-repaired")
+    assert "1 damaged files of shop at destination local were replaced by those of offsite" in event.message
+    assert look(shelf).damages == ()
+
+
+def test_missing_objects_side_files_and_manifests_come_back(shelf: Shelf) -> None:
+    name = shelf.add(1, days=2)
+    other = shelf.add(2, days=1)
+    third = shelf.add(3, days=0.5)
+    local = shelf.at()
+    local.delete(key_of(b"1 of shop"))
+    spoil(shelf, layout.body_key(SERVER, name))
+    local.delete(layout.runbook_key(SERVER, name))
+    spoil(shelf, layout.manifest_key(SERVER, other))
+    local.delete(layout.manifest_key(SERVER, third))
+    done = look(shelf)
+    assert {damage.key.rpartition("/")[2]: damage.repaired_from for damage in done.damages} == {
+        named(b"1 of shop").name: "offsite",
+        "body.jsonl.zst.gpg": "offsite",
+        "RUNBOOK.md": "offsite",
+        "manifest.json": "offsite",
+    }
+    assert len(done.damages) == 5
+    for backup in (name, other, third):
+        assert is_whole(local, SERVER, backup)
+        assert read(local, SERVER, backup) == read(shelf.at("offsite"), SERVER, backup)
+    assert look(shelf).damages == ()
+    assert not [item for item in examine(local, None, clock=shelf.clock) if not item.repairable]
+
+
+def test_a_backup_that_somebody_else_removed_is_not_brought_back(shelf: Shelf) -> None:
+    name = shelf.add(1, days=2)
+    shelf.add(2, days=1)
+    local = shelf.at()
+    for info in list(local.list(layout.backup_folder(SERVER, name))):
+        local.delete(info.key)
+    (damage,) = look(shelf).damages
+    assert (damage.problem, damage.repaired_from) == ("missing", "")
+    assert damage.trouble == (
+        "nothing of it is there any more, and nobody marked it deleted: `backupd replicate shop --to local` copies it "
+        "again where another destination has it, `backupd fsck --repair` forgets it"
+    )
+    assert read(local, SERVER, name) is None
+
+
+def test_without_a_good_copy_it_is_damaged_everywhere_it_is_named_until_one_turns_up(shelf: Shelf) -> None:
+    one = shelf.add(1, days=2, content=b"same")
+    two = shelf.add(2, days=1, content=b"same")
+    for place in ("local", "offsite"):
+        spoil(shelf, key_of(b"same"), place)
+    done = look(shelf)
+    assert {damage.repaired_from for damage in done.damages} == {""}
+    assert "not those that were stored" in done.damages[0].trouble
+    assert of_verification(done).problem is not None
+    for place in ("local", "offsite"):
+        assert objects.quarantined(shelf.at(place)) == {named(b"same").name}
+        assert {shelf.copies(name)[place] for name in (one, two)} == {"damaged"}
+    assert shelf.state(one) is BackupState.DAMAGED
+    assert len(shelf.events("rot-found")) == 2
+    look(shelf)
+    assert len(shelf.events("rot-found")) == 2, "told once"
+    objects.put_back(shelf.at("offsite"), named(b"same"), sealed(b"same"))
+    done = look(shelf, period=MONTH)
+    assert [(damage.destination, damage.repaired_from) for damage in done.damages] == [("local", "offsite")]
+    assert objects.quarantined(shelf.at()) == frozenset(), "what is in quarantine is tried again in every run"
+    assert (shelf.copies(one), shelf.state(one)) == ({"local": "complete", "offsite": "complete"}, BackupState.COMPLETE)
+
+
+def test_within_the_period_everything_is_read_and_then_the_copies_count_as_verified(shelf: Shelf) -> None:
+    name = backup_id(1)
+    for place in shelf.places:
+        Stock(shelf.at(place)).add(1, {str(number): b"file %d" % number for number in range(60)})
+    shelf.add(2, days=1)
+    fsck(shelf.wiring, mend=True)  # takes the first one in
+    spoil(shelf, key_of(b"file 7"))
+    reads: list[int] = []
+    found: list[Damage] = []
+    for _day in range(16):
+        done = look(shelf, period=MONTH / 2)
+        reads.append(done.objects)
+        found += done.damages
+        shelf.clock.move(days=1)
+    assert max(reads) < 70, "two places, 61 objects and 6 side files each"
+    assert [damage.repaired_from for damage in found] == ["offsite"]
+    copies = shelf.catalog.backups.get(name).copies
+    assert all(
+        copy.verified_at is not None and copy.verified_at >= shelf.clock() - timedelta(days=16) for copy in copies
+    )
+
+
+def test_a_lost_object_is_noticed_in_the_next_run_whatever_turn_it_is(shelf: Shelf) -> None:
+    for place in shelf.places:
+        Stock(shelf.at(place)).add(1, {str(number): b"file %d" % number for number in range(40)})
+    fsck(shelf.wiring, mend=True)
+    shelf.at().delete(key_of(b"file 3"))
+    put(shelf.at(), key_of(b"file 4"), b"too short")
+    done = look(shelf, period=timedelta(days=365))
+    assert {(damage.key, damage.repaired_from) for damage in done.damages} == {
+        (key_of(b"file 3"), "offsite"),
+        (key_of(b"file 4"), "offsite"),
+    }
+    assert done.objects < 20
+
+
+def test_a_run_that_is_told_shows_what_was_repaired_and_what_was_not(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf.add(1, days=2)
+    two = shelf.add(2, days=1)
+    spoil(shelf, key_of(b"1 of shop"))
+    for place in shelf.places:
+        spoil(shelf, layout.body_key(SERVER, two), place)
+    show_damages(Screen(as_json=False), look(shelf).as_json())
+    text = capsys.readouterr().out
+    assert "3 damaged, 1 of them repaired" in text
+    assert "repaired: replaced by the copy of offsite" in text
+    assert "not repaired: no other destination has the true bytes" in text
+
+
+def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_objects_in_one_line(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = shelf.add(1, days=1)
+    for place in shelf.places:
+        spoil(shelf, layout.manifest_key(SERVER, one), place)
+    document = fsck(shelf.wiring, mend=False).as_json()
+    assert sum(found["invariant"] == "no-orphan-object" for found in document["findings"]) > 0
+    show_disagreements(Screen(as_json=False), document, repaired=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no-orphan-object" not in text
+    assert "objects are named by no manifest that can be read; none of them is removed" in text
+    assert "`backupd verify` puts right what another destination has" in text
+
+
+def test_what_has_no_signature_is_told_with_the_command_that_signs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    damage = Damage(
+        "local",
+        "servers/shop/x/manifest.json",
+        "local: servers/shop/x/manifest.json: it has no signature",
+        ("x",),
+        trouble="no other destination has the manifest of x",
+    )
+    show_damages(Screen(as_json=False), VerifyOutcome(("x",), 0, 0, (damage,)).as_json())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "`backupd catalog sign DESTINATION`, then `backupd verify` again" in text
+    assert "take a full backup" not in text
+
+
+# Archive classes
+
+
+@pytest.fixture
+def vault(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> ColdDestination:
+    """In the place of the second destination: everything in its pool is cold."""
+    cold = ColdDestination("offsite", clock=shelf.clock)
+    monkeypatch.setitem(shelf.wiring._opened, "offsite", cold)
+    return cold
+
+
+def written(shelf: Shelf, verify_rules: str) -> None:
+    path = shelf.base / "policies" / "gold.yaml"
+    path.write_text(path.read_text() + f"verify: {verify_rules}\n")
+    opened = dict(shelf.wiring._opened)
+    shelf.reread()
+    shelf.wiring._opened.update(opened)
+
+
+def test_what_is_cold_is_compared_by_the_places_checksum(shelf: Shelf, vault: ColdDestination) -> None:
+    one = shelf.add(1, days=2)
+    done = look(shelf)
+    assert (done.ok, done.cold, done.unseen, vault.asked) == (True, 1, 0, [])
+    assert all(copy.verified_at is not None for copy in shelf.catalog.backups.get(one).copies)
+    vault.recorded[key_of(b"1 of shop")] = "0" * 64
+    (damage,) = look(shelf).damages
+    assert (damage.destination, damage.repaired_from) == ("offsite", "local")
+    assert "by the place's own SHA-256" in damage.problem
+
+
+def test_a_copy_of_which_nothing_can_be_known_is_not_verified(shelf: Shelf, vault: ColdDestination) -> None:
+    one = shelf.add(1, days=2)
+    del vault.recorded[key_of(b"1 of shop")]
+    done = look(shelf)
+    assert (done.ok, done.cold, done.unseen) == (True, 1, 1)
+    assert {copy.destination: copy.verified_at is not None for copy in shelf.catalog.backups.get(one).copies} == {
+        "local": True,
+        "offsite": False,
+    }
+
+
+def test_one_object_a_year_is_thawed_and_read(shelf: Shelf, vault: ColdDestination) -> None:
+    written(shelf, '{schedule: "0 12 * * *", period: 30d, cold_sample: 1}')
+    for number in range(1, 6):
+        shelf.add(number, days=6 - number)
+    told: list[str] = []
+    for _day in range(400):
+        done = look(shelf)
+        told += done.samples
+        assert done.ok
+        vault.thawed |= vault.thawing
+        shelf.clock.move(days=1)
+        if done.samples:
+            vault.thawing.clear()
+        elif len(vault.asked) == 2:
+            break
+        elif vault.asked:
+            shelf.clock.move(days=180)
+            vault.thawed.clear()
+    assert [tier for _key, tier in vault.asked] == [Tier.BULK, Tier.BULK]
+    assert "is thawed at the tier bulk, about 0.00" in told[0]
+    assert "thawed as a sample, was read, and is as it was stored" in told[1]
+    assert len(told) == 4
+
+
+def test_a_sample_that_went_cold_unread_is_asked_for_again_and_one_that_rots_is_repaired(
+    shelf: Shelf, vault: ColdDestination
+) -> None:
+    written(shelf, '{schedule: "0 12 * * *", cold_sample: 1}')
+    shelf.add(1, days=2)
+    look(shelf)
+    assert "is being thawed" in look(shelf).samples[0]
+    assert len(vault.asked) == 1
+    vault.thawing.clear()
+    look(shelf)
+    assert len(vault.asked) == 2
+    key = vault.asked[0][0]
+    vault._blobs[key] = replace(vault._blobs[key], data=b"rot" + vault._blobs[key].data[3:])
+    vault.thawed.add(key)
+    done = look(shelf)
+    assert "is damaged" in done.samples[0]
+    assert [damage.repaired_from for damage in done.damages] == ["local"]

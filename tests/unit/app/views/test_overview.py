@@ -1,0 +1,693 @@
+"""Every server at a glance: what is wrong with it, and that looking does not cost more with every server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from backupd.app.alerting.reachability import ReachWatch
+from backupd.app.context.destinations import findings
+from backupd.app.context.incidents import Incidents
+from backupd.app.context.wiring import Wiring, owner
+from backupd.app.copies import protection
+from backupd.app.restores.service import plan
+from backupd.app.views import status as standing
+from backupd.app.views.destinations import Glimpse, PlaceView, places
+from backupd.app.views.metrics import measure
+from backupd.app.views.objectives import ObjectivesWatch
+from backupd.app.views.overview import ServerOverview, Status, overview
+from backupd.app.views.timeline import timeline
+from backupd.catalog.backups.absences import Absence
+from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.backup.proof import Proof
+from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import BackupdError, DestinationError, NotFoundError, RefusedError
+from backupd.model.event import Severity
+from backupd.model.hold import HoldKind
+from backupd.model.incident import Incident
+from backupd.model.job import JobRecord, JobState
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Segment
+from backupd.recovery.timeline import Timeline
+from storage.contract.destination import Space
+from tests.support.catalog import samples
+from tests.support.service.house import GOLD, Clock, Office
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+BRANCH = "20261101T000000Z-00000001"
+STREAMED = GOLD + "binlog: {stream: true}\nobjectives: {rpo: 2m, rto: 1h}\nprotection: {copies: 1, off_site: 0}\n"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine has every server looked at as well, while whoever asks waits."""
+    monkeypatch.setattr(standing, "BUDGET", 240.0)
+
+
+@dataclass
+class Desk:
+    office: Office
+    wiring: Wiring
+    clock: Clock
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.wiring.catalog
+
+    def look(self, after: timedelta = timedelta(0), name: str = "db1") -> ServerOverview:
+        self.clock.now += after
+        (found,) = overview(self.wiring, self.clock.now, [name])
+        return found
+
+    def why(self, after: timedelta = timedelta(0)) -> list[tuple[str, str]]:
+        return [(str(reason.status), reason.text) for reason in self.look(after).reasons]
+
+    def backup(
+        self,
+        number: int = 1,
+        *,
+        server: str = "db1",
+        ago: timedelta = HOUR,
+        pos: int = 100,
+        kind: BackupKind = BackupKind.PHYSICAL_FULL,
+    ) -> BackupRecord:
+        at = self.clock.now - ago
+        record = replace(
+            samples.backup(number, server=server, kind=kind, copies=(Copy("local", "complete", at, at),)),
+            started_at=at - 5 * MINUTE,
+            finished_at=at,
+            server_uuid="uuid",
+            position=Position("binlog.000001", pos, "0-1-100"),
+        )
+        self.catalog.backups.add(record)
+        return record
+
+    def logs(self, until: datetime, *, pos: int = 1000, at: str = "local") -> None:
+        """Binary logs of db1 to ``pos``, of which all until then are stored."""
+        self.catalog.binlogs.add_branch(
+            Branch("db1", BRANCH, NOW - 30 * 24 * HOUR, BranchReason.FIRST, "uuid", "mariadb", "binlog", 1)
+        )
+        self.catalog.binlogs.add_segment(
+            Segment(
+                "db1",
+                BRANCH,
+                "binlog.000001",
+                1,
+                0,
+                pos,
+                Ending.OPEN,
+                "",
+                "0-1-500",
+                500,
+                NOW - 9 * HOUR,
+                NOW - MINUTE,
+                False,
+                (1,),
+                "mariadb",
+                "10.11.19",
+                "0" * 64,
+            ),
+            at,
+            500,
+            NOW,
+        )
+        self.catalog.binlogs.confirm("db1", at, BRANCH, (1, pos), until)
+
+    def stream(self, state: str = "streaming", *, ago: timedelta = timedelta(0)) -> None:
+        self.catalog.binlogs.set_stream_state(
+            "db1",
+            {
+                "state": state,
+                "since": "2026-11-21T10:00:00Z",
+                "trouble": "",
+                "error": "" if state == "streaming" else "no route to host\nhint: x",
+                "destinations": {},
+                "owner": owner(),
+                "spool_bytes": 7,
+                "max_spool_bytes": 9,
+            },
+            self.clock.now - ago,
+        )
+
+    def job(self, number: int, state: JobState, *, leg: str = "physical.full", message: str = "") -> JobRecord:
+        first = state if state in (JobState.QUEUED, JobState.MISSED) else JobState.RUNNING
+        record = replace(
+            samples.job(number, server="db1"), id=f"20261121T12{number:02}00Z-00000001", state=first, leg=leg
+        )
+        self.catalog.jobs.add(record)
+        if first is not state:
+            error = BackupdError(message, hint="look at the log") if message else None
+            self.catalog.jobs.finish(record.id, state, self.clock.now, token=record.token, error=error)
+        return record
+
+    def proof(self, number: int, outcome: str, *, ago: timedelta) -> Proof:
+        at = self.clock.now - ago
+        proof = replace(samples.proof(number, outcome=outcome), server="db1", started_at=at - MINUTE, finished_at=at)
+        self.catalog.proofs.add(proof)
+        return proof
+
+
+@contextmanager
+def desk_of(base: Path, policy: str, servers: dict[str, str] | None = None) -> Iterator[Desk]:
+    office, clock = Office(base, servers or {"db1": "gold"}), Clock(NOW)
+    settings = office.write(gold=policy)
+    with open_catalog(settings.catalog) as catalog:
+        yield Desk(office, Wiring(settings, catalog, clock), clock)
+
+
+@pytest.fixture
+def desk(short_tmp: Path) -> Iterator[Desk]:
+    with desk_of(short_tmp, GOLD + "protection: {copies: 1, off_site: 0}\n") as found:
+        yield found
+
+
+@pytest.fixture
+def streamed(short_tmp: Path) -> Iterator[Desk]:
+    with desk_of(short_tmp, STREAMED) as found:
+        found.backup()
+        found.logs(NOW)
+        found.stream()
+        yield found
+
+
+# -- what is told
+
+
+def test_a_server_that_was_added_just_now_waits_for_its_first_backup(desk: Desk) -> None:
+    found = desk.look()
+    assert [(one.status, one.text, one.hint) for one in found.reasons] == [
+        (
+            Status.WARNING,
+            "no backup has been taken yet: the first one starts at 2026-11-22T01:00:00Z",
+            "to take one now: backupd backup db1",
+        )
+    ]
+
+
+def test_a_server_that_nothing_can_be_recovered_of_is_bad_and_the_next_step_is_named(desk: Desk) -> None:
+    desk.job(1, JobState.FAILED)
+    found = desk.look()
+    assert (found.status, found.latest, found.rpo, found.last_success) == (Status.BAD, None, None, None)
+    assert next((one.text, one.hint) for one in found.reasons) == (
+        "nothing can be recovered: there is no usable backup",
+        "backupd backup db1",
+    )
+    desk.catalog.backups.add(samples.backup(2, server="db1", state=BackupState.DAMAGED))
+    assert desk.look().status is Status.BAD, "a damaged backup recovers nothing"
+
+
+def test_a_server_of_which_dumps_are_taken_is_good_for_its_tables_and_nothing_impossible_is_planned(
+    short_tmp: Path,
+) -> None:
+    policy = (
+        'logical: {schedule: "0 1 * * *"}\nbinlog: {}\ndestinations: {required: [local]}\n'
+        "objectives: {rpo: 1m, rto: 1h}\nprotection: {copies: 1, off_site: 0}\n"
+        'test_restore: {schedule: "0 6 * * *", target: random}\n'
+    )
+    with desk_of(short_tmp, policy) as desk:
+        desk.stream()
+        failed = desk.look()
+        assert failed.reasons[0].hint == "to take one now: backupd backup db1 --kind logical"
+        desk.backup(kind=BackupKind.LOGICAL)
+        desk.logs(NOW)
+        found = desk.look()
+        assert (found.status, found.tables_only, found.latest, found.rpo_kept, found.rto_kept) == (
+            Status.GOOD,
+            True,
+            NOW,
+            True,
+            None,
+        )
+        assert [run.leg for run in found.next_runs] == ["logical"], "no test restore, which could only fail"
+        watch = ObjectivesWatch(timeline)
+        watch.step(desk.wiring, NOW)
+        watch.step(desk.wiring, NOW + 10 * MINUTE)
+        assert [event.kind for event in desk.catalog.events.list()] == []
+        with pytest.raises(NotFoundError, match="cannot be restored as a whole: it has dumps only") as caught:
+            plan(desk.wiring, "db1", "latest", None)
+        assert "--kind full" not in caught.value.hint
+        assert "backupd restore db1 --to latest --tables '*.*' --sql DIR" in caught.value.hint
+        metrics = {
+            metric.name: told["db1",] for metric, told in measure(desk.wiring, NOW) if "_recoverable" in metric.name
+        }
+        assert metrics["backupd_server_recoverable"] == 0
+        assert metrics["backupd_server_tables_recoverable"] == 1
+
+
+def test_a_server_with_a_backup_is_good_and_its_figures_are_told(desk: Desk) -> None:
+    record = desk.backup()
+    desk.backup(2, kind=BackupKind.LOGICAL, ago=2 * HOUR)
+    found = desk.look()
+    assert (found.status, found.reasons) == (Status.GOOD, ())
+    assert (found.latest, found.rpo, found.windows, found.backups, found.protected) == (
+        record.finished_at,
+        HOUR,
+        1,
+        2,
+        2,
+    )
+    assert found.first == record.finished_at, "nothing but a table comes out of a dump"
+    assert [(one.kind, one.table_set, one.seconds, one.age(NOW)) for one in found.last_backups] == [
+        ("physical-full", "", 300.0, HOUR),
+        ("logical", "money", 300.0, 2 * HOUR),
+    ]
+    assert found.last_success == record.finished_at
+    assert [(run.leg, run.at) for run in found.next_runs] == [
+        ("physical.full", datetime(2026, 11, 22, 1, 0, tzinfo=UTC)),
+        ("physical.incremental", datetime(2026, 11, 23, 1, 0, tzinfo=UTC)),
+    ], "in the policy's zone"
+    document = found.as_json()
+    assert document["status"] == "good"
+    assert document["rpo_seconds"] == 3600.0
+    assert document["last_backups"][0]["id"] == record.id
+
+
+def test_a_promise_that_is_not_kept_is_bad(streamed: Desk) -> None:
+    ((status, text),) = streamed.why()
+    assert status == "bad"
+    assert text.startswith("a restore would take 1d 12h"), "terabytes, at a speed that nobody has measured"
+    assert text.endswith("objectives.rto promises 1h")
+    assert (streamed.look().rpo_kept, streamed.look().rto_kept) == (True, False)
+    streamed.stream()
+    found = streamed.look(5 * MINUTE)
+    assert found.rpo_kept is False
+    assert ("bad", "5m of work would be lost; objectives.rpo promises 2m") in streamed.why()
+    assert found.status is Status.BAD
+    assert found.reasons[0].status is Status.BAD, "the worst comes first"
+
+
+def test_a_stream_that_does_not_go_on_is_told(streamed: Desk) -> None:
+    streamed.stream("waiting")
+    assert ("warning", "the binary log is not streamed (waiting: no route to host)") in streamed.why()
+    streamed.stream("failed")
+    assert ("bad", "the binary log is not streamed (failed: no route to host)") in streamed.why()
+    streamed.stream(ago=2 * MINUTE)
+    assert any("nothing was heard of it since 2026-11-21T11:58:00" in text for _status, text in streamed.why())
+    found = streamed.look()
+    assert found.stream is not None
+    assert (found.stream.spool_bytes, found.stream.spool_limit) == (7, 9)
+
+
+def test_test_restores_are_told_with_when_the_data_was_last_good(desk: Desk) -> None:
+    desk.backup()
+    good = desk.proof(1, "proved", ago=2 * HOUR)
+    bad = desk.proof(2, "failed", ago=HOUR)
+    found = desk.look()
+    assert found.last_proof is not None
+    assert (found.last_proof.id, found.last_proof.proved_at) == (bad.id, good.finished_at)
+    assert desk.why() == [("bad", "the last test restore found bad data: rows differ")]
+    desk.proof(3, "undecided", ago=30 * MINUTE)
+    assert desk.look().status is Status.WARNING
+    again = desk.proof(4, "restored", ago=MINUTE)
+    found = desk.look()
+    assert (found.status, found.last_proof and found.last_proof.proved_at) == (Status.GOOD, again.finished_at)
+
+
+def test_the_last_job_of_each_schedule_counts_and_one_that_somebody_cancelled_does_not(desk: Desk) -> None:
+    desk.backup()
+    failed = desk.job(1, JobState.FAILED, message="the disk is full\nreally")
+    assert desk.why() == [("warning", "the last physical-full (physical.full) is failed: the disk is full")]
+    desk.job(2, JobState.CANCELLED)
+    assert len(desk.why()) == 1
+    desk.job(3, JobState.MISSED, leg="physical.incremental")
+    assert [text for _status, text in desk.why()][1:] == ["the last physical-full (physical.incremental) is missed"]
+    desk.catalog.incidents.record([_incident("job-failed", job=failed.id)], [], {})
+    assert desk.why().count(("warning", "db1 is in trouble")) == 1, "what there is can be recovered all the same"
+    assert not any("disk is full" in text for _status, text in desk.why()), "an incident tells of it, once"
+    desk.job(4, JobState.SUCCEEDED)
+    desk.job(5, JobState.SUCCEEDED, leg="physical.incremental")
+    assert [text for _status, text in desk.why()] == ["db1 is in trouble"]
+
+
+def test_open_incidents_are_reasons_unless_they_say_what_is_looked_at_here(desk: Desk) -> None:
+    desk.backup()
+    desk.catalog.incidents.record(
+        [_incident("rpo-broken"), _incident("job-hanging", number=2, severity=Severity.WARNING)], [], {}
+    )
+    found = desk.look()
+    assert [(one.status, one.text, one.hint) for one in found.reasons] == [
+        (Status.WARNING, "db1 is in trouble", "help it")
+    ]
+    assert [incident.kind for incident in found.incidents] == ["job-hanging", "rpo-broken"]
+
+
+def test_pauses_absences_work_and_holds_are_shown(desk: Desk) -> None:
+    desk.backup()
+    running, queued = desk.job(1, JobState.RUNNING), desk.job(2, JobState.QUEUED)
+    desk.catalog.holds.set("*", HoldKind.PAUSE, "moving house", "anna", NOW)
+    desk.catalog.holds.set("db1", HoldKind.HOLD, "audit", "anna", NOW)
+    desk.catalog.absences.begin(Absence("db1", running.id, NOW, "/bin/true"))
+    found = desk.look()
+    assert ([job.id for job in found.running], found.waiting) == ([running.id], 1)
+    assert (found.held and found.held.reason, found.paused and found.paused.server) == ("audit", "*")
+    assert found.absent_since == NOW
+    assert [text for _status, text in desk.why()] == [
+        "nothing starts by itself: moving house (every server is paused by anna since 2026-11-21T12:00:00Z)"
+    ]
+    desk.catalog.jobs.finish(running.id, JobState.FAILED, NOW, token=running.token)
+    assert desk.why()[0] == ("bad", "out of rotation since 2026-11-21T12:00:00Z, and the job that took it out is over")
+    assert queued.state is JobState.QUEUED
+
+
+def test_backups_that_nobody_verified_in_time_are_told(desk: Desk) -> None:
+    at = NOW - 30 * HOUR
+    desk.catalog.backups.add(
+        replace(samples.backup(server="db1", copies=(Copy("local", "complete", at),)), started_at=at, finished_at=at)
+    )
+    assert desk.look().protected == 0
+    assert "no backup of the last 1d 6h is protected" in desk.why()[0][1]
+    desk.catalog.backups.mark_copy_verified(samples.backup().id, "local", NOW)
+    assert (desk.look().protected, desk.look().status) == (1, Status.GOOD)
+
+
+def test_what_is_at_a_place_that_was_seen_empty_protects_nothing_until_it_is_there_again(desk: Desk) -> None:
+    at = NOW - 30 * HOUR
+    record = desk.backup(ago=30 * HOUR)
+    place, marker = Glimpse("local"), desk.office.base / "repository" / "repository.json"
+    desk.wiring.destination("local").initialise(at)
+
+    def seen() -> tuple[int, bool, bool]:
+        """By the page and the metrics; by the command line; did the watch tell?"""
+        protection.look(desk.wiring, Incidents(desk.catalog), "db1", NOW)
+        (told,) = protection.with_protection(desk.wiring, [record])
+        return desk.look().protected, told.protected, bool(desk.catalog.events.list(kind="not-protected"))
+
+    place.step(desk.wiring, NOW)
+    assert seen() == (1, True, False)
+    emptied = marker.rename(marker.with_name("away"))
+    place.step(desk.wiring, NOW)
+    assert seen() == (0, False, True)
+    emptied.rename(marker)
+    findings(desk.wiring)  # what `backupd check` asks
+    assert seen()[:2] == (1, True)
+
+
+def test_a_policy_that_cannot_be_used_is_bad_and_what_there_is_is_still_told(short_tmp: Path) -> None:
+    with desk_of(short_tmp, GOLD) as desk:
+        desk.backup()
+        (short_tmp / "policies" / "gold.yaml").write_text("physical: {fool: 1}\n")
+        from backupd.app.context.settings import load_settings
+
+        broken = replace(desk.wiring, settings=load_settings(desk.office.file, strict=False))
+        (found,) = overview(broken, NOW)
+        assert (found.status, found.latest, found.next_runs) == (Status.BAD, NOW - HOUR, ())
+        assert "policy gold cannot be used" in found.reasons[0].text
+        assert "fool" in found.reasons[0].hint
+
+
+def test_a_server_that_cannot_be_looked_at_hides_no_other(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(wiring: Wiring, name: str) -> Timeline:
+        if name == "db1":
+            raise RefusedError("its history contradicts itself", hint="mend it")
+        return timeline(wiring, name)
+
+    monkeypatch.setattr(standing, "timeline", fails)
+    with desk_of(short_tmp, GOLD + "protection: {copies: 1, off_site: 0}\n", {"db1": "gold", "db2": "gold"}) as desk:
+        desk.backup(server="db2")
+        bad, good = overview(desk.wiring, NOW)
+        assert [(one.text, one.hint) for one in bad.reasons] == [
+            ("nobody can say what can be recovered: its history contradicts itself", "hint: mend it")
+        ]
+        assert (bad.status, bad.looked_at, good.status) == (Status.BAD, None, Status.GOOD)
+
+
+# -- how it is looked at
+
+
+def test_what_becomes_recoverable_is_followed_without_looking_anew_and_is_what_the_timeline_says(
+    streamed: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = streamed.look()
+    assert first.latest == NOW
+    looked: list[str] = []
+
+    def noted(wiring: Wiring, name: str) -> Timeline:
+        looked.append(name)
+        return timeline(wiring, name)
+
+    monkeypatch.setattr(standing, "timeline", noted)
+    streamed.clock.now += 90 * timedelta(seconds=1)
+    streamed.catalog.binlogs.confirm("db1", "local", BRANCH, (1, 1000), streamed.clock.now)
+    found, told = streamed.look(), timeline(streamed.wiring, "db1")
+    assert looked == []
+    assert (found.latest, found.rpo, found.rto) == (told.latest, told.rpo, told.predicted_rto)
+    assert found.latest == NOW + 90 * timedelta(seconds=1)
+    assert [(one.name, one.latest, one.rpo, one.behind) for one in found.reach] == [
+        (one.name, one.latest, one.rpo, one.behind) for one in told.destinations
+    ]
+    streamed.catalog.binlogs.add_gap(
+        Gap(
+            "db1",
+            BRANCH,
+            "local",
+            Position("binlog.000001", 500),
+            None,
+            NOW,
+            None,
+            "the server removed them",
+            streamed.clock.now,
+        )
+    )
+    found, told = streamed.look(), timeline(streamed.wiring, "db1")
+    assert looked == ["db1"], "something came that it was made of"
+    assert (found.latest, found.gaps) == (told.latest, len(told.gaps))
+    assert any(text.startswith("binary logs are missing (1 new gaps)") for _status, text in streamed.why())
+
+
+def test_a_server_is_looked_at_again_after_a_while_though_nothing_changed(streamed: Desk) -> None:
+    before = streamed.look().looked_at
+    assert streamed.look(standing.KEPT / 2).looked_at == before
+    streamed.look(standing.KEPT)
+    deadline = time.monotonic() + 240
+    while streamed.look(timedelta(seconds=2)).looked_at == before:
+        assert time.monotonic() < deadline, "the background has not looked"
+        time.sleep(0.01)
+
+
+def test_the_number_of_statements_does_not_grow_with_the_servers(short_tmp: Path) -> None:
+    counts = []
+    for number in (2, 12):
+        base = short_tmp / str(number)
+        base.mkdir()
+        with desk_of(base, STREAMED, {f"db{one}": "gold" for one in range(number)}) as desk:
+            for one in range(number):
+                desk.backup(one, server=f"db{one}")
+            overview(desk.wiring, NOW)
+            seen: list[str] = []
+            event.listen(
+                desk.catalog._database.engine,
+                "before_cursor_execute",
+                lambda _c, _k, statement, *_rest, seen=seen: seen.append(statement),
+            )
+            found = overview(desk.wiring, NOW + 2 * MINUTE)
+            assert len(found) == number
+            counts.append(len(seen))
+    assert counts[0] == counts[1] > 5
+
+
+def test_with_very_many_servers_nobody_waits_for_the_last_one(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "BUDGET", 0.0)
+    with desk_of(short_tmp, GOLD, {f"db{one}": "gold" for one in range(5)}) as desk:
+        for one in range(5):
+            desk.backup(one, server=f"db{one}")
+        found = overview(desk.wiring, NOW)
+        assert all((one.looked_at, one.status) == (None, Status.WARNING) for one in found)
+        assert found[0].reasons[0].text == "it has not been looked at yet"
+        deadline = time.monotonic() + 240
+        while any(one.looked_at is None for one in overview(desk.wiring, desk.clock.now)):
+            assert time.monotonic() < deadline
+            desk.clock.now += timedelta(seconds=2)
+            time.sleep(0.01)
+
+
+def test_those_who_ask_at_once_share_one_look_until_something_is_written(
+    streamed: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing, "SHARED", 240.0)
+    made: list[datetime] = []
+    real = standing.Standings.of
+
+    def counted(
+        self: standing.Standings,
+        wiring: Wiring,
+        names: Iterable[str],
+        now: datetime,
+    ) -> dict[str, standing.Standing]:
+        made.append(now)
+        return real(self, wiring, names, now)
+
+    monkeypatch.setattr(standing.Standings, "of", counted)
+    threads = [threading.Thread(target=streamed.look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    streamed.catalog.holds.set("db1", HoldKind.HOLD, "now", "anna", NOW)
+    found = streamed.look()
+    assert found.held is not None, "what was written before the question is in the answer"
+    assert len(made) == 2
+
+
+def test_who_sees_some_servers_only_is_shown_no_others_and_costs_the_rest_nothing(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing, "SHARED", 240.0)
+    with desk_of(short_tmp, GOLD, {"db1": "gold", "db2": "gold"}) as desk:
+        everything = overview(desk.wiring, NOW)
+        narrow = desk.wiring.of({"db2"})
+        assert [one.name for one in overview(narrow, NOW)] == ["db2"]
+        with pytest.raises(NotFoundError):
+            overview(narrow, NOW, ["db1"])
+        assert overview(desk.wiring, NOW) is everything, "one does not make the other forget"
+
+
+# -- destinations
+
+
+def _settled(desk: Desk) -> PlaceView:
+    """What is known once the background has looked."""
+    deadline = time.monotonic() + 240
+    while (found := places(desk.wiring, desk.clock.now)[0]).checked_at is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+def test_a_destination_is_told_with_its_room_and_what_lies_there(desk: Desk) -> None:
+    desk.wiring.destination("local").initialise(NOW)
+    record = desk.backup()
+    found = _settled(desk)
+    assert (found.name, found.type, found.off_site, found.servers, found.backups) == (
+        "local",
+        "filesystem",
+        False,
+        1,
+        1,
+    )
+    assert (found.reachable, found.initialised, found.trouble, found.checked_at) == (True, True, "", NOW)
+    assert found.free is not None
+    assert found.total is not None
+    assert found.bytes_stored == record.stats.bytes_stored
+    assert found.behind_backups == 0
+    desk.catalog.replications.expect("local", {"a": 100, "b": 50}, NOW - HOUR)
+    desk.catalog.replications.failing("a", "local", NOW, not_before=NOW + HOUR, message="no such bucket")
+    desk.catalog.lags.note("db1", "local", 77.0, NOW)
+    found = places(desk.wiring, NOW)[0]
+    assert (found.behind_backups, found.behind_bytes, found.behind, found.behind_error, found.lag) == (
+        2,
+        150,
+        HOUR,
+        "no such bucket",
+        timedelta(seconds=77),
+    )
+    assert any("2 backups (150 B) are not there yet: no such bucket" in one.text for one in found.reasons)
+
+
+def test_a_destination_that_lost_its_marker_or_does_not_answer_is_bad(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk.backup()
+    found = _settled(desk)
+    assert (found.status, found.initialised) == (Status.BAD, False)
+    assert "should hold 1 backups, but it is empty" in found.reasons[0].text
+    glimpse = Glimpse("local")
+
+    def fail(_self: object) -> bool:
+        raise DestinationError("destination local does not answer")
+
+    monkeypatch.setattr(type(desk.wiring.destination("local")), "is_initialised", fail)
+    glimpse.step(desk.wiring, NOW)
+    assert (glimpse.reachable, glimpse.trouble) == (False, "destination local does not answer")
+
+
+def test_a_place_that_is_not_mounted_any_more_is_told_and_when_it_is_there_again(desk: Desk) -> None:
+    desk.backup()
+    watch = ReachWatch()
+    _settled(desk)
+
+    def look(minute: int) -> list[str]:
+        at = NOW + minute * MINUTE
+        deadline = time.monotonic() + 240
+        while places(desk.wiring, at)[0].checked_at != at:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        watch.step(desk.wiring, at)
+        return [event.kind for event in desk.catalog.events.list()]
+
+    assert [look(minute) for minute in (2, 4)] == [[], []]
+    assert look(6) == ["destination-unreachable"]
+    (told,) = desk.catalog.events.list()
+    assert told.message == ("destination local should hold 1 backups, but it is empty or not a repository")
+    assert "mounted" in told.hint
+    desk.wiring.destination("local").initialise(NOW)
+    assert look(8) == ["destination-reachable", "destination-unreachable"]
+
+
+def test_a_folder_whose_parent_is_not_there_does_not_count_as_reachable(desk: Desk) -> None:
+    config = desk.wiring.settings.configuration
+    local = config.destinations["local"].model_copy(update={"path": desk.office.base / "gone" / "repository"})
+    changed = config.model_copy(update={"destinations": {"local": local}})
+    glimpse = Glimpse("local")
+    glimpse.step(replace(desk.wiring, settings=replace(desk.wiring.settings, configuration=changed)), NOW)
+    assert (glimpse.reachable, glimpse.trouble) == (False, f"there is no folder {desk.office.base / 'gone'}")
+
+
+def test_nobody_waits_for_a_destination_that_hangs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def hang(_self: object) -> bool:
+        go_on.wait(600)
+        return False
+
+    monkeypatch.setattr(type(desk.wiring.destination("local")), "is_initialised", hang)
+    begun = time.monotonic()
+    found = places(desk.wiring, NOW)[0]
+    assert (found.reachable, found.status, found.reasons) == (None, Status.GOOD, ())
+    assert time.monotonic() - begun < 240
+    watch = ReachWatch()
+    watch.step(desk.wiring, NOW + 2 * MINUTE)
+    assert not desk.catalog.events.list(kind="destination-unreachable"), "it may be slow"
+    found = places(desk.wiring, NOW + 4 * MINUTE)[0]
+    assert (found.reachable, found.status, found.checked_at) == (False, Status.BAD, None)
+    assert "nothing has been heard of it for 4m" in found.reasons[0].text
+    for _ in range(2):
+        watch.step(desk.wiring, NOW + 4 * MINUTE)
+    (told,) = desk.catalog.events.list(kind="destination-unreachable")
+    assert "nothing has been heard of it for 4m" in told.message
+    go_on.set()
+    assert _settled(desk).initialised is False
+
+
+def test_a_destination_that_is_nearly_full_is_bad(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = desk.wiring.destination("local")
+    destination.initialise(NOW)
+    monkeypatch.setattr(type(destination), "space", lambda _self: Space(100 << 30, 4 << 30))
+    found = _settled(desk)
+    assert (found.status, found.reasons[0].text) == (Status.BAD, "it is nearly full: 4.0 GiB of 100.0 GiB are free")
+
+
+def _incident(kind: str, *, number: int = 1, severity: Severity = Severity.ERROR, job: str = "") -> Incident:
+    return Incident(
+        f"20261121T12000{number}Z-00000001",
+        kind,
+        "db1",
+        "",
+        severity,
+        "db1 is in trouble",
+        "",
+        "help it",
+        NOW,
+        NOW,
+        job_id=job,
+    )

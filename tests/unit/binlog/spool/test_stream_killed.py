@@ -1,0 +1,135 @@
+"""Kills at random: of the copying program, of the whole streamer, of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backupd.binlog.spool.files import Spool
+from backupd.engine.sql.client import Connection
+from backupd.model.errors import ServerError
+from backupd.model.server.logs import BranchReason
+from backupd.process.family import family
+from tests.support.dice import rounds, thrown
+from tests.support.logs.streaming import (
+    STREAMED,
+    Streaming,
+    assert_identical,
+    insert,
+    log_status,
+    make_server,
+    prepare,
+    tool_of,
+    until,
+)
+from tests.support.servers.server import Server
+from tests.support.servers.stacks import Stack
+
+
+class Load:
+    """Writes and rotates all the time, and bears it when the server is gone."""
+
+    def __init__(self, server: Server, dice: random.Random) -> None:
+        self._server = server
+        self._dice = dice
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_args: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(ServerError):
+                with Connection(socket=str(self._server.socket), user="root").connect() as session:
+                    while not self._stop.wait(0.003):
+                        size = self._dice.choice([10, 200, 20_000, 300_000])
+                        session.execute("INSERT INTO shop.t (t) VALUES (REPEAT('y', %s))", size)
+                        if self._dice.random() < 0.05:
+                            session.execute("FLUSH BINARY LOGS")
+            self._stop.wait(0.05)
+
+
+def copying_programs(folder: Path) -> Iterator[int]:
+    """Those of our own family that write into this spool."""
+    for pid in family(os.getpid())[1:]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if f"--result-file={folder}/incoming/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield pid
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("stack", STREAMED)
+def test_the_program_is_killed_at_random_and_the_spool_stays_identical(stack: Stack, tmp_path: Path) -> None:
+    dice = thrown(f"kills-of-the-program-{stack}")
+    folder = tmp_path / "spool"
+    with make_server(stack) as server:
+        prepare(server)
+        with Streaming(server, folder) as streaming:
+            streaming.has_all(server)
+            with Load(server, dice):
+                for _ in range(rounds(5)):
+                    time.sleep(dice.random() * 0.3)
+                    for pid in copying_programs(folder):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+            insert(server)
+            streaming.has_all(server)
+            assert_identical(streaming.spool, server)
+        assert len(streaming.spool.branches()) == 1
+        assert streaming.spool.gaps() == ()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("stack", STREAMED)
+def test_the_streamer_and_the_server_are_killed_at_random_and_the_spool_stays_identical(
+    stack: Stack, tmp_path: Path
+) -> None:
+    dice = thrown(f"kills-of-the-streamer-{stack}")
+    folder = tmp_path / "spool"
+    with make_server(stack) as server:
+        prepare(server)
+        flavour, program = ("mariadb", "") if stack.mariadb else ("mysql", tool_of(server).tool.path)
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.support.logs.stream_process",
+            str(server.socket),
+            flavour,
+            program,
+            str(folder),
+        ]
+        with Load(server, dice):
+            for turn in range(rounds(3)):
+                with subprocess.Popen(argv, cwd=Path(__file__).parents[4], stdin=subprocess.DEVNULL) as process:
+                    if turn == 0:
+                        until(lambda: bool(Spool(folder).files()), "it has begun")
+                    time.sleep(0.4 + dice.random() * 0.8)
+                    if turn == 1:
+                        server.kill()
+                        server.start()
+                        time.sleep(dice.random() * 0.3)
+                    process.kill()
+        with Streaming(server, folder) as streaming:
+            insert(server)
+            streaming.has_all(server)
+            assert_identical(streaming.spool, server)
+        branches = streaming.spool.branches()
+        assert [branch.reason for branch in branches] == [BranchReason.FIRST], branches
+        assert streaming.spool.gaps() == ()
+        assert streaming.spool.files()[-1].name == log_status(server)[0]

@@ -1,0 +1,211 @@
+"""The stream of real servers of both families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backupd.binlog.history.status import StreamEventKind, StreamState
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import BranchReason, Ending
+from tests.support.logs.streaming import (
+    STREAMED,
+    Streaming,
+    assert_identical,
+    insert,
+    log_status,
+    make_server,
+    newest_branch,
+    prepare,
+    purge,
+    reset,
+    until,
+)
+from tests.support.servers.server import Server
+from tests.support.servers.stacks import Stack
+
+
+@pytest.fixture(scope="module", params=STREAMED)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with make_server(request.param) as running:
+        prepare(running)
+        yield running
+
+
+def test_every_file_is_identical_over_rotations_a_clean_restart_and_a_kill(server: Server, tmp_path: Path) -> None:
+    with Streaming(server, tmp_path / "spool") as streaming:
+        insert(server, 3)
+        streaming.has_all(server)
+        first = int(log_status(server)[0][-6:])
+        for _ in range(12):
+            server.execute("FLUSH BINARY LOGS")
+            insert(server)
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+
+        server.restart()
+        insert(server, 2)
+        streaming.has_all(server)
+        server.kill()
+        streaming.told(StreamEventKind.LOST, 2)
+        server.start()
+        insert(server, 2)
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+
+        branch, files = newest_branch(streaming.spool)
+        assert branch.reason is BranchReason.FIRST
+        assert [file.ended for file in files] == [Ending.ROTATED] * 12 + [Ending.STOPPED, Ending.CRASHED, None]
+        assert files[0].number == first
+        assert streaming.streamer.status().restarts >= 2
+        until(lambda: streaming.streamer.status().server_position is not None, "its place is known")
+        status = streaming.streamer.status()
+        assert status.server_position is not None
+        assert (status.server_position.file, status.server_position.pos) == log_status(server)
+    assert len(streaming.spool.branches()) == 1
+    assert streaming.spool.gaps() == ()
+
+
+def test_a_reset_begins_a_branch_even_where_the_new_file_has_the_old_name(server: Server, tmp_path: Path) -> None:
+    reset(server)
+    with Streaming(server, tmp_path / "spool") as streaming:
+        insert(server, 5)
+        streaming.has_all(server)
+        reset(server)
+        insert(server, 2)
+        event = streaming.told(StreamEventKind.BRANCH, 2)
+        assert event.branch is not None
+        assert event.branch.reason is BranchReason.RESET
+        assert event.branch.fork is None
+        streaming.has_all(server)
+        server.execute("FLUSH BINARY LOGS")
+        insert(server, 2)
+        streaming.has_all(server)
+        reset(server)
+        insert(server, 20)
+        streaming.told(StreamEventKind.BRANCH, 3)
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+    assert [branch.reason for branch in streaming.spool.branches()] == [
+        BranchReason.FIRST,
+        BranchReason.RESET,
+        BranchReason.RESET,
+    ]
+    kept = streaming.spool.files()
+    assert [file.ended for file in kept] == [Ending.CUT, Ending.ROTATED, Ending.CUT, None]
+
+
+def test_files_that_the_server_removed_are_a_gap_with_a_name(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    with Streaming(server, folder) as streaming:
+        insert(server)
+        streaming.has_all(server)
+        last, _ = log_status(server)
+    insert(server, 2)
+    server.execute("FLUSH BINARY LOGS")
+    insert(server, 2)
+    server.execute("FLUSH BINARY LOGS")
+    insert(server)
+    current, _ = log_status(server)
+    purge(server)
+    with Streaming(server, folder) as streaming:
+        event = streaming.told(StreamEventKind.GAP)
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+    assert event.gap is not None
+    assert event.gap.before is not None
+    assert (event.gap.after.file, event.gap.before.file, event.gap.before.pos) == (last, current, 4)
+    assert event.gap.after.gtid
+    assert event.gap.from_at is not None
+    assert len(streaming.spool.branches()) == 1
+    assert len(streaming.spool.gaps()) == 1
+
+
+def test_a_file_that_is_here_whole_leaves_no_gap_when_the_server_removes_it(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    with Streaming(server, folder) as streaming:
+        insert(server)
+        streaming.has_all(server)
+    server.execute("FLUSH BINARY LOGS")
+    purge(server)
+    with Streaming(server, folder) as streaming:
+        insert(server)
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+    assert streaming.spool.gaps() == ()
+    assert len(streaming.spool.branches()) == 1
+
+
+def test_purging_under_its_feet_takes_nothing_from_it(server: Server, tmp_path: Path) -> None:
+    with Streaming(server, tmp_path / "spool") as streaming:
+        streaming.has_all(server)
+        for _ in range(3):
+            insert(server, 2)
+            server.execute("FLUSH BINARY LOGS")
+            server.execute(f"PURGE BINARY LOGS TO '{log_status(server)[0]}'")
+        streaming.has_all(server)
+        assert_identical(streaming.spool, server)
+    assert streaming.spool.gaps() == ()
+    assert len(streaming.spool.branches()) == 1
+
+
+def test_the_first_stream_begins_at_the_file_that_the_oldest_backup_needs(server: Server, tmp_path: Path) -> None:
+    wanted, _ = log_status(server)
+    server.execute("FLUSH BINARY LOGS")
+    insert(server)
+    with Streaming(server, tmp_path / "spool", wanted=Position(wanted, 200)) as streaming:
+        streaming.has_all(server)
+        assert newest_branch(streaming.spool)[1][0].name == wanted
+    with Streaming(server, tmp_path / "other", wanted=Position("binlog.000000", 200)) as streaming:
+        streaming.has_all(server)
+        assert newest_branch(streaming.spool)[1][0].name == log_status(server)[0]
+
+
+@pytest.mark.parametrize("stack", STREAMED)
+def test_a_crash_that_lost_its_tail_is_a_branch_with_its_fork(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    with make_server(stack) as server:
+        prepare(server)
+        with Streaming(server, folder) as streaming:
+            insert(server, 2)
+            streaming.has_all(server)
+            file, pos = log_status(server)
+            insert(server, 3)
+            streaming.has_all(server)
+            server.kill()
+            streaming.told(StreamEventKind.LOST)
+            with (server.datadir / file).open("r+b") as log:
+                log.truncate(pos)
+            server.start()
+            insert(server, 4, size=33)
+            event = streaming.told(StreamEventKind.BRANCH, 2)
+            streaming.has_all(server)
+            assert_identical(streaming.spool, server)
+        branch = event.branch
+        assert branch is not None
+        assert branch.fork is not None
+        assert (branch.reason, branch.fork.file, branch.fork.pos) == (BranchReason.LOST_TAIL, file, pos)
+        assert branch.fork.gtid
+        assert branch.names_go_on
+        first, second = streaming.spool.branches()
+        assert branch == second
+        assert branch.parent == first.id
+        assert branch.first_number == int(file[-6:])
+        parent = [kept for kept in streaming.spool.files() if kept.branch == first.id]
+        assert parent[-1].size > pos
+        assert parent[-1].ended is Ending.CUT
+
+
+def test_a_server_that_is_down_is_waited_for(server: Server, tmp_path: Path) -> None:
+    server.stop()
+    try:
+        with Streaming(server, tmp_path / "spool") as streaming:
+            event = streaming.told(StreamEventKind.LOST)
+            assert "cannot connect" in event.message
+            assert streaming.streamer.status().state is StreamState.WAITING
+            server.start()
+            streaming.has_all(server)
+    finally:
+        server.start()

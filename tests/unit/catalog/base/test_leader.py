@@ -1,0 +1,83 @@
+"""Of all services of a catalog one is on watch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, event
+
+from backupd.catalog.session import Catalog, open_catalog
+from tests.support.catalog.postgresql import PostgreSQL
+from tests.support.stores.gate import until
+
+
+def test_one_holds_it_until_it_leaves(url: str, catalog: Catalog) -> None:
+    with open_catalog(url) as other:
+        assert catalog.watch.take("process 1 on db1")
+        assert catalog.watch.held()
+        assert not other.watch.take("process 2 on db2")
+        assert not other.watch.held()
+        assert other.watch.holder()
+        catalog.watch.leave()
+        assert not catalog.watch.held()
+        assert other.watch.take("process 2 on db2")
+        other.watch.leave()
+        other.watch.leave()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_the_holder_is_named(catalog: Catalog) -> None:
+    assert catalog.watch.take("process 1 on db1")
+    assert catalog.watch.holder() == "process 1 on db1"
+    catalog.watch.leave()
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_session_that_was_cut_is_noticed_and_can_be_taken_again(
+    url: str, catalog: Catalog, postgresql: PostgreSQL
+) -> None:
+    assert catalog.watch.take("process 1 on db1")
+    with psycopg.connect(postgresql.url("postgres"), autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+        # A session that is told to end says so first, and lets go of its lock afterwards.
+        until(lambda: admin.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").fetchone() is None)
+    assert not catalog.watch.held()
+    assert catalog.watch.take("process 1 on db1")
+    assert catalog.watch.held()
+    catalog.watch.leave()
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_session_of_its_own_whose_death_the_server_has_not_noticed_is_in_nobodys_way(
+    url: str, catalog: Catalog
+) -> None:
+    made: list[psycopg.Connection[tuple[object, ...]]] = []
+
+    def remember(connection: psycopg.Connection[tuple[object, ...]], _record: object) -> None:
+        made.append(connection)
+
+    event.listen(Engine, "connect", remember)
+    try:
+        ours_end, dead = socket.socketpair()
+        ours_end.close()
+        with open_catalog(url) as ours, closing(dead):
+            assert ours.watch.take("process 1 on db1")
+            kept = [os.dup(one.fileno()) for one in made]  # to the server they live
+            for one in made:
+                os.dup2(dead.fileno(), one.fileno())
+            try:
+                assert not ours.watch.held()
+                assert not catalog.watch.take("process 2 on db2")
+                assert ours.watch.take("process 1 on db1")
+                assert ours.watch.held()
+                assert not catalog.watch.take("process 2 on db2")
+            finally:
+                for descriptor in kept:
+                    os.close(descriptor)
+            ours.watch.leave()
+    finally:
+        event.remove(Engine, "connect", remember)

@@ -1,0 +1,45 @@
+"""The index of a segment: written and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from backupd.engine.binlog.index import decode_index, index_head, index_line
+from backupd.model.errors import DamagedError
+from backupd.model.server.logs import Transaction
+from tests.support.logs.binlogs import all_of, real_logs
+
+
+def written_by_us(transactions: Iterable[Transaction]) -> list[bytes]:
+    return [index_head(), *map(index_line, transactions)]
+
+
+def lines() -> list[bytes]:
+    return written_by_us(all_of(real_logs("mariadb").files["statements"].path)[1])
+
+
+def test_an_index_says_what_it_was_given() -> None:
+    _, transactions = all_of(real_logs("mariadb").files["two_phases"].path)
+    written = written_by_us(transactions)
+
+    assert json.loads(written[0]) == {"format": "backupd-index/1"}
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in written)
+    assert list(decode_index(written)) == transactions
+
+
+def test_an_empty_index_is_its_first_line() -> None:
+    assert list(decode_index(written_by_us(()))) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"{}\n", b"no JSON\n", b'{"format": "backupd-index/9"}\n', b"\xff\xfe\n", b"[]\n", b'{"gtid": "0-1-1"}\n'],
+)
+def test_another_format_and_broken_lines_are_damage(broken: bytes) -> None:
+    good = lines()
+    for damaged in ([broken, *good[1:]], [*good[:2], broken]):
+        with pytest.raises(DamagedError, match="line"):
+            list(decode_index(damaged))

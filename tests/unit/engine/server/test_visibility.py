@@ -1,0 +1,70 @@
+"""What an account would not even see, and what it may not read though it sees it."""
+
+from __future__ import annotations
+
+from backupd.engine.server.grants import Grants, parse_grants, read_grants
+from backupd.engine.server.visibility import hidden, unreadable, unseen
+from backupd.engine.sql.client import Connection
+from backupd.model.backup.table import TableName, TablePattern
+from backupd.model.server.facts import Flavour
+from tests.support.servers.flavours import server_of
+
+
+def told(grants: Grants, *patterns: str) -> list[str]:
+    return [
+        text.partition(" asks ")[0].rpartition(" ")[2]
+        for text in unseen(grants, [TablePattern.parse(pattern) for pattern in patterns])
+    ]
+
+
+def test_patterns_that_reach_beyond_what_the_account_may_read_are_told() -> None:
+    grants = parse_grants(
+        "b@%",
+        [
+            "GRANT RELOAD ON *.* TO `b`@`%`",
+            r"GRANT SELECT, TRIGGER ON `shop\_a`.* TO `b`@`%`",
+            r"GRANT ALL PRIVILEGES ON `crm\_%`.* TO `b`@`%`",
+            "GRANT SELECT (`id`, `v`), INSERT ON `hr`.`people` TO `b`@`%`",
+            "GRANT SELECT ON `hr`.`rooms` TO `b`@`%`",
+        ],
+    )
+    assert told(grants, "shop_a.*", "shop_a.o*", "crm_1.*", "crm_*.*", "hr.rooms") == []
+    beyond = ["*.*", "shop_?.*", "shop.*", "crm*.*", "hr.*"]
+    assert told(grants, *beyond) == beyond
+    assert grants.allow("SELECT", "hr", "rooms")
+    assert not grants.allow("SELECT", "hr", "people")
+    assert not grants.allow("SELECT", "shopXa")
+    assert told(parse_grants("b@%", ["GRANT SELECT ON *.* TO `b`@`%`"]), "*.*") == []
+
+
+def test_objects_are_hidden_unless_something_shows_them() -> None:
+    def kinds(*grants: str) -> set[str]:
+        return set(hidden(parse_grants("b@%", [f"GRANT {grant} TO `b`@`%`" for grant in grants]), "shop"))
+
+    assert kinds("SELECT, SHOW VIEW, TRIGGER, EVENT ON `shop`.*") == {"routines"}
+    assert kinds("TRIGGER, EXECUTE ON `shop`.*", "EVENT ON *.*") == {"views"}
+    assert kinds("SHOW VIEW, TRIGGER, EVENT ON *.*", "SELECT ON `mysql`.`proc`") == set()
+    assert kinds("SHOW VIEW, TRIGGER, EVENT ON *.*", "SHOW_ROUTINE ON *.*") == set()
+    assert kinds("ALL PRIVILEGES ON `other`.*") == {"views", "triggers", "events", "routines"}
+
+
+def test_under_a_partial_revoke_the_privilege_is_the_reason() -> None:
+    with server_of(Flavour.MYSQL) as server:
+        server.execute(
+            "SET GLOBAL partial_revokes = ON",
+            "CREATE DATABASE shop",
+            "CREATE DATABASE secret",
+            "CREATE TABLE shop.a (id INT)",
+            "CREATE TABLE secret.b (id INT)",
+            "CREATE USER half@localhost IDENTIFIED BY 'h'",
+            "GRANT SELECT, LOCK TABLES ON *.* TO half@localhost",
+            "REVOKE SELECT ON secret.* FROM half@localhost",
+        )
+        with Connection(socket=str(server.socket), user="half", password="h").connect() as session:
+            grants = read_grants(session)
+            assert grants.revoked == {"secret": {"SELECT"}}
+            assert list(unseen(grants, [TablePattern("shop.*")])) == []
+            (words,) = unseen(grants, [TablePattern("s*.*")])
+            assert words.startswith("half@localhost has no SELECT privilege on schema secret (it is revoked there)")
+            names = [TableName("shop", "a"), TableName("secret", "b")]
+            assert unreadable(session, grants, names) == {names[1]: "half@localhost has no SELECT privilege on it"}

@@ -1,0 +1,279 @@
+"""What `tls:` asks for, against real servers with real certificates: our own sessions, and the programs of both."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from backupd.app.service.transport_check import findings, is_open
+from backupd.backup.checks.finding import Severity
+from backupd.binlog.history.status import StreamState
+from backupd.engine.dump.contract import DumpRequest, DumpTool
+from backupd.engine.dump.dump_client import client_dump_tool
+from backupd.engine.dump.tool import mydumper_tool
+from backupd.engine.logclient.run import log_client, make_intake
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.client_options import client_options, ssl_mode
+from backupd.engine.sql.tls import Tls, arguments, is_this_host
+from backupd.model.backup.table import TableName
+from backupd.model.errors import ServerError, ToolError
+from backupd.model.server.facts import Flavour
+from tests.support.logs.streaming import (
+    PASSWORD,
+    USER,
+    Streaming,
+    assert_identical,
+    insert,
+    make_server,
+    prepare,
+    tool_of,
+)
+from tests.support.servers.dumps import dump, wanted
+from tests.support.servers.mysql import MySQLServer, beside
+from tests.support.servers.server import Server
+from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, stacks
+from tests.support.stores.places import give_to_database, short_directory
+
+NAME, OTHER = "127.0.0.1", "localhost"
+"""The certificate is for the first; both lead to the server."""
+
+
+@dataclass(frozen=True)
+class Case:
+    server: Server
+    folder: Path
+
+    def connection(self, tls: Tls | None, *, host: str = NAME, ca: str = "ca.pem") -> Connection:
+        asked = Connection.from_config(
+            host=host,
+            port=self.server.port,
+            user=USER,
+            tls=tls,
+            tls_ca=self.folder / ca if tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA) else None,
+        )
+        return replace(asked, password=PASSWORD)
+
+
+def _certificates(folder: Path) -> None:
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("ca", "stranger"):
+        openssl(
+            "req",
+            "-x509",
+            *new,
+            "-days",
+            "30",
+            "-subj",
+            f"/CN=backupd test {name}",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+        )
+    openssl("req", *new, "-subj", "/CN=db1.example.com", "-keyout", "server.key", "-out", "server.csr")
+    (folder / "names").write_text(f"subjectAltName=DNS:db1.example.com,IP:{NAME}\n")
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        "server.csr",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-days",
+        "30",
+        "-extfile",
+        "names",
+        "-out",
+        "server.pem",
+    )
+    for path in folder.iterdir():
+        give_to_database(path)
+        path.chmod(0o644)
+
+
+@pytest.fixture(scope="module", params=stacks(MARIADB, MYSQL_CLONE))
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    with short_directory() as folder:
+        _certificates(folder)
+        ours = {
+            f"ssl_{name}": str(folder / f"{file}")
+            for name, file in (("ca", "ca.pem"), ("cert", "server.pem"), ("key", "server.key"))
+        }
+        with make_server(request.param, **ours) as server:
+            prepare(server)
+            server.execute(f"GRANT ALL ON *.* TO {USER}@'%'")
+            yield Case(server, folder)
+
+
+def test_verify_full_takes_the_right_name_and_refuses_another_and_another_ca(case: Case) -> None:
+    with case.connection(Tls.VERIFY_FULL).connect() as session:
+        assert session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
+    with pytest.raises(ServerError, match="cannot connect") as refused:
+        case.connection(Tls.VERIFY_FULL, host=OTHER).connect()
+    assert "`tls: verify-full` wants a certificate for the name that is given as `host`" in refused.value.hint
+    for tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA):
+        with pytest.raises(ServerError, match="cannot connect") as refused:
+            case.connection(tls, ca="stranger.pem").connect()
+        assert f"`tls: {tls}` wants a certificate of the CA in `tls_ca`" in refused.value.hint
+    with pytest.raises(ServerError, match="cannot be encrypted") as refused:
+        case.connection(Tls.VERIFY_FULL, ca="none.pem").connect()
+    assert "`tls_ca`" in refused.value.hint
+    for looser in (case.connection(Tls.VERIFY_CA, host=OTHER), case.connection(Tls.REQUIRED, host=OTHER)):
+        with looser.connect() as session:
+            assert session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
+    with case.connection(Tls.OFF).connect() as session:
+        assert not session.records("SHOW STATUS LIKE 'Ssl_cipher'")[0]["Value"]
+
+
+def test_a_server_that_takes_encrypted_connections_only_says_so_to_tls_off(case: Case) -> None:
+    case.server.execute("SET GLOBAL require_secure_transport = ON")
+    try:
+        with pytest.raises(ServerError) as refused:
+            case.connection(Tls.OFF).connect()
+        assert "the configuration says `tls: off`" in refused.value.hint
+        assert "set `tls: verify-full`" in refused.value.hint
+        with case.connection(Tls.VERIFY_FULL).connect() as session:
+            assert session.scalar("SELECT 1") == 1
+    finally:
+        case.server.execute("SET GLOBAL require_secure_transport = OFF")
+
+
+def test_the_log_client_is_told_in_its_own_words_and_refuses_the_same(case: Case, short_tmp: Path) -> None:
+    tool = tool_of(case.server)
+    name = str(case.server.query("SHOW BINARY LOGS")[0][0])
+
+    def ends(connection: Connection) -> int:
+        make_intake(short_tmp / "intake")
+        with log_client(tool, connection) as client:
+            command = client.fetch(short_tmp / "intake", name, 2**31 + 7)
+            assert PASSWORD not in " ".join(command.argv)
+            return subprocess.run(
+                [
+                    "setpriv",
+                    *(("--reuid", command.user, "--regid", command.user, "--clear-groups") if command.user else ()),
+                    "--",
+                    *command.argv,
+                ],
+                cwd=command.cwd,
+                env=command.environment(),
+                check=False,
+                capture_output=True,
+            ).returncode
+
+    assert ends(case.connection(Tls.VERIFY_FULL)) == 0
+    assert (short_tmp / "intake" / name).stat().st_size > 0
+    assert ends(case.connection(Tls.VERIFY_FULL, host=OTHER)) != 0
+    assert ends(case.connection(Tls.VERIFY_FULL, ca="stranger.pem")) != 0
+    assert ends(case.connection(Tls.VERIFY_CA, ca="stranger.pem")) != 0
+    for good in (
+        case.connection(Tls.VERIFY_CA, host=OTHER),
+        case.connection(Tls.REQUIRED, host=OTHER),
+        case.connection(Tls.OFF),
+    ):
+        assert ends(good) == 0
+
+
+def test_a_stream_verifies_its_server(case: Case, tmp_path: Path) -> None:
+    with Streaming(case.server, tmp_path / "spool", connection=case.connection(Tls.VERIFY_FULL)) as streaming:
+        insert(case.server, 3)
+        streaming.has_all(case.server)
+        assert_identical(streaming.spool, case.server)
+    with Streaming(case.server, tmp_path / "wrong", connection=case.connection(Tls.VERIFY_FULL, host=OTHER)) as wrong:
+        while not wrong.events:
+            pass
+        assert "`tls: verify-full`" in wrong.events[0].hint
+        assert wrong.streamer.status().state is not StreamState.STREAMING
+
+
+@pytest.mark.parametrize("program", ["client", "mydumper"])
+def test_dumps_verify_their_server(case: Case, short_tmp: Path, program: str) -> None:
+    flavour = Flavour.MYSQL if isinstance(case.server, MySQLServer) else Flavour.MARIADB
+    tool: DumpTool = mydumper_tool(flavour)
+    if program == "client":
+        paths = {"mysqldump": beside(case.server.program(), "mysqldump")} if flavour is Flavour.MYSQL else {}
+        tool = client_dump_tool(flavour, paths=paths)
+    table = wanted([TableName("shop", "t")])
+
+    def goods(connection: Connection) -> set[str]:
+        return dump(tool, DumpRequest(connection, table, short_tmp)).good
+
+    assert goods(case.connection(Tls.VERIFY_FULL)) == {"t"}
+    for wrong in (case.connection(Tls.VERIFY_FULL, ca="stranger.pem"), case.connection(Tls.VERIFY_FULL, host=OTHER)):
+        with pytest.raises((ToolError, ServerError), match=r"(?i)connect|ssl|tls|ended"):
+            goods(wrong)
+
+
+def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
+    with make_server(MARIADB, skip_ssl=None) as server:
+        prepare(server)
+        for tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA, Tls.REQUIRED):
+            with pytest.raises(ServerError) as refused:
+                Connection(
+                    host=NAME,
+                    port=server.port or 0,
+                    user=USER,
+                    password=PASSWORD,
+                    tls=tls,
+                    ssl={} if tls is Tls.REQUIRED else {"ca": "/etc/ssl/certs/ca-certificates.crt"},
+                ).connect()
+            assert f"`tls: {tls}` asks for encryption" in refused.value.hint
+            assert "`tls: off`" in refused.value.hint
+        plain = Connection(host=NAME, port=server.port or 0, user=USER, password=PASSWORD, tls=Tls.OFF)
+        with plain.connect() as session:
+            assert session.scalar("SELECT 1") == 1
+
+
+def test_each_family_has_its_own_words() -> None:
+    def words(tls: Tls, *, modes: bool) -> dict[str, str | None]:
+        asked = Connection.from_config(
+            host="db1", user="u", tls=tls, tls_ca=Path("/ca.pem") if tls.startswith("verify") else None
+        )
+        return {name: value for name, value in client_options(asked, modes=modes)["client"].items() if "ssl" in name}
+
+    assert words(Tls.VERIFY_FULL, modes=False) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": None, "ssl": "1"}
+    assert words(Tls.VERIFY_CA, modes=False) == {"ssl-ca": "/ca.pem", "ssl-verify-server-cert": "0", "ssl": "1"}
+    assert words(Tls.REQUIRED, modes=False) == {"ssl-verify-server-cert": "0", "ssl": "1"}
+    assert words(Tls.OFF, modes=False) == {"ssl": "0"}
+    assert words(Tls.VERIFY_FULL, modes=True) == {"ssl-ca": "/ca.pem", "ssl-mode": "VERIFY_IDENTITY"}
+    assert words(Tls.VERIFY_CA, modes=True) == {"ssl-ca": "/ca.pem", "ssl-mode": "VERIFY_CA"}
+    assert words(Tls.REQUIRED, modes=True) == {"ssl-mode": "REQUIRED"}
+    assert words(Tls.OFF, modes=True) == {"ssl-mode": "DISABLED"}
+    assert ssl_mode(Connection(socket="/s")) == ""
+    # Where nobody names a CA it is the system's, also for programs that know of none by themselves.
+    assert Connection.from_config(host="db1", tls=Tls.VERIFY_FULL).ssl["ca"]
+
+
+def test_what_check_says_of_a_way() -> None:
+    far = Connection(host="db1.example.com")
+    assert [one.severity for one in findings(far)] == [Severity.ERROR]
+    assert is_open(far)
+    assert "`tls: verify-full`" in findings(far)[0].hint
+    assert [one.severity for one in findings(replace(far, tls=Tls.OFF))] == [Severity.WARNING]
+    assert [one.severity for one in findings(replace(far, tls=Tls.VERIFY_FULL))] == [Severity.OK]
+    for none_needed in (
+        Connection(socket="/s"),
+        Connection(host="localhost"),
+        Connection(host="127.0.0.9"),
+        Connection(host="::1"),
+        replace(far, ssl={"ca": "/ca.pem", "verify-server-cert": ""}),
+    ):
+        assert not is_open(none_needed)
+        assert findings(none_needed) == []
+    assert is_open(replace(far, ssl={"ca": "/ca.pem"}))
+    assert not is_this_host("127.0.0.1.example.com")
+
+
+@pytest.mark.parametrize("said", [{"ca": "/nowhere/ca.pem"}, {"ca": "/dev/null"}, {"ca": "/tmp"}])
+def test_a_file_that_cannot_be_used_is_named(said: dict[str, str]) -> None:
+    with pytest.raises(OSError, match=said["ca"]):
+        arguments(Tls.VERIFY_FULL, said)

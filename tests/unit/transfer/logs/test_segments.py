@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.model.backup.manifest import PART_SIZE
+from backupd.model.errors import DamagedError, NotFoundError, RefusedError, UsageError
+from backupd.model.server.facts import Position
+from backupd.model.server.logs import Branch, BranchReason, Ending, SegmentKey
+from backupd.transfer.check.fsck import Invariant, examine
+from backupd.transfer.check.scrub import scrub_segments
+from backupd.transfer.logs import segment_seal as segmentseal
+from backupd.transfer.logs import segments
+from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.records.manifests import put_bytes
+from backupd.transfer.records.segment_documents import (
+    SegmentHeader,
+    decode_branch,
+    decode_segment,
+    encode_branch,
+    encode_segment,
+    is_log_name,
+)
+from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.sweep.collection import collect
+from storage.contract import layout
+from storage.contract.destination import Destination
+from storage.local.destination import FilesystemDestination
+from storage.memory import MemoryDestination
+from tests.support.dice import rounds, thrown
+from tests.support.keys import Keys
+from tests.support.logs.archived import Faulty, Killed, QuickSealer
+from tests.support.logs.archived_logs import archive_log, seal_log
+from tests.support.logs.real_logs import real_logs
+
+NOW = datetime.now(UTC)
+BRANCH = Branch(
+    server="shop.eu-1",
+    id="20261121T040000Z-0000000a",
+    noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
+    reason=BranchReason.LOST_TAIL,
+    server_uuid="u",
+    flavour="mariadb",
+    basename="binlog",
+    first_number=1,
+    since=datetime(2026, 11, 20, tzinfo=UTC),
+    parent="20261120T040000Z-0000000b",
+    fork=Position("binlog.000001", 4, "0-1-7"),
+    names_go_on=True,
+    note="it crashed — ‘tail’ lost",
+)
+
+
+@pytest.fixture
+def place() -> MemoryDestination:
+    return MemoryDestination("m")
+
+
+@pytest.fixture(params=["filesystem", "memory"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
+    if request.param == "memory":
+        return MemoryDestination("m")
+    disk = FilesystemDestination("disk", tmp_path / "d")
+    disk.initialise(NOW)
+    return disk
+
+
+@pytest.fixture
+def sealer(keys: Keys) -> Sealer:
+    return Sealer([keys.fingerprint], keys.public_home)
+
+
+def spoil(destination: Destination, key: str, change: Callable[[bytearray], object]) -> None:
+    with destination.get(key) as stream:
+        data = bytearray(stream.read())
+    change(data)
+    put_bytes(destination, key, bytes(data))
+
+
+def flip(data: bytearray) -> None:
+    data[len(data) // 2] ^= 1
+
+
+def test_pieces_put_together_are_the_file(either: Destination, sealer: Sealer, keys: Keys, tmp_path: Path) -> None:
+    log = real_logs()[0]
+    cut = log.cuts[2]
+    first = archive_log(either, sealer, BRANCH, 1, log.data, end=cut)
+    second = archive_log(either, sealer, BRANCH, 1, log.data, start=cut)
+    assert segments.of_file(either, BRANCH.server, BRANCH.id, 1) == [first.segment.key, second.segment.key]
+    assert list(segments.headers(either)) == [first, second]
+    assert list(segments.branches(either, BRANCH.server)) == [BRANCH]
+    unsealer = Unsealer(keys.secret_home)
+    target = tmp_path / "binlog.000001"
+    segments.fetch(either, first, unsealer, target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    segments.fetch(either, second, unsealer, target, append=True)
+    assert target.read_bytes() == log.archived
+    with pytest.raises(RefusedError, match="where the next piece begins"):
+        segments.fetch(either, second, unsealer, target, append=True)
+    found = [*segments.read_index(either, first, unsealer), *segments.read_index(either, second, unsealer)]
+    assert tuple(found) == log.transactions
+
+
+@pytest.mark.parametrize("spoiled", [flip, lambda data: data.pop(), lambda data: data.append(0), None])
+@pytest.mark.parametrize("name", ["part-00000.zst.gpg", "index-00000.zst.gpg"])
+def test_every_damage_is_found_by_verify_and_by_fetch(
+    place: MemoryDestination,
+    sealer: Sealer,
+    keys: Keys,
+    tmp_path: Path,
+    name: str,
+    spoiled: Callable[[bytearray], object] | None,
+) -> None:
+    log = real_logs()[0]
+    header = archive_log(place, sealer, BRANCH, 1, log.data)
+    key = header.folder + name
+    assert scrub_segments(place, [header], report=lambda _progress: None).damages == ()
+    if spoiled is None:
+        place.delete(key)
+    else:
+        spoil(place, key, spoiled)
+    assert list(segments.problems(place, header)) == [key]
+    (damage,) = scrub_segments(place, [header], report=lambda _progress: None).damages
+    assert (damage.key, damage.segment, damage.as_json()["binlog"]["file"]) == (key, header.segment, "binlog.000001")
+    target = tmp_path / "f"
+    with pytest.raises(DamagedError, match="damaged") as caught:
+        if name.startswith("part"):
+            segments.fetch(place, header, Unsealer(keys.secret_home), target)
+        else:
+            list(segments.read_index(place, header, Unsealer(keys.secret_home)))
+    assert key in caught.value.detail
+    assert not target.exists()
+
+
+def test_a_failed_append_leaves_the_file_as_it_was(
+    place: MemoryDestination, sealer: Sealer, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segmentseal, "PART_SIZE", 1000)
+    log = real_logs()[0]
+    cut = log.cuts[1]
+    first = archive_log(place, sealer, BRANCH, 1, log.data, end=cut)
+    second = archive_log(place, sealer, BRANCH, 1, log.data, start=cut)
+    assert len(second.parts) > 1
+    target = tmp_path / "f"
+    segments.fetch(place, first, Unsealer(keys.secret_home), target)
+    spoil(place, second.folder + second.parts[-1].stored.name, flip)
+    with pytest.raises(DamagedError):
+        segments.fetch(place, second, Unsealer(keys.secret_home), target, append=True)
+    assert target.stat().st_size == cut
+
+
+def test_parts_of_another_segment_do_not_pass(
+    place: MemoryDestination, keys: Keys, tmp_path: Path, sealer: Sealer
+) -> None:
+    one, other = (archive_log(place, sealer, BRANCH, log.number, log.data) for log in real_logs()[1:3])
+    swapped = replace(one, parts=other.parts)
+    put_bytes(place, one.key, encode_segment(swapped))
+    with place.get(other.folder + "part-00000.zst.gpg") as stream:
+        put_bytes(place, one.folder + "part-00000.zst.gpg", stream.read())
+    with pytest.raises(DamagedError, match="damaged"):
+        segments.fetch(
+            place,
+            segments.load_header(place, BRANCH.server, one.segment.key),
+            Unsealer(keys.secret_home),
+            tmp_path / "f",
+        )
+    assert not (tmp_path / "f").exists()
+
+
+def test_no_byte_of_the_clear_documents_can_change_unnoticed(place: MemoryDestination) -> None:
+    header = archive_log(place, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    for raw, decode in ((encode_segment(header), decode_segment), (encode_branch(BRANCH), decode_branch)):
+        decode(raw, where="it")
+        dice = thrown("clear documents")
+        for at in dice.sample(range(len(raw)), min(len(raw), rounds(200))):
+            broken = bytearray(raw)
+            broken[at] ^= 1 << dice.randrange(8)
+            with pytest.raises(DamagedError, match="it is damaged"):
+                decode(bytes(broken), where="it")
+        with pytest.raises(DamagedError):
+            decode(raw[:-1], where="it")
+        with pytest.raises(DamagedError):
+            decode(b"[]", where="it")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../../etc/passwd.000001"},
+        {"file": "binlog.000002"},
+        {"file": ""},
+        {"file": ".000001"},
+        {"file": "b\0.000001"},
+        {"file": "x" * 255 + ".000001"},
+        {"server": "../x"},
+        {"server": ""},
+        {"branch": "x"},
+        {"branch": "../20261121T040000Z-0000000a"},
+        {"number": -1},
+        {"number": 10**10},
+        {"start": 5, "end": 5},
+        {"end": 10**12},
+        {"start": -1},
+    ],
+)
+def test_absurd_names_never_become_keys_or_files(place: MemoryDestination, change: dict[str, object]) -> None:
+    header = archive_log(place, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    segment = replace(header.segment, **change)  # type: ignore[arg-type]  # wrong values are the point
+    parts = (replace(header.parts[0], size=segment.end - segment.start),)
+    with pytest.raises(DamagedError):
+        decode_segment(encode_segment(replace(header, segment=segment, parts=parts)), where="it")
+
+
+@pytest.mark.parametrize("name", ["binlog.000001", "mysql bin ü.000001", "a.b.c.1", "$(rm -rf).0000001", "x\n.000001"])
+def test_odd_names_of_logs_are_possible(place: MemoryDestination, name: str) -> None:
+    assert is_log_name(name, 1)
+    branch = replace(BRANCH, basename=name.rpartition(".")[0])
+    header = archive_log(place, QuickSealer(), branch, 1, real_logs()[0].data)
+    assert list(segments.headers(place)) == [header]
+
+
+def test_a_segment_in_the_wrong_folder_is_damaged(place: MemoryDestination) -> None:
+    header = archive_log(place, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    elsewhere = SegmentKey(BRANCH.id, 2, 0, header.segment.end)
+    put_bytes(place, layout.segment_key(BRANCH.server, elsewhere), encode_segment(header))
+    with pytest.raises(DamagedError, match="damaged"):
+        segments.load_header(place, BRANCH.server, elsewhere)
+    with pytest.raises(NotFoundError, match="holds no binary log 3"):
+        segments.load_header(place, BRANCH.server, replace(elsewhere, number=3))
+    assert [type(found) for found in segments.headers(place)] == [SegmentHeader, segments.DamagedSegment]
+    assert [item.invariant for item in examine(place, None, clock=lambda: NOW)] == [Invariant.SEGMENT_INTACT]
+
+
+def test_storing_again_is_success_even_when_sealed_anew(place: MemoryDestination, tmp_path: Path) -> None:
+    log = real_logs()[0]
+    first, again = (seal_log(tmp_path / name, QuickSealer(), BRANCH, 1, log.data) for name in ("a", "b"))
+    assert first.header != again.header
+    segments.put(place, first, now=NOW)
+    assert segments.put(place, again, now=NOW).header == first.header
+    spoil(place, first.header.folder + "part-00000.zst.gpg", flip)
+    assert segments.put(place, first, now=NOW).header == first.header
+    assert segments.problems(place, first.header) == {}
+    spoil(place, first.header.folder + "part-00000.zst.gpg", flip)
+    assert segments.put(place, again, now=NOW).header == again.header
+    assert segments.problems(place, again.header) == {}
+    spoil(place, again.header.key, flip)
+    assert segments.put(place, first, now=NOW).header == first.header
+    assert examine(place, None, clock=lambda: NOW) != []  # the branch is not described
+    segments.put_branch(place, BRANCH)
+    assert examine(place, None, clock=lambda: NOW) == []
+
+
+def test_a_removed_segment_leaves_nothing_and_half_a_removal_is_swept(either: Destination) -> None:
+    header = archive_log(either, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    later = NOW + timedelta(days=2)
+    either.delete(header.key)
+    assert examine(either, None, clock=lambda: NOW) == []
+    assert {item.invariant for item in examine(either, None, clock=lambda: later)} == {Invariant.NO_ORPHAN_SEGMENT_PART}
+    assert collect(either, clock=lambda: NOW).log_parts == []
+    assert len(collect(either, clock=lambda: later).log_parts) == 2
+    assert examine(either, None, clock=lambda: later) == []
+    header = archive_log(either, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    collect(either, clock=lambda: later)
+    assert list(segments.headers(either)) == [header]
+    segments.remove(either, BRANCH.server, header.segment.key)
+    segments.remove(either, BRANCH.server, header.segment.key)
+    assert [info.key for info in either.list(layout.BINLOGS)] == [layout.branch_key(BRANCH.server, BRANCH.id)]
+
+
+@pytest.mark.parametrize("deletions", [1, 2])
+def test_a_removal_that_dies_never_leaves_half_a_segment(deletions: int) -> None:
+    place = Faulty("m", lambda: NOW)
+    header = archive_log(place, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    before = place.faults.count
+    place.faults.at = before + deletions + (deletions > 1)  # between the first two there is a listing
+    place.faults.after = True
+    with pytest.raises(Killed):
+        segments.remove(place, BRANCH.server, header.segment.key)
+    assert segments.of_file(place, BRANCH.server, BRANCH.id, 1) == []
+    assert examine(place, None, clock=lambda: NOW) == []
+    segments.remove(place, BRANCH.server, header.segment.key)
+    assert [info.key for info in place.list(layout.BINLOGS)] == [layout.branch_key(BRANCH.server, BRANCH.id)]
+
+
+def test_fsck_names_what_is_missing_or_does_not_belong(place: MemoryDestination) -> None:
+    header = archive_log(place, QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    place.delete(header.folder + "index-00000.zst.gpg")
+    spoil(place, header.folder + "part-00000.zst.gpg", lambda data: data.pop())
+    put_bytes(place, "binlogs/stranger", b"x")
+    put_bytes(place, header.folder + "notes.txt", b"x")
+    put_bytes(place, layout.branch_key("other", BRANCH.id), encode_branch(BRANCH))
+    found = [(item.invariant, item.subject) for item in examine(place, None, clock=lambda: NOW)]
+    assert found == [
+        (Invariant.NO_ORPHAN_SEGMENT_PART, header.folder + "notes.txt"),
+        (Invariant.NO_ORPHAN_SEGMENT_PART, "binlogs/stranger"),
+        (Invariant.SEGMENT_INTACT, f"m:binlogs/other/{BRANCH.id}/branch.json is damaged"),
+        (Invariant.SEGMENT_PRESENT, header.folder + "part-00000.zst.gpg"),
+        (Invariant.SEGMENT_PRESENT, header.folder + "index-00000.zst.gpg"),
+    ]
+
+
+def test_a_large_log_is_never_in_memory(place: MemoryDestination, tmp_path: Path) -> None:
+    size = 6 * PART_SIZE + 5
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(size)
+
+    class Nothing(QuickSealer):
+        def seal(self, plain: bytes | bytearray | memoryview, *, compressed: object = None) -> bytes:
+            return b"sealed"
+
+    tracemalloc.start()
+    try:
+        sealing = Sealing(tmp_path / "sealed", Nothing())
+        with path.open("rb") as stream:
+            sealing.plain(stream, 0, size)
+        assert tracemalloc.get_traced_memory()[1] < 3 * PART_SIZE
+    finally:
+        tracemalloc.stop()
+    assert len(list((tmp_path / "sealed").iterdir())) == 7
+
+
+def test_a_long_index_is_sealed_in_parts_that_stand_alone(
+    place: MemoryDestination, sealer: Sealer, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segmentseal, "INDEX_PART", 400)
+    log = real_logs()[0]
+    header = archive_log(place, sealer, BRANCH, 1, log.data)
+    assert len(header.index) > 2
+    assert tuple(segments.read_index(place, header, Unsealer(keys.secret_home))) == log.transactions
+
+
+def test_half_a_sealed_folder_is_none(tmp_path: Path) -> None:
+    sealed = seal_log(tmp_path / "a", QuickSealer(), BRANCH, 1, real_logs()[0].data)
+    found = Sealed.load(tmp_path / "a")
+    assert found is not None
+    assert found.header == sealed.header
+    with found.open(found.header.sealed[0]) as stream, io.BytesIO(stream.read()) as data:
+        assert len(data.getvalue()) == found.header.sealed[0].size
+    (tmp_path / "a" / "part-00000.zst.gpg").write_bytes(b"")
+    assert Sealed.load(tmp_path / "a") is None
+    Sealed.remove(tmp_path / "a")
+    assert Sealed.load(tmp_path / "a") is None
+    assert sealed.header.segment.ending is Ending.ROTATED
+
+
+def test_keys_of_logs_are_read_back() -> None:
+    key = SegmentKey(BRANCH.id, 42, 0, 999_999_999_999)
+    text = layout.segment_key("s.1", key)
+    layout.check_key(text)
+    assert layout.segment_of(text) == ("s.1", key, "segment.json")
+    assert layout.segment_of(layout.segment_folder("s.1", key) + layout.part_name(100_000)) == (
+        "s.1",
+        key,
+        "part-100000.zst.gpg",
+    )
+    assert layout.branch_of(layout.branch_key("s.1", BRANCH.id)) == ("s.1", BRANCH.id)
+    for strange in (
+        "binlogs/s/x/branch.json",
+        f"binlogs/s/{BRANCH.id}/x/segment.json",
+        "servers/s/x/branch.json",
+        f"binlogs/s/{BRANCH.id}/0000000001-000000000009-000000000009/segment.json",
+    ):
+        assert layout.segment_of(strange) is None
+        assert layout.branch_of(strange) is None
+    for bad in (SegmentKey("x", 1, 0, 4), SegmentKey(BRANCH.id, -1, 0, 4), SegmentKey(BRANCH.id, 1, 4, 4)):
+        with pytest.raises(UsageError):
+            layout.segment_key("s", bad)
+    with pytest.raises(UsageError):
+        layout.branch_key("../x", BRANCH.id)

@@ -1,0 +1,106 @@
+"""Where nothing may be deleted, marks and notes of quarantine are taken back by documents in their place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from backupd.model.errors import RefusedError
+from backupd.transfer.guards.lease import Owner, is_alive
+from backupd.transfer.guards.pin import Pin, pins
+from backupd.transfer.pack.intent import Intent
+from backupd.transfer.pack.known import confirm, load_known, unusable_objects
+from backupd.transfer.pack.presence import Presence
+from backupd.transfer.sweep.collection import collect
+from backupd.transfer.sweep.deletion import is_whole, mark, marked, marks, restorable_at, unmark
+from storage.contract import layout, objects
+from storage.memory import MemoryDestination
+from tests.support.stores.stock import START, FakeClock, Stock, backup_id, named
+from tests.support.stores.strict import UndeletableDestination
+
+GRACE = timedelta(days=1)
+
+
+@pytest.fixture
+def place() -> UndeletableDestination:
+    made = UndeletableDestination("away", tree=False)
+    Stock(made).add(1, {"t": b"gold"})
+    return made
+
+
+def test_a_mark_that_cannot_be_deleted_is_taken_back_for_everybody_who_asks(place: UndeletableDestination) -> None:
+    owner = ("shop", backup_id(1))
+    mark(place, *owner, START)
+    unmark(place, *owner, now=START, grace=GRACE)
+    assert (marks(place), marked(place, "shop")) == ({}, {})
+    assert list(place.list(layout.MARKS)), "it could not be deleted"
+    assert restorable_at(place, *owner)
+    assert load_known(place, "shop")
+    Pin(place, backup_id(7), [owner])._require(*owner)
+    Intent([place], "shop", backup_id(8), parents=[owner[1]])._assert_parents()
+
+
+def test_what_was_taken_back_can_be_marked_again(place: UndeletableDestination) -> None:
+    owner = ("shop", backup_id(1))
+    for _ in range(2):
+        mark(place, *owner, START)
+        unmark(place, *owner, now=START, grace=GRACE)
+    mark(place, *owner, START + GRACE, reason="retention")
+    assert marked(place)[owner].at == START + GRACE
+    with pytest.raises(RefusedError, match="marked deleted"):
+        Pin(place, backup_id(7), [owner])._require(*owner)
+
+
+def test_a_mark_that_was_taken_back_explains_no_loss_of_a_manifest() -> None:
+    clock = FakeClock()
+    place = MemoryDestination("away", tree=False)
+    stock = Stock(place)
+    for number in range(1, 31):
+        stock.add(number, {"t": b"%d" % number})
+        mark(place, "shop", backup_id(number), clock())
+        put_back = UndeletableDestination("away", tree=False)
+        put_back.__dict__ = place.__dict__
+        unmark(put_back, "shop", backup_id(number), now=clock(), grace=GRACE)
+        if number > 1:
+            place.delete(layout.manifest_key("shop", backup_id(number)))
+    done = collect(place, clock=clock)
+    assert "have lost their manifests" in done.braked[0]
+    assert not done.side_files
+
+
+def test_a_quarantine_that_cannot_be_deleted_is_over_for_everybody_who_asks(place: UndeletableDestination) -> None:
+    item = named(b"gold")
+    objects.quarantine(place, item.name, "rot", START)
+    assert objects.quarantined(place) == {item.name}
+    assert not Presence(place).holds(item)
+    objects.release(place, item.name)
+    assert objects.quarantined(place) == frozenset()
+    assert (confirm(place, [item]), unusable_objects(place)[1]) == ([], frozenset())
+    assert Presence(place).holds(item)
+    assert is_whole(place, "shop", backup_id(1))
+    objects.quarantine(place, item.name, "rot again", START)
+    assert objects.quarantined(place) == {item.name}
+
+
+def test_a_mark_that_was_taken_back_does_not_explain_that_an_expected_backup_is_missing(
+    place: UndeletableDestination,
+) -> None:
+    owner = ("shop", backup_id(1))
+    mark(place, *owner, START)
+    unmark(place, *owner, now=START, grace=GRACE)
+    del place._blobs[layout.manifest_key(*owner)]
+    assert collect(place, clock=FakeClock(), expected={owner}).missing == [owner]
+
+
+def test_a_lease_that_cannot_be_deleted_is_dead_for_other_processes_and_machines_too(
+    place: UndeletableDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Owner.current()
+    with Pin(place, backup_id(7), [("shop", backup_id(1))], clock=FakeClock()):
+        pass
+    (lease,) = pins(place)
+    for asking in (replace(here, pid=1, ticks=1), replace(here, host="elsewhere")):
+        monkeypatch.setattr(Owner, "current", lambda asking=asking: asking)
+        assert not is_alive(lease, START)
