@@ -1,0 +1,51 @@
+"""The shape of the house: how many files a folder holds, how long a file may be, and that tests stand where their
+modules do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.house.defined import PACKAGES, ROOT
+
+MOST_FILES = 16
+LONG = 600
+REASONS = {
+    "tests/unit/app/jobs/test_jobs.py": "one job's life, from queue to end, in one scene",
+    "tests/unit/app/retention/test_store_faults.py": "each fault of a store against each use case, in one table",
+    "tests/unit/app/views/test_overview.py": "each state of a server, in one table",
+}
+"""Why a file is longer than 600 lines. A file that no longer is has no line here."""
+
+
+def _modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"]
+
+
+def test_a_folder_holds_16_files_at_most() -> None:
+    counts = Counter(path.parent.relative_to(ROOT) for path in _modules(*PACKAGES, "tests", "alembic"))
+    del counts[Path("alembic/versions")]  # one file per migration that was ever released
+    assert {str(folder): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_a_long_file_has_a_reason() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): path.read_text().count("\n") for path in _modules(*PACKAGES, "tests", "alembic")
+    }
+    assert {path for path, lines in lengths.items() if lines > LONG} == set(REASONS)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_unit_tests_stand_in_the_package_of_what_they_test(package: str) -> None:
+    top = ROOT / "tests" / "unit"
+    base = top if package == "backupd" else top / package
+    strangers = [
+        str(folder.relative_to(ROOT))
+        for folder in base.rglob("*")
+        if any(folder.glob("test_*.py"))
+        and (package != "backupd" or folder.relative_to(top).parts[0] not in {*PACKAGES, "support"})
+        and not (ROOT / package / folder.relative_to(base)).is_dir()
+    ]
+    assert strangers == []
