@@ -9,9 +9,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from backupd.catalog.base.database import Database
-from backupd.catalog.base.log_tables import every_table
-from backupd.catalog.base.revision import VERSION_TABLE
+from backupd.catalog.base.database import VERSION_TABLE, Database
+from backupd.catalog.base.tables import every_table
 
 
 def _migrate(connection: Connection) -> None:

@@ -30,7 +30,7 @@ from api.web.actions import routes as doing
 from api.web.pages import view
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
-from backupd.catalog.base.changes import Changes
+from backupd.catalog.base.database import Changes
 from backupd.model.errors import BackupdError
 
 ROUTERS = (docs.router, health.router, *routes.ROUTERS, site.router, *view.ROUTERS, *doing.ROUTERS)

@@ -22,7 +22,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.daemon.api_process import ApiWatch
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Role
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 from bench.house import SOURCE, House
 from tests.support.crowd import Crowd, ask
 from tests.support.keys import operator_keys

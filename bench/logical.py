@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backupd.model.units import format_size, parse_size
+from backupd.model.text import format_size, parse_size
 from bench.house import SOURCE, House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import Keys, operator_keys

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from backupd.model.backup.manifest import StoredObject, encode_header
+from backupd.model.manifest import StoredObject, encode_header
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.guards.lease import utc_now
 from backupd.transfer.pack.known import confirm, load_known

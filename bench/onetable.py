@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from backupd.model.units import format_size, parse_size
+from backupd.model.text import format_size, parse_size
 from bench.house import SOURCE, House
 from bench.logical import BACK, MEMORY, OPTIONS, SCHEMA, TARGET, make_tables, runs_of, sysbench
 from bench.measure import Run, Series, compared, table, timed

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from backupd.model.units import format_size, parse_size
+from backupd.model.text import format_size, parse_size
 from bench import api, logical, looking, offsite, onetable, replaying, scheduling, solving, streaming, timeline
 from bench.house import House
 from bench.measure import Run, Series, compared, table, timed

@@ -15,8 +15,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from backupd.model.server.logs import ReplayMethod
-from backupd.model.units import format_size
+from backupd.model.binlog import ReplayMethod
+from backupd.model.text import format_size
 from tests.support.restores.rolling import (
     MARIADB,
     MYSQL,

@@ -21,8 +21,8 @@ from backupd.app.context.wiring import owner
 from backupd.app.schedule.calendar import AlarmClock, all_legs, start_of
 from backupd.app.schedule.timetable import Timetable
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.ids import new_id
 from backupd.model.job import JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.stores.places import short_directory
 
 SERVERS = 1000

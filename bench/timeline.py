@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from backupd.model.backup.record import BackupRecord, Copy
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Run, SegmentKey, Stop
-from backupd.model.units import format_size
-from backupd.recovery.route import RouteLeg
+from backupd.model.backup_record import BackupRecord, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
+from backupd.model.server_facts import Position
+from backupd.model.text import format_size
 from backupd.recovery.runs import Place
 from backupd.recovery.timeline import timeline
+from backupd.recovery.windows import RouteLeg
 from bench.measure import timed
 from bench.solving import BACKUPS, NOW, RUNS, SEGMENTS, STEP, records
 from bench.solving import measure as measured

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.model.units import format_size, parse_size
+from backupd.model.text import format_size, parse_size
 from bench.house import POLICY, SOURCE, House
 from bench.measure import timed
 from tests.support.keys import operator_keys, stop_agent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import format_duration, format_size
 from policies.cron import parse_cron
 from policies.fields import every
 from policies.schema import Keep, Limits, Logical, Policy, Verify

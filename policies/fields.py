@@ -21,12 +21,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from backupd.model.backup import table as model_table
-from backupd.model.clock import parse_time
-from backupd.model.ids import is_id, is_name
-from backupd.model.units import parse_duration, parse_size
-from policies.cron import parse_cron
-from policies.window import parse_window
+from backupd.model import table as model_table
+from backupd.model.text import is_id, is_name, parse_duration, parse_size, parse_time
+from policies.cron import parse_cron, parse_window
 
 BASE = "base"
 """Key of pydantic's validation context: the folder of the file, which relative paths start from."""

@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from backupd.model.errors import ConfigurationError, Problem
-from backupd.model.ids import is_name
+from backupd.model.text import is_name
 from policies.configuration import Configuration
-from policies.contradictions import contradictions
 from policies.document import Node, read_document, read_text
 from policies.fields import BASE, local_path
+from policies.lint import contradictions
 from policies.problems import Model, limited, place, suggestion, validate
 from policies.schema import Policy
 

@@ -1,7 +1,11 @@
-"""A policy: what is backed up when, where it is kept and how it is proved. One YAML file each."""
+"""What a policy says about proving its backups.
+
+A policy: what is backed up when, where it is kept and how it is proved. One YAML file each.
+"""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Annotated, ClassVar, Literal
 
@@ -16,10 +20,66 @@ from policies.fields import (
     Section,
     Size,
     TablePattern,
+    Target,
     TimeZone,
     Window,
+    Words,
 )
-from policies.proving import TestRestore, Witness
+
+_PLACEHOLDER = re.compile(r"\{([a-zA-Z_]+)\}")
+
+
+def _sql(text: str) -> str:
+    if strange := sorted(set(_PLACEHOLDER.findall(text)) - {"target"}):
+        raise ValueError(f"{{{strange[0]}}} is not known: only {{target}}, the moment restored to, is filled in")
+    return text
+
+
+class SqlCheck(Section):
+    """A question to the restored server."""
+
+    name: Words | None = Field(
+        None, description="What reports call it; by default the SQL itself.", examples=["orders of the last day"]
+    )
+    sql: Annotated[Words, AfterValidator(_sql)] = Field(
+        description="One statement that gives one value; the check is passed when that is true (not 0, not NULL). "
+        "`{target}` becomes the moment restored to, as a quoted time in UTC.",
+        examples=["SELECT COUNT(*) > 0 FROM shop.orders WHERE created_at > {target} - INTERVAL 1 DAY"],
+    )
+
+
+class TestRestore(Section):
+    """Backups are restored on a private server, looked at, and thrown away again."""
+
+    schedule: Cadence | None = Field(None, description="When a backup is restored for a test.", examples=["0 6 * * *"])
+    target: Target = Field(
+        "latest",
+        description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
+        "recovered to), or any target that `backupd restore --to` takes.",
+        examples=["random"],
+    )
+    checks: tuple[SqlCheck, ...] = Field((), description="Questions to the restored server, besides CHECK TABLE.")
+
+
+class Witness(Section):
+    """Checksums of the source's tables, read in one snapshot, for a test restore to compare with.
+
+    Reading them costs the source one full read of its tables, and purge lag while the snapshot is open.
+    """
+
+    enabled: bool = Field(True, description="Read them with each full backup.", examples=[True])
+    schedule: Cadence | None = Field(
+        None,
+        description="When they are read besides, so that test restores compare moments between two backups, too.",
+        examples=["0 */6 * * *"],
+    )
+    max_duration: Duration = Field(
+        "10m",
+        validate_default=True,
+        description="Stop after this time; the tables not read are named in the proof.",
+        examples=["10m"],
+    )
+
 
 NO_LOGICAL_INCREMENTS = (
     "logical backups have no increments: take a full one each week and let the binary log fill the days between; "

@@ -29,7 +29,7 @@ from postbox import Postbox
 from scenery import SERVER, WRITER, a_bucket, configuration_elsewhere, sign_with, write_configuration
 from stage import CommandLine, DemoFailedError, expect, say, service, step, stopped_at_the_end, until
 
-from backupd.model.clock import format_time
+from backupd.model.text import format_time
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, PrivateServer, connect, query

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from backupd.model.clock import Clock
 from backupd.model.errors import DestinationError, ObjectMissingError
+from backupd.model.text import Clock
 from storage.contract import layout
 from storage.contract import tree_names as treenames
 from storage.contract.destination import Capability, ObjectInfo, Space

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from backupd.process.sharedrate import SharedBucket
+from backupd.process.throttle import SharedBucket
 from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config
 from storage.contract.destination import Destination
 from storage.local.destination import FilesystemDestination

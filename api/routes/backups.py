@@ -21,7 +21,7 @@ from api.schemas.backups import (
     Undeleted,
 )
 from api.schemas.jobs import Accepted
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 
 router = router_of("backups")
 

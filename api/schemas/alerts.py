@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.schemas.base import Dated, Name, Shape, Text, Time, example
-from backupd.model.event import Severity
-from backupd.model.incident import MessageKind, MessageState
+from backupd.model.event import MessageKind, MessageState, Severity
 
 _INCIDENT: dict[str, Any] = {
     "id": "20261121T020712Z-c0ffee01",

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example
 from api.schemas.jobs import Job
-from backupd.model.backup.record import BackupKind, BackupState
+from backupd.model.backup_record import BackupKind, BackupState
 
 _BACKUP: dict[str, Any] = {
     "id": "20261121T020000Z-7f3a9c01",

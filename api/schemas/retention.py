@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from api.schemas.base import Asked, Shape, Time, example
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 
 
 class Decision(Shape):

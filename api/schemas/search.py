@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from api.schemas.base import MOST, Moment, Page, Shape, Text, Time, example
-from backupd.model.server.logs import ChangeKind
+from backupd.model.binlog import ChangeKind
 
 
 class SearchQuery(Page):

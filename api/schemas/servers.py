@@ -11,7 +11,7 @@ from api.schemas.base import Shape, Time, example
 from api.schemas.holds import Hold
 from api.schemas.jobs import Job
 from api.schemas.timeline import Reach
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.job import JobKind
 
 _SERVER: dict[str, Any] = {

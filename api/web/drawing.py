@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from api.web.words import kind_word, moment_text, span_text
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.proof import Proof
 from backupd.recovery.timeline import Timeline
 from backupd.recovery.windows import Window
 

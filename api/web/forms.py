@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 from fastapi import Request
 
 from api.auth import current_session
-from backupd.model.clock import parse_time
 from backupd.model.errors import ForbiddenError, UsageError
+from backupd.model.text import parse_time
 
 _MOST = 100
 """Fields of a form; ours have far fewer."""

@@ -21,9 +21,8 @@ from api.site import site_of
 from api.web.notices import notice_of
 from api.web.words import MARKS, ago, kind_word, moment_text, problem_of, progress_words, span_text, state_word, tone_of
 from backupd.model.access import Actor, Role, Session
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, NotFoundError
-from backupd.model.units import format_size
+from backupd.model.text import format_size, format_time
 
 _HERE = Path(__file__).parent
 _STATIC = {

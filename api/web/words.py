@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backupd.model.errors import BackupdError, ConfigurationError, Problem
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import format_duration, format_size
 
 _KINDS = {
     "physical-full": "full backup",

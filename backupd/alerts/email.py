@@ -16,9 +16,9 @@ from email.policy import SMTP
 from email.utils import format_datetime
 from urllib.parse import urlsplit
 
-from backupd.alerts.delivery import Deadline, Delivered, DeliveryError
-from backupd.alerts.letter import Letter, one_line
-from backupd.process.redact import redact
+from backupd.alerts.channels import Deadline, Delivered, DeliveryError
+from backupd.alerts.message import Letter, one_line
+from backupd.process.output import redact
 from policies.alerts import Email
 
 _PORTS = {"smtp": 25, "smtps": 465}

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from backupd.alerts.delivery import Deadline, DeliveryError
+from backupd.alerts.channels import Deadline, DeliveryError
 
 TIMEOUT = 10.0
 """Seconds that the watcher may take for a part of its answer."""

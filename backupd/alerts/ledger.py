@@ -1,10 +1,15 @@
-"""From events to incidents: which one each opens, adds to or closes, and when somebody has to be told. No I/O."""
+"""From events to incidents: which one each opens, adds to or closes, and when somebody has to be told. No I/O.
+
+Which news go into one letter: many about one destination, one server or one sort of trouble at once are told
+together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from backupd.alerts.rules import (
     JOB,
@@ -18,12 +23,9 @@ from backupd.alerts.rules import (
     rule_of_incident,
     topic_of,
 )
-from backupd.model.clock import format_time
-from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
-from backupd.model.incident import Incident, MessageKind
+from backupd.model.event import Event, Incident, MessageKind, Severity
 from backupd.model.job import JobKind
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration, format_time, new_id
 
 _GRAVITY = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2}
 _SKIPPED = "job-skipped"
@@ -312,3 +314,37 @@ class Ledger:
 
 def _key(incident: Incident) -> tuple[str, str, str]:
     return topic_of(incident.kind), incident.server, incident.subject
+
+
+MANY = 5
+"""So many that have something in common go into one letter. Fewer are told each by itself: a backup that failed and a
+proof that never started are two things to do."""
+LETTERS = 5
+"""With more letters than this at once, all go into one."""
+
+
+def grouped(turns: Sequence[Turn], destinations: Collection[str]) -> list[list[Turn]]:
+    """Each group is one letter; in the order in which they came."""
+    groups: list[list[Turn]] = []
+    left = list(turns)
+    for common in (partial(_place, destinations), _server, _trouble):
+        for what in dict.fromkeys(map(common, left)):
+            about = [turn for turn in left if common(turn) == what]
+            if what is not None and len(about) >= MANY:
+                groups.append(about)
+                left = [turn for turn in left if common(turn) != what]
+    groups += [[turn] for turn in left]
+    groups.sort(key=lambda group: turns.index(group[0]))
+    return [list(turns)] if len(groups) > LETTERS else groups
+
+
+def _place(destinations: Collection[str], turn: Turn) -> str | None:
+    return turn.incident.subject if turn.incident.subject in destinations else None
+
+
+def _server(turn: Turn) -> str | None:
+    return turn.incident.server or None
+
+
+def _trouble(turn: Turn) -> str:
+    return f"{turn.kind} {topic_of(turn.incident.kind)}"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from backupd.model.event import Event, Severity
-from backupd.model.incident import Incident
+from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobKind
 
 

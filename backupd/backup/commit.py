@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpFacts
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.manifest import (
+from backupd.model.backup_record import BackupKind
+from backupd.model.errors import BackupdError, DestinationError, RefusedError
+from backupd.model.manifest import (
     CODEC,
     Body,
     BodyFacts,
@@ -28,11 +28,9 @@ from backupd.model.backup.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.backup.record import BackupKind
-from backupd.model.backup.table import TableName
-from backupd.model.clock import Clock
-from backupd.model.errors import BackupdError, DestinationError, RefusedError
-from backupd.model.server.facts import Receipts, ServerInfo, Tool
+from backupd.model.server_facts import Receipts, ServerInfo, Tool
+from backupd.model.table import BaseTable, DumpFacts, TableName
+from backupd.model.text import Clock
 from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.guards.object_locks import lengthen_all
 from backupd.transfer.pack.fanout import Fanout, known_everywhere

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from backupd.engine.physical.imports import imported_tables, newest_table
 from backupd.engine.server.history import current_lsn, keyed, layout_of, log_digest, mute
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.manifest import Landmarks
 from backupd.model.errors import ToolError
-from backupd.model.server.facts import Receipts, ServerInfo
+from backupd.model.manifest import Landmarks
+from backupd.model.server_facts import Receipts, ServerInfo
 
 
 @dataclass(frozen=True, slots=True)

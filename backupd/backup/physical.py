@@ -27,13 +27,13 @@ from backupd.engine.physical.capture import (
 )
 from backupd.engine.physical.tablefiles import table_of
 from backupd.engine.server.census import ROCKSDB
-from backupd.model.backup.manifest import BodyFacts, Header, Landmarks
-from backupd.model.backup.record import BackupKind
-from backupd.model.backup.table import TableName
-from backupd.model.clock import Clock
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import TablesChangedError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Role
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import BodyFacts, Header, Landmarks
+from backupd.model.server_facts import Role
+from backupd.model.table import TableName
+from backupd.model.text import Clock
 from backupd.transfer.pack.fanout import Fanout
 from backupd.transfer.pack.packer import Packed, Packer
 

@@ -1,45 +1,41 @@
-"""The way in: an open catalog with one object per sort of row."""
+"""Which catalog this is: one that was made anew, after a loss, is another.
+
+The way in: an open catalog with one object per sort of row.
+"""
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.catalog.alerts.events import Events
-from backupd.catalog.alerts.incidents import IncidentRows
-from backupd.catalog.alerts.messages import Messages
-from backupd.catalog.backups.absences import Absences
-from backupd.catalog.backups.backups import Backups
-from backupd.catalog.backups.digests import Deposits
-from backupd.catalog.backups.holds import Holds
-from backupd.catalog.backups.identities import Identities
-from backupd.catalog.backups.marks import Marks
-from backupd.catalog.backups.plans import Plans
-from backupd.catalog.backups.proofs import Proofs
-from backupd.catalog.backups.rates import Rates
-from backupd.catalog.backups.replications import Replications
-from backupd.catalog.backups.restores import Restores
-from backupd.catalog.backups.scrubs import Scrubs
-from backupd.catalog.backups.thaws import Thaws
-from backupd.catalog.backups.witnesses import Witnesses
-from backupd.catalog.base.changes import Changes
-from backupd.catalog.base.cursors import Cursors
-from backupd.catalog.base.database import Database, catalog_url, is_file
-from backupd.catalog.base.identity import identity_of
+from sqlalchemy import insert, select
+
+from backupd.catalog.alert_rows import Cursors, Events, IncidentRows, Messages
+from backupd.catalog.audit import Audit
+from backupd.catalog.backup_rows import Absences, Backups, Identities
+from backupd.catalog.base.database import WANTED, Changes, Database, catalog_url, current, is_file
 from backupd.catalog.base.leader import Watch
-from backupd.catalog.base.revision import WANTED, current
 from backupd.catalog.base.snapshot import take_history, write_snapshot
-from backupd.catalog.binlogs.lags import Lags
-from backupd.catalog.binlogs.logs import Binlogs
-from backupd.catalog.glances import Glances
-from backupd.catalog.people.audit import Audit
-from backupd.catalog.people.challenges import Challenges
-from backupd.catalog.people.requests import Requests
-from backupd.catalog.people.sessions import Sessions
-from backupd.catalog.people.tokens import Tokens
-from backupd.catalog.work.jobs import Jobs
-from backupd.catalog.work.schedules import Schedules
+from backupd.catalog.base.tables import identity
+from backupd.catalog.binlog_rows import Binlogs, Lags
+from backupd.catalog.destinations import Deposits, Marks, Replications, Scrubs, Thaws
+from backupd.catalog.jobs import Holds, Jobs, Schedules
+from backupd.catalog.overview import Glances
+from backupd.catalog.people_rows import Challenges, Requests, Sessions, Tokens
+from backupd.catalog.proofs import Proofs, Witnesses
+from backupd.catalog.restores import Plans, Rates, Restores
+
+
+def identity_of(database: Database) -> str:
+    """12 hex digits, drawn when they are first asked for. Raises CatalogError."""
+    with database.write() as connection:
+        found = connection.execute(select(identity.c.id)).scalar()
+        if found is None:
+            found = secrets.token_hex(6)
+            connection.execute(insert(identity).values(number=1, id=found))
+        return str(found)
 
 
 class Catalog:

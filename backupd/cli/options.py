@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backupd.model.clock import parse_time
+from backupd.model.text import parse_time
 
 DEFAULT_CONFIG = Path("/etc/backupd/backupd.yaml")
 CONFIG_VARIABLE = "BACKUPD_CONFIG"

@@ -27,9 +27,9 @@ from backupd.engine.physical.xtrabackup import XtraBackup, refuse_encrypted
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import schemas_named, with_a_backtick
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
-from backupd.model.server.facts import Flavour, ServerInfo, Tool, Version
+from backupd.model.server_facts import Flavour, ServerInfo, Tool, Version
 from backupd.process.command import Command, locate
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 XTRABACKUP = "xtrabackup"
 """What its backups name as their tool."""

@@ -36,12 +36,12 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.snapshot import Snapshot, position_now
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, checksum_statement, list_tables
-from backupd.model.backup.proof import Witness
-from backupd.model.backup.table import TableName
-from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
-from backupd.model.progress import Progress, Report, silent
-from backupd.model.server.facts import Position
+from backupd.model.job import Progress, Report, silent
+from backupd.model.proof import Witness
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
+from backupd.model.text import Clock
 
 SNAPSHOT_ENGINES = frozenset({"InnoDB", "ROCKSDB"})
 _STILL_ENGINES = ("MyISAM", "Aria")

@@ -1,4 +1,7 @@
-"""What an operator forbids for a while: deleting a server's backups, or starting its jobs."""
+"""What an operator forbids for a while: deleting a server's backups, or starting its jobs.
+
+What an installation itself knows of a mark of deletion, whatever the mark says of itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.clock import format_time
+from backupd.model.text import format_time
 
 EVERY_SERVER = "*"
 
@@ -44,3 +47,13 @@ class Hold:
             "by": self.set_by,
             "since": format_time(self.since),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """``since``: when this installation put the mark, or first saw somebody else's, by its own clock. ``ours``: its own
+    rules, or a person here, want the backup gone; ``confirmed``: a person here does, so no brake holds it."""
+
+    since: datetime
+    ours: bool = False
+    confirmed: bool = False

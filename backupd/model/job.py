@@ -1,15 +1,18 @@
-"""Work as the catalog remembers it: jobs of any kind, and restores, which can be taken up again."""
+"""Work as the catalog remembers it: jobs of any kind, and restores, which can be taken up again.
+
+What long work tells while it runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.backup.proof import Phase
-from backupd.model.clock import format_time
+from backupd.model.proof import Phase
+from backupd.model.text import format_time
 
 
 class JobKind(StrEnum):
@@ -188,3 +191,28 @@ class RestoreRecord:
             "job": self.job_id or None,
             "request": dict(self.request) if self.request else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report. ``phase`` names the step (``copy``, ``fetch``, ``prepare`` ...); totals are None while unknown.
+
+    ``waits``: for something that takes its time, and at which whoever reports goes on looking. Then a report is a sign
+    of life even where it says the same as the one before.
+    """
+
+    phase: str
+    bytes_done: int = 0
+    bytes_total: int | None = None
+    files_done: int = 0
+    files_total: int | None = None
+    note: str = ""
+    waits: bool = False
+
+
+Report = Callable[[Progress], None]
+"""Called from any thread, often; must be cheap and must not raise."""
+
+
+def silent(_progress: Progress) -> None:
+    """A Report that drops everything."""

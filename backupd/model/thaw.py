@@ -8,8 +8,8 @@ from datetime import date, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
+from backupd.model.text import format_time
 
 GIB = 2**30
 MONTH_DAYS = 30

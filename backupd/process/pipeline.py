@@ -2,6 +2,8 @@
 
 A tool that dies halfway closes its stdout, and a reader who takes that for the end commits a truncated
 object. Here the end is reported only after every program has exited with 0; otherwise reading raises.
+
+Running one program to its end.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process.command import Command
-from backupd.process.stderr import StderrReader
+from backupd.process.output import StderrReader
 from backupd.process.supervise import Child, spawn, stop
 
 PIPE_SIZE = 1024 * 1024
@@ -391,3 +395,55 @@ def describe_exit(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """How a program ended. ``returncode`` is negative for a signal; ``stderr`` its last 400 lines,
+    redacted."""
+
+    returncode: int
+    stdout: bytes
+    stderr: str
+
+
+def run(
+    command: Command,
+    *,
+    input: bytes | None = None,  # noqa: A002  the word that subprocess uses
+    timeout: float | None = None,
+    check: bool = True,
+    log: Path | None = None,
+    on_stderr: Callable[[str], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Completed:
+    """Run ``command``, with ``input`` on its stdin, and wait for its end; its whole output is held in memory.
+
+    Raises ToolMissingError if it is not installed; ToolError naming the program, its exit code or signal and
+    its last lines if ``check`` and it did not exit with 0, and always if it took longer than ``timeout``
+    seconds (it is ended then); CancelledError once ``cancel`` is set. ``log`` and ``on_stderr`` as for
+    Pipeline.
+    """
+
+    def feed(sink: BinaryIO) -> None:
+        sink.write(input or b"")
+
+    stdout = BytesIO()
+    pipeline = Pipeline(
+        [command],
+        log=log,
+        on_stderr=on_stderr,
+        cancel=cancel,
+        timeout=timeout,
+        feed=feed if input is not None else None,
+    )
+    with pipeline:
+        try:
+            for chunk in pipeline.chunks(64 * 1024):
+                stdout.write(chunk)
+        except ToolError:
+            if check or not pipeline.exited:
+                raise
+        code = pipeline.returncodes[0]
+        stderr = pipeline.stderr_tail(command.program, 400)
+    return Completed(code if code is not None else 0, stdout.getvalue(), stderr)

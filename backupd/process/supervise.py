@@ -4,6 +4,8 @@ Every child is wrapped in ``setpriv --pdeathsig KILL``: the kernel kills it when
 SIGKILL. That "parent" is the *thread* that started it, so a child started by a worker thread would be killed
 when that thread ends, in the middle of its work. Therefore one thread, which lives as long as the process,
 starts all of them.
+
+A process and everything below it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 from backupd.model.errors import ToolError
 from backupd.process.command import Command, become, find_account, locate
@@ -195,3 +198,34 @@ def _end_unwanted(answer: Future[subprocess.Popen[bytes]]) -> None:
 
 _spawner = _Spawner()
 os.register_at_fork(after_in_child=_spawner.forget)
+
+
+def family(pid: int) -> list[int]:
+    """``pid`` and all processes below it."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        found.append(one)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                waiting += [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
+    return found
+
+
+def kill_family(pid: int) -> None:
+    """SIGKILL for a child of ours, which nobody has reaped yet, and for all below it.
+
+    The child is stopped first, so that it starts nothing while it is being looked at.
+    """
+    ends: list[int] = []
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    for one in family(pid):
+        with contextlib.suppress(ProcessLookupError):
+            ends.append(os.pidfd_open(one))
+    for end in ends:
+        # By descriptor: the number may already belong to somebody else.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+        os.close(end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import DamagedError, NotFoundError
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from backupd.model.backup.record import BackupRecord
-from backupd.model.server.gtid import MariadbGtids, covers
-from backupd.model.server.identity import STRANGER, Identity, Verdict
+from backupd.model.backup_record import BackupRecord
+from backupd.model.gtid import MariadbGtids, covers
+from backupd.model.server_facts import STRANGER, Identity, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,13 @@ from itertools import pairwise
 from sys import maxsize
 from typing import Any
 
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, Gap, Run
-from backupd.recovery.branches import Histories
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import Branch, Gap, Run
+from backupd.model.proof import Proof
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
 from backupd.recovery.chains import dumps, restorable
-from backupd.recovery.runs import Place, first_of, last_of, parted, place_of
+from backupd.recovery.runs import Histories, Place, first_of, last_of, parted, place_of
 from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, stops_replay, windows
 
 

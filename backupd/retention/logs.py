@@ -15,10 +15,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
-from backupd.model.clock import format_time
-from backupd.model.server.logs import Branch
-from backupd.retention.decisions import RunDecision
-from backupd.retention.view import BinlogRun, LogPlace, Stored
+from backupd.model.binlog import Branch
+from backupd.model.text import format_time
+from backupd.retention.decisions import BinlogRun, LogPlace, RunDecision, Stored
 
 SKEW = timedelta(days=1)
 """A log is older than a backup whose place is not known only when it is so much older: two clocks are compared."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
-from backupd.model.backup.manifest import StoredObject
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, DestinationError, ObjectMissingError
+from backupd.model.manifest import StoredObject
 from backupd.transfer.records.manifests import get_bytes, put_bytes
 from storage.contract import layout, objects
 from storage.contract.destination import Capability, ChecksumDestination, Destination

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backupd.model.backup.table import TableName
 from backupd.model.errors import UsageError
+from backupd.model.table import TableName
 
 _LONGEST = 64
 """Characters of an identifier."""

@@ -25,7 +25,6 @@ from backupd.engine.schema.constraints import check_names
 from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.foreign_keys import ForeignKey, orphans
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -35,8 +34,9 @@ from backupd.model.errors import (
     ServerError,
     UsageError,
 )
-from backupd.model.progress import Progress, Report, silent
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.job import Progress, Report, silent
+from backupd.model.server_facts import Flavour, Version
+from backupd.model.table import TableName, quote_name
 from restore.cutover.goals import Goal, HandedOver, Patience, Pending, Saved, Triggers
 from restore.cutover.journal import Journal
 from restore.cutover.keys_and_triggers import read_keys

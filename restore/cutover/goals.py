@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from backupd.engine.schema.files import TableDefinition
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 
 class Triggers(StrEnum):

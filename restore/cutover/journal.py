@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 from restore.cutover.goals import HandedOver
 from restore.cutover.plan import Plan
 

@@ -10,8 +10,8 @@ from backupd.engine.schema.definition_text import parse_table, tokens
 from backupd.engine.schema.scripts import made_trigger, statements
 from backupd.engine.sql.client import Session, error_code
 from backupd.engine.sql.foreign_keys import NO_ACTION, ForeignKey
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName, quote_name
 
 _AGAIN = frozenset({1205, 1213, 1317})
 """Lock wait timeout, deadlock, interrupted: these say nothing about the statement."""

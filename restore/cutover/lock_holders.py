@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backupd.engine.sql.client import Session, error_code, is_denied
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName
 
 _METADATA = """
 SELECT t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, MAX(t.PROCESSLIST_TIME),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from backupd.engine.sql.foreign_keys import ForeignKey
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import Trigger, Wanted, parse_triggers, pointed
 
 _NEXT_NUMBER = re.compile(r" AUTO_INCREMENT=\d+")

@@ -11,8 +11,8 @@ from backupd.engine.schema.constraints import check_clauses, schema_checks
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys, graph
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.table import TableName, quote_name
 from restore.cutover.aside_names import beside
 from restore.cutover.goals import Goal, Triggers
 from restore.cutover.keys_and_triggers import Trigger, parse_triggers

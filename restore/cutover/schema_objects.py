@@ -21,9 +21,8 @@ from backupd.engine.schema.schema_scripts import read_schema
 from backupd.engine.schema.scripts import statements
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.tablespace.dictionary import drop_tables
-from backupd.model.backup.dump import schema_folder
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import BackupdError, DamagedError, ServerError
+from backupd.model.table import TableName, quote_name, schema_folder
 
 _PARTS = ("routines", "views", "events")
 """In the order in which they can be made: views call functions, events call and read anything."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 _PRESENT = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s"
 _COLUMNS = """

@@ -19,8 +19,8 @@ from backupd.engine.schema import files as ddl
 from backupd.engine.schema.constraints import check_names
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.foreign_keys import ForeignKey, graph
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import RefusedError, ServerError
+from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import Wanted, arrange, is_arranged, pointed
 from restore.cutover.plan import Move, Plan, shape
 from restore.cutover.rename_statement import Renaming

@@ -19,11 +19,11 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts
-from backupd.model.backup.proof import Check, Tally, Witness
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import ServerError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Position
+from backupd.model.job import Progress, Report
+from backupd.model.proof import Check, Tally, Witness
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName, quote_name
 from restore.planning.backup_points import same_position
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import ToolError
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 
 MIB = 1024 * 1024
 FLOOR = 96 * MIB

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import RefusedError
-from backupd.process.otherfolders import read_plain
+from backupd.process.folders import read_plain
 from restore.datadir.staging import INSIDE, reserved
 from restore.datadir.state import MARKER
 from storage.contract.layout import REPOSITORY

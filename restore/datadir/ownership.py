@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backupd.engine.instance.sandbox import out_of_reach, worker
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.process.otherfolders import closed_words, give, give_in
+from backupd.process.folders import closed_words, give, give_in
 
 FILE_MODE = 0o660
 FOLDER_MODE = 0o700

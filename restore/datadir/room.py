@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.model.backup.manifest import Entry, StoredObject
 from backupd.model.errors import RefusedError
-from backupd.model.units import format_size
+from backupd.model.manifest import Entry, StoredObject
+from backupd.model.text import format_size
 
 RESERVE = 64 * 1024 * 1024
 """Bytes for logs, temporary tablespace and the file system's own bookkeeping."""

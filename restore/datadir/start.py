@@ -23,10 +23,10 @@ from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tai
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ToolError
-from backupd.model.server.facts import Flavour, ServerInfo
+from backupd.model.server_facts import Flavour, ServerInfo
 from backupd.process.command import Command
-from backupd.process.otherfolders import read_plain, write_anew
-from backupd.process.run import run
+from backupd.process.folders import read_plain, write_anew
+from backupd.process.pipeline import run
 from backupd.process.runtime import runtime_directory
 from restore.datadir.ownership import Account, find_account, hand_over
 

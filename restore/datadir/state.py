@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Position
-from backupd.process.durable import sync_folder
-from backupd.process.otherfolders import PRIVATE, read_plain, write_anew
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Position
+from backupd.process.folders import PRIVATE, read_plain, sync_folder, write_anew
 
 DATADIR_MODE = 0o750
 """Of a data directory that did not exist; an existing one keeps its own."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from backupd.engine.schema.files import Definitions, TableDefinition, read_tables
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import CancelledError, ServerError
+from backupd.model.table import TableName, quote_name
 from restore.cutover.table_inventory import Shelf
 from restore.difference.column_comparison import Common, Shape, same_key, same_value
 from restore.difference.definitions import definition_differs

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from backupd.model.backup.manifest import Entry
 from backupd.model.errors import BackupdError
+from backupd.model.manifest import Entry
 
 _BLOCK = 4096
 _ZEROS = bytes(_BLOCK)

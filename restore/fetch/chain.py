@@ -20,13 +20,12 @@ from backupd.engine.physical.tablefiles import absent
 from backupd.engine.schema.objects import SEQUENCE, TABLE, list_objects
 from backupd.engine.server.census import is_copied
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.record import partial_words
-from backupd.model.backup.table import TableName
+from backupd.model.backup_record import partial_words
 from backupd.model.errors import UnrestorableError
-from backupd.model.progress import Report
-from backupd.model.server.facts import Flavour, Position, Version
+from backupd.model.job import Report
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Flavour, Position, Version
+from backupd.model.table import BaseTable, TableName
 from restore.datadir.memory import available_memory, choose_memory
 from restore.fetch.objects import Fetched, Opener, default_workers, fetch
 from restore.fetch.prepare import prepare

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from backupd.model.backup.manifest import PLAIN_LIMIT, Body, Header, StoredObject
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -28,7 +27,8 @@ from backupd.model.errors import (
     DestinationError,
     StreamError,
 )
-from backupd.model.progress import Progress, Report
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import PLAIN_LIMIT, Body, Header, StoredObject
 from restore.fetch.assembly import Assembly, lay_out
 from storage.contract import layout, objects
 from storage.contract.destination import Destination

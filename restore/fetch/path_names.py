@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from backupd.model.backup.manifest import Body, Entry, Header
 from backupd.model.errors import DamagedError, RefusedError
+from backupd.model.manifest import Body, Entry, Header
 
 _SHOWN = 20
 

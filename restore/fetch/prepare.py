@@ -12,9 +12,9 @@ from backupd.engine.instance.key_files import handed, named
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
 from backupd.engine.physical.preparation import innodb_place, why_unprepared, without_left_out
 from backupd.model.errors import ToolError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Position, Receipts
-from backupd.process.run import run
+from backupd.model.job import Progress, Report
+from backupd.model.server_facts import Position, Receipts
+from backupd.process.pipeline import run
 from restore.datadir.ownership import FOLDER_MODE, hand_over, refuse_links, worker_account
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.external import LINK_SUFFIX
 from backupd.engine.toolset import NO_PATHS, physical_tool, server_program
-from backupd.model.backup.manifest import BodyFacts
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
-from backupd.model.server.facts import ServerInfo, Tool
-from backupd.model.units import format_size
+from backupd.model.manifest import BodyFacts
+from backupd.model.server_facts import ServerInfo, Tool
+from backupd.model.text import format_size
 from restore.datadir.occupancy import refuse_non_empty
 from restore.datadir.room import Need, measure, refuse_too_small
 from restore.datadir.staging import Site

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.backup.record import BackupKind
-from backupd.model.clock import Clock
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError
+from backupd.model.manifest import Body, Header
+from backupd.model.text import Clock
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.records.manifests import load_body, load_header
 from backupd.transfer.seal.unseal import Unsealer

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 from backupd.model.errors import ArchivedError
-from backupd.model.progress import Report
+from backupd.model.job import Report
 
 T = TypeVar("T")
 _TRIES = 3

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from backupd.engine.sql.client import Session, error_code
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import BusyError, ServerError
+from backupd.model.table import quote_name
 
 TABLE = "backupd_load"
 _NO_SUCH_THREAD = 1094

@@ -21,10 +21,9 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.dump import DumpedTable, definition_path
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError, UsageError
-from backupd.model.progress import Progress, Report, silent
+from backupd.model.job import Progress, Report, silent
+from backupd.model.table import DumpedTable, TableName, definition_path
 from restore.load.journal import Journal
 from restore.load.staging_schema import own_schemas
 from restore.load.table_load import LeftOutError, Means, RowFile, TableLoad

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import BinaryIO
 
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import StreamError
+from backupd.model.table import quote_name
 
 _PIECE = 1024 * 1024
 _LONGEST_HEAD = 8 * 1024 * 1024

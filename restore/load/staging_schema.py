@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 from backupd.engine.physical.strays import remove_strays
 from backupd.engine.sql.client import Connection, Session, is_denied
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import BusyError, RefusedError, ServerError
+from backupd.model.table import quote_name
 from restore.load.journal import DYING, TABLE, Entry, Journal, State, lock_name
 
 PREFIX = "backupd_restore_"

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from backupd.engine.schema.files import read_definition
 from backupd.engine.sql.client import Session, error_code, is_denied
-from backupd.model.backup.dump import DumpedTable, Outcome, data_path, definition_path, table_folder
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import BackupdError, ServerError, StreamError
-from backupd.model.units import format_size
+from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name, table_folder
+from backupd.model.text import format_size
 from restore.load.journal import TABLE, Entry, Journal, State
 from restore.load.row_file import Kind, Statement, statements
 from restore.load.staged_definition import StagedTable, staged_table

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import DumpsOnlyError, NotFoundError, RefusedError, UnknownNameError
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
 from backupd.recovery.chains import dumps
 from backupd.recovery.windows import not_rolled
 from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest

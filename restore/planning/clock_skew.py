@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
-from backupd.model.server.logs import Branch, Stop
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import Branch, Stop
+from backupd.model.text import format_time
 from backupd.recovery.runs import Place, place_of
 
 LOOK_BACK = timedelta(hours=1)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 from backupd.engine.binlog.changes import STATEMENT_SIZE
 from backupd.engine.schema.definition_text import makes_elsewhere
-from backupd.model.clock import format_time
+from backupd.model.binlog import Transaction
 from backupd.model.errors import RefusedError
-from backupd.model.server.logs import Transaction
+from backupd.model.text import format_time
 
 ACCEPT = "--accept-inexact"
 _NAME = r"(?:`(?:[^`]|``)+`|[\w$]+)"

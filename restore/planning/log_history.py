@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from backupd.model.server.logs import Branch, Gap, Run, SegmentKey, Stop
-from backupd.recovery.route import RouteLeg
+from backupd.model.binlog import Branch, Gap, Run, SegmentKey, Stop
 from backupd.recovery.runs import Place
+from backupd.recovery.windows import RouteLeg
 
 
 @dataclass(frozen=True, slots=True)

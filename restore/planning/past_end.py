@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.model.clock import format_time
+from backupd.model.binlog import Branch, Run
 from backupd.model.errors import RefusedError
-from backupd.model.server.logs import Branch, Run
-from backupd.model.units import format_duration
-from backupd.recovery.branches import Histories
-from backupd.recovery.runs import Place, last_of, place_of, same_state
+from backupd.model.text import format_duration, format_time
+from backupd.recovery.runs import Histories, Place, last_of, place_of, same_state
 from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled
 
 LIMIT = timedelta(hours=1)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
 from backupd.model.thaw import ThawPlan
 from restore.planning.past_end import Older
 

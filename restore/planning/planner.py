@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, partial_words
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, partial_words
+from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
-from backupd.model.server.logs import ReplayMethod, Stop
-from backupd.model.units import format_duration
-from backupd.recovery.branches import Histories
+from backupd.model.text import format_duration, format_time
 from backupd.recovery.chains import chain_of, restorable
 from backupd.recovery.lineage import Strange, standing_aside
+from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, not_rolled
 from restore.planning.backup_points import choose_point, disorder, is_exactly, none_restorable, refuse_deleted
 from restore.planning.log_history import History

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from backupd.engine.binlog.changes import OF_TEMPORARY, STATEMENTS
-from backupd.model.backup.record import BackupRecord
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import RefusedError
-from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop
-from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import place_of
+from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.log_history import Material, TargetResolver
 from restore.planning.plan import Rate
 from restore.planning.target_resolution import Aim, Archive, Way

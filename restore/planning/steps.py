@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backupd.model.backup.record import BackupRecord
-from backupd.model.server.logs import ReplayMethod, ReplaySpec
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import ReplayMethod, ReplaySpec
+from backupd.model.text import format_size
 from backupd.model.thaw import ThawPlan
-from backupd.model.units import format_size
 from restore.planning.plan import Rate, Step, bytes_of, replay_rate
 
 

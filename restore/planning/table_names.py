@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError, UsageError
+from backupd.model.table import TableName
 
 _HOW = (
     "write TABLE, SCHEMA.TABLE, or with one `*` for the old name: `*_restored`, `SCHEMA.*`; quote names that hold "

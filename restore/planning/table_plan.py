@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
-from backupd.model.units import format_duration, format_size
+from backupd.model.proof import Phase
+from backupd.model.table import TableName
+from backupd.model.text import format_duration, format_size
 from restore.planning.inexact_replay import InexactError
 from restore.planning.past_end import OlderError
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate

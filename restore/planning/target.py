@@ -17,9 +17,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import UsageError
-from backupd.model.ids import is_id, is_name
+from backupd.model.text import format_time, is_id, is_name, parse_time
 
 GRAMMAR = "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
 _HINT = f"a target is one of: {GRAMMAR}"

@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import Branch, Run, Stop
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, Run, Stop
-from backupd.model.units import format_duration
-from backupd.recovery.branches import Histories
-from backupd.recovery.route import RouteLeg, hole, way
-from backupd.recovery.runs import Place, executed, first_of, last_of, parted, place_of, same_state
-from backupd.recovery.windows import Window, complete_until, not_rolled, windows
+from backupd.model.server_facts import Position
+from backupd.model.text import format_duration, format_time
+from backupd.recovery.runs import Histories, Place, executed, first_of, last_of, parted, place_of, same_state
+from backupd.recovery.windows import RouteLeg, Window, complete_until, hole, not_rolled, way, windows
 from restore.planning.clock_skew import Overtaken, overtaken
 from restore.planning.log_history import History
 from restore.planning.past_end import Older, beyond, end_of, later_known, refuse_beyond

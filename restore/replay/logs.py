@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from threading import Event, Lock
 
+from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -21,9 +22,8 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.progress import Progress, Report
-from backupd.model.server.logs import ReplayLeg, ReplaySpec, SegmentKey
-from backupd.model.units import format_size
+from backupd.model.job import Progress, Report
+from backupd.model.text import format_size
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.superseded_pieces import holding
 from backupd.transfer.records.segment_documents import SegmentHeader

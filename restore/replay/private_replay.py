@@ -17,10 +17,10 @@ from threading import Event
 from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig
 from backupd.engine.physical.external import assert_local, astray, relink
 from backupd.engine.replay.applier import NO_FOLDER_ELSEWHERE
+from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError
-from backupd.model.progress import Report
-from backupd.model.server.facts import Flavour, Position, ServerInfo
-from backupd.model.server.logs import ReplayLeg, ReplaySpec, Stop
+from backupd.model.job import Report
+from backupd.model.server_facts import Flavour, Position, ServerInfo
 from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.ownership import FOLDER_MODE, Account, hand_over, refuse_links
 from restore.datadir.staging import Site, passable

@@ -19,8 +19,8 @@ from backupd.engine.binlog.changes import STATEMENT_SIZE, is_cut
 from backupd.engine.binlog.statements import effect
 from backupd.engine.replay.table_filter import mistakable
 from backupd.engine.sql.tokens import Token, tokens_of
-from backupd.model.backup.table import TableName
-from backupd.model.server.logs import Change, ChangeKind, Transaction
+from backupd.model.binlog import Change, ChangeKind, Transaction
+from backupd.model.table import TableName
 
 _DATA = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE})
 _DEFINING = frozenset({ChangeKind.CREATE, ChangeKind.ALTER, ChangeKind.DROP, ChangeKind.RENAME})

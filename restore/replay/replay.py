@@ -28,12 +28,12 @@ from backupd.engine.replay.scratch_source import log_source, refuse_other_end
 from backupd.engine.server.time_zone import Zone, global_zone
 from backupd.engine.server.xa import prepared_xa
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
+from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError, ServerError
-from backupd.model.progress import Progress, Report, silent
-from backupd.model.server.facts import Flavour, Position, ServerInfo, Version
-from backupd.model.server.gtid import covers, plus, same
-from backupd.model.server.logs import FIRST_EVENT, ReplayMethod, Stop
+from backupd.model.gtid import covers, plus, same
+from backupd.model.job import Progress, Report, silent
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.model.table import TableName
 
 PHASE = "replay"
 

@@ -15,13 +15,13 @@ from typing import Any
 from backupd.engine.binlog.conflicts import Conflict, Conflicts
 from backupd.engine.binlog.scan import scan
 from backupd.engine.instance.launch import LaunchedServer
-from backupd.model.backup.table import TableName
-from backupd.model.clock import format_time, parse_time
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
 from backupd.model.errors import RefusedError
-from backupd.model.progress import Report
-from backupd.model.server.facts import Position, ServerInfo
-from backupd.model.server.gtid import plus
-from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
+from backupd.model.gtid import plus
+from backupd.model.job import Report
+from backupd.model.server_facts import Position, ServerInfo
+from backupd.model.table import TableName
+from backupd.model.text import format_time, parse_time
 from backupd.process.folders import PASSABLE
 from restore.datadir.state import WITHOUT
 from restore.replay.logs import Logs

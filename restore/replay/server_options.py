@@ -10,7 +10,7 @@ from datetime import datetime
 
 from backupd.engine.instance.launch import Options, ServerConfig
 from backupd.engine.server.time_zone import zone_of
-from backupd.model.server.facts import Flavour, ServerInfo, Version
+from backupd.model.server_facts import Flavour, ServerInfo, Version
 
 _MOST_WORKERS = 8
 _RELAY_SPACE = 1024 * 1024 * 1024

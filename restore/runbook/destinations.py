@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 from restore.runbook.unpack import quote
 from storage.contract import layout
 from storage.contract.config import DestinationConfig, S3Config, SftpConfig

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from backupd.model.backup.dump import DumpFacts
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Flavour
-from backupd.model.units import format_size
+from backupd.model.manifest import Body, Header
+from backupd.model.server_facts import Flavour
+from backupd.model.table import DumpFacts
+from backupd.model.text import format_size, format_time
 from restore.runbook.destinations import NOWHERE, render_places
 from restore.runbook.trust import SIGNED, UNSIGNED, first_look
 from storage.contract import layout

@@ -17,9 +17,9 @@ from datetime import datetime
 
 from backupd.engine.instance.launch import OWN_ACCOUNT, Options
 from backupd.engine.server.time_zone import global_zone, zone_of
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Flavour, ServerInfo, Version
+from backupd.model.manifest import Body, Header
+from backupd.model.server_facts import Flavour, ServerInfo, Version
+from backupd.model.text import format_time
 from restore.runbook.server import WORK, begun, option_file, programs_of
 from restore.runbook.unpack import quote
 from storage.contract import layout

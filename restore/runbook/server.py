@@ -10,7 +10,7 @@ from types import MappingProxyType
 from backupd.engine.instance.backup_options import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
 from backupd.engine.instance.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
 from backupd.engine.toolset import row_for
-from backupd.model.server.facts import Flavour, ServerInfo
+from backupd.model.server_facts import Flavour, ServerInfo
 
 # Stand for the operator's paths while commands are rendered: nothing in them needs quoting.
 WORK, DATADIR, STORE = Path("/BACKUPD-WORK"), Path("/BACKUPD-DATADIR"), Path("/BACKUPD-STORE")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from backupd.model.backup.manifest import Entry, StoredObject
+from backupd.model.manifest import Entry, StoredObject
 
 _HEAD = """\
 #!/bin/sh

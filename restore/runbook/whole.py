@@ -14,11 +14,10 @@ from backupd.engine.instance.backup_options import KNOWN
 from backupd.engine.physical.external import LINK_SUFFIX
 from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
-from backupd.model.backup.manifest import Body, BodyFacts, Header
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Flavour, ServerInfo, Tool
-from backupd.model.units import format_size
+from backupd.model.backup_record import BackupRecord
+from backupd.model.manifest import Body, BodyFacts, Header
+from backupd.model.server_facts import Flavour, ServerInfo, Tool
+from backupd.model.text import format_size, format_time
 from backupd.process.command import Command
 from restore.datadir.memory import MIB, choose_memory
 from restore.datadir.room import RESERVE

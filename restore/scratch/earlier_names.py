@@ -23,7 +23,7 @@ from backupd.engine.instance.launch import options_for_copy
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.tablefiles import highest_space_id, left_behind, space_id, space_id_of_meta, stem_of
-from backupd.model.backup.manifest import Entry
+from backupd.model.manifest import Entry
 from restore.fetch.sources import Loaded
 
 _DELTA, _META, _NEW, _DATA, _RENAMED = ".delta", ".meta", ".new", ".ibd", ".ren"

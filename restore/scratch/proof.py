@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from backupd.model.backup import proof as proofs
-from backupd.model.backup.proof import Check, Phase, Proof, Tally
+from backupd.model import proof as proofs
+from backupd.model.proof import Check, Phase, Proof, Tally
 from restore.datadir.checks import FAILED
 
 

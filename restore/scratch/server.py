@@ -12,13 +12,13 @@ from backupd.engine.instance.launch import LaunchedServer
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
 from backupd.engine.physical.external import assert_local
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName
-from backupd.model.clock import Clock
+from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError
-from backupd.model.progress import Report
-from backupd.model.server.facts import ServerInfo, Tool
-from backupd.model.server.logs import ReplaySpec, Stop
+from backupd.model.job import Report
+from backupd.model.proof import Phase
+from backupd.model.server_facts import ServerInfo, Tool
+from backupd.model.table import TableName
+from backupd.model.text import Clock
 from backupd.process import folders
 from backupd.process.folders import locked_folder
 from backupd.transfer.seal.unseal import Unsealer

@@ -17,12 +17,12 @@ from threading import Event
 from backupd.engine.physical.datafiles import verify_fulltext
 from backupd.engine.physical.tablefiles import fulltext_id, left_behind, owner_of, stem_of, table_of
 from backupd.engine.tablespace.dictionary import Known, drop_tables, read_dictionary, unreadable
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName, TablePattern, fits_any
-from backupd.model.clock import Clock
 from backupd.model.errors import NotFoundError
-from backupd.model.progress import Report
-from backupd.model.server.facts import Flavour
+from backupd.model.job import Report
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.model.text import Clock
 from backupd.transfer.seal.unseal import Unsealer
 from restore.fetch.chain import places
 from restore.fetch.objects import default_workers, fetch

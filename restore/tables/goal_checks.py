@@ -10,9 +10,9 @@ from backupd.engine.schema.files import TableDefinition
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError, ServerError
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.server_facts import Flavour, Version
+from backupd.model.table import TableName
 from restore.cutover.table_inventory import Shelf
 
 _ENGINES = "SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')"

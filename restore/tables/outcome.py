@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Position
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 from restore.cutover.cutover import HandedOver
 from restore.cutover.schema_objects import SchemaObjects
 from restore.difference.row_difference import TableDifference

@@ -24,14 +24,13 @@ from backupd.engine.schema.scripts import statements
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.foreign_keys import ForeignKey
 from backupd.engine.toolset import server_program
-from backupd.model.backup.dump import DumpedTable, definition_path, schema_folder, triggers_path
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.binlog import ChangeKind, ReplaySpec, Stop
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.model.progress import Report
-from backupd.model.server.facts import ServerInfo
-from backupd.model.server.logs import ChangeKind, ReplaySpec, Stop
-from backupd.model.units import format_size
+from backupd.model.job import Report
+from backupd.model.proof import Phase
+from backupd.model.server_facts import ServerInfo
+from backupd.model.table import DumpedTable, TableName, definition_path, quote_name, schema_folder, triggers_path
+from backupd.model.text import format_size
 from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.ownership import Account, worker_account
 from restore.datadir.room import RESERVE

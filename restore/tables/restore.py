@@ -16,13 +16,12 @@ from threading import Event
 
 from backupd.engine.schema.files import read_tables
 from backupd.engine.sql.client import Connection, is_denied
-from backupd.model.backup.dump import Outcome
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName, quote_name
-from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
-from backupd.model.progress import Report
-from backupd.process.durable import write_whole
+from backupd.model.job import Report
+from backupd.model.proof import Phase
+from backupd.model.table import Outcome, TableName, quote_name
+from backupd.model.text import Clock
+from backupd.process.folders import write_whole
 from backupd.transfer.seal.unseal import Unsealer
 from restore.cutover.cutover import Goal, HandedOver, Triggers, hand_over, settle, told
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing

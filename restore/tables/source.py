@@ -22,21 +22,22 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.tablespace.dictionary import Known
-from backupd.model.backup.dump import (
+from backupd.model.errors import DamagedError, NotFoundError, RefusedError
+from backupd.model.job import Report
+from backupd.model.manifest import Entry
+from backupd.model.server_facts import Flavour, Position
+from backupd.model.table import (
     DumpedTable,
     Outcome,
+    TableName,
+    TablePattern,
     decode_name,
     definition_path,
     table_folder,
     triggers_path,
 )
-from backupd.model.backup.manifest import Entry
-from backupd.model.backup.table import TableName, TablePattern
-from backupd.model.clock import Clock
-from backupd.model.errors import DamagedError, NotFoundError, RefusedError
-from backupd.model.progress import Report
-from backupd.model.server.facts import Flavour, Position
-from backupd.process.durable import write_whole
+from backupd.model.text import Clock
+from backupd.process.folders import write_whole
 from backupd.transfer.seal.unseal import Unsealer
 from restore.cutover.schema_objects import carry_scripts, keep_scripts, remarks
 from restore.cutover.table_inventory import Shelf

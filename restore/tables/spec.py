@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.model.backup.dump import DumpedTable, Outcome
-from backupd.model.backup.table import TableName
-from backupd.model.server.logs import ReplaySpec, Transaction
+from backupd.model.binlog import ReplaySpec, Transaction
+from backupd.model.table import DumpedTable, Outcome, TableName
 from restore.cutover.cutover import Triggers
 from restore.difference.row_difference import SAMPLE
 from restore.planning.table_names import TableGoal

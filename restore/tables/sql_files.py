@@ -14,11 +14,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.model.backup.dump import decode_name, definition_path, schema_folder, table_folder, triggers_path
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Flavour
-from backupd.process.durable import sync_folder
+from backupd.model.server_facts import Flavour
+from backupd.model.table import (
+    TableName,
+    decode_name,
+    definition_path,
+    quote_name,
+    schema_folder,
+    table_folder,
+    triggers_path,
+)
+from backupd.process.folders import sync_folder
 from restore.datadir.occupancy import refuse_nested
 from restore.tables.view_script import joined
 

@@ -20,11 +20,10 @@ from backupd.engine.physical.strays import remove_strays
 from backupd.engine.schema.files import TableDefinition, read_tables, write_definition
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.tablespace.transport import SPARE, Imported, can_import, export_tables, import_tables
-from backupd.model.backup.dump import DumpedTable, Outcome, definition_path, table_folder
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import ServerError
-from backupd.model.progress import Report
+from backupd.model.job import Report
+from backupd.model.proof import Phase
+from backupd.model.table import DumpedTable, Outcome, TableName, definition_path, quote_name, table_folder
 from restore.cutover import journal as handoverjournal
 from restore.fetch.chain import Stopwatch
 from restore.load import journal as loadjournal

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from backupd.engine.schema.definition_text import tokens
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 
 _SET_DELIMITER = "DELIMITER "
 _UTF8 = "SET NAMES utf8mb4;"

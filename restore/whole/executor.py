@@ -17,11 +17,11 @@ from threading import Event
 from backupd.engine.instance.launch import ServerConfig
 from backupd.engine.physical.external import assert_local
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.proof import Check, Phase
-from backupd.model.clock import Clock, format_time
 from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Position, Tool
+from backupd.model.job import Progress, Report
+from backupd.model.proof import Check, Phase
+from backupd.model.server_facts import Position, Tool
+from backupd.model.text import Clock, format_time
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
 from backupd.transfer.seal.unseal import Unsealer

@@ -19,8 +19,8 @@ from pathlib import Path
 from backupd.engine.physical.external import assert_local
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command
-from backupd.process.durable import sync_folder
-from backupd.process.run import run
+from backupd.process.folders import sync_folder
+from backupd.process.pipeline import run
 from restore.datadir.occupancy import refuse_non_empty
 from restore.datadir.ownership import FOLDER_MODE, Account, hand_over
 from restore.datadir.staging import Site, write_state

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from backupd.model.backup.manifest import BodyFacts
-from backupd.model.server.facts import Flavour, Position, Role
-from backupd.process.redact import redact
+from backupd.model.manifest import BodyFacts
+from backupd.model.server_facts import Flavour, Position, Role
+from backupd.process.output import redact
 
 _SECRET = re.compile(
     r"(MASTER_PASSWORD\s*=\s*)('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[^\s,;]+)", re.IGNORECASE

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backupd.model.backup.proof import Check, Phase, Witness
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplaySpec
+from backupd.model.binlog import ReplaySpec
+from backupd.model.proof import Check, Phase, Witness
+from backupd.model.server_facts import Position
 from restore.datadir.checks import FAILED
 from restore.datadir.memory import DEFAULT_CAP
 from restore.datadir.start import Started

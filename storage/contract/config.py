@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from backupd.model.units import parse_size
+from backupd.model.text import parse_size
 
 
 def _size(value: object) -> object:

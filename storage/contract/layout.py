@@ -40,10 +40,10 @@ import re
 from datetime import UTC, datetime
 from typing import Literal
 
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, DestinationError, UsageError
 from backupd.model.hold import EVERY_SERVER
-from backupd.model.ids import is_id, is_name
-from backupd.model.server.logs import SegmentKey
+from backupd.model.text import is_id, is_name
 
 REPOSITORY = "repository.json"
 OBJECTS = "objects/"

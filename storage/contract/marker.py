@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from backupd.model.clock import parse_time
 from backupd.model.errors import ObjectMissingError
+from backupd.model.text import parse_time
 from storage.contract import layout
 from storage.contract.destination import Destination, read_note
 

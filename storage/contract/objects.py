@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
-from backupd.model.backup.manifest import StoredObject
-from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, DamagedError, LockedError, ObjectMissingError
+from backupd.model.manifest import StoredObject
+from backupd.model.text import format_time
 from storage.contract import layout
 from storage.contract.destination import Destination, read_note
 

@@ -6,8 +6,8 @@ import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from backupd.model.backup.manifest import Entry
 from backupd.model.errors import DestinationError
+from backupd.model.manifest import Entry
 from storage.contract.layout import SEALED
 
 _PARTS = ".parts"

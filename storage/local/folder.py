@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError, DestinationFullError, RefusedError
-from backupd.model.units import format_size
+from backupd.model.text import format_size, format_time
 from storage.contract import layout
 from storage.contract.destination import Space
 

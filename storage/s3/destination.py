@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from botocore.exceptions import ClientError
 
-from backupd.model.clock import Clock, format_time
 from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError, RefusedError
+from backupd.model.text import Clock, format_time
 from storage.contract import layout
 from storage.contract.config import S3Config
 from storage.contract.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError
+from backupd.model.text import format_time
 from storage.contract import layout
 from storage.contract.config import S3Config
 from storage.s3.client import Bucket

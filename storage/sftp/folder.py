@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import BinaryIO
 
-from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError, DestinationFullError, RefusedError, UnreachableError
-from backupd.model.units import format_size
+from backupd.model.text import format_size, format_time
 from storage.contract import layout
 from storage.contract.config import SftpConfig
 from storage.contract.destination import Space

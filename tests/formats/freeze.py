@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from backupd.model.clock import format_time
+from backupd.model.text import format_time
 from tests.support import sample
 from tests.support.e2e.archived import Archive
 from tests.support.e2e.house import SERVER, House

@@ -21,7 +21,7 @@ from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
-from backupd.model.clock import parse_time
+from backupd.model.text import parse_time
 from tests.support.e2e.house import SERVER
 from tests.support.keys import Keys, gpg, make_home, stop_agent
 from tests.support.service import rig

@@ -16,7 +16,7 @@ from backupd.app.context.audit import audit
 from backupd.app.context.scope import require_all
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord

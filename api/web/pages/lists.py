@@ -13,10 +13,9 @@ from api.web.site import link, render
 from api.web.words import Shown, problem_of
 from backupd.app.service.facade import Service
 from backupd.model.access import Actor, Role
-from backupd.model.backup.record import BackupDetail, BackupRecord
+from backupd.model.backup_record import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError
-from backupd.model.event import Severity
-from backupd.model.incident import Incident, MessageState
+from backupd.model.event import Incident, MessageState, Severity
 from backupd.recovery.chains import chain_of
 
 PAGE = 60

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from api.web.forms import Form, moment_of
 from backupd.app.restores.request import RestoreRequest
-from backupd.model.clock import format_time
 from backupd.model.errors import UsageError
+from backupd.model.text import format_time
 
 _HINT = "fill in what is missing; nothing was done"
 

@@ -17,9 +17,9 @@ from api.web.site import render
 from api.web.words import Shown, problem_of
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.clock import format_time, parse_time
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError
+from backupd.model.text import format_time, parse_time
 from backupd.recovery.chains import chains
 from backupd.recovery.timeline import Timeline
 from restore.planning.plan import Plan

@@ -24,11 +24,11 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
-from backupd.catalog.backups.plans import StoredPlan
+from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Role
-from backupd.model.backup.table import TableName
+from backupd.model.binlog import Change, ChangeKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError
-from backupd.model.server.logs import Change, ChangeKind
+from backupd.model.table import TableName
 from restore.planning.inexact_replay import InexactError
 from restore.planning.past_end import OlderError
 

@@ -8,11 +8,10 @@ from datetime import datetime
 from backupd.app.access import tokens
 from backupd.app.context.scope import require_known
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.people.audit import Verified
+from backupd.catalog.audit import Verified
 from backupd.model.access import Actor, AuditEntry, Role, Token
-from backupd.model.clock import parse_time
 from backupd.model.errors import UsageError
-from backupd.model.units import parse_duration
+from backupd.model.text import parse_duration, parse_time
 
 
 class Access:

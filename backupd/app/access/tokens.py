@@ -12,9 +12,8 @@ from backupd.app.context.audit import audit
 from backupd.app.context.audited_action import deed
 from backupd.app.context.wiring import Wiring
 from backupd.model.access import Actor, Role, Session, Token, Via
-from backupd.model.clock import format_time
 from backupd.model.errors import UnauthenticatedError, UsageError
-from backupd.model.ids import new_id
+from backupd.model.text import format_time, new_id
 
 PREFIX = "backupd_"
 """What every secret begins with, so that scanners of repositories and logs know one."""

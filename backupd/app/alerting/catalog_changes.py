@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.work.jobs import OPEN
+from backupd.catalog.jobs import OPEN
 from backupd.model.errors import NotFoundError
 from backupd.model.event import Event
 from backupd.model.job import JobRecord

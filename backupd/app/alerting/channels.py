@@ -10,19 +10,18 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from backupd.alerts.channels import courier, notify, read_channels
-from backupd.alerts.delivery import Delivered, DeliveryError
+from backupd.alerts.channels import Delivered, DeliveryError, courier, notify, read_channels
 from backupd.alerts.email import Envelope, as_mail, read_password, send, trust
 from backupd.alerts.heartbeat import read_url
-from backupd.alerts.letter import Letter
+from backupd.alerts.message import Letter
 from backupd.alerts.rules import UNDELIVERABLE
 from backupd.alerts.wording import Site
 from backupd.app.context.listening import address
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
-from backupd.model.ids import new_id
-from backupd.model.incident import Message, MessageKind, MessageState
+from backupd.model.event import Message, MessageKind, MessageState
+from backupd.model.text import new_id
 
 EMAIL = "email"
 CHANNELS = "channels"

@@ -8,8 +8,7 @@ from backupd.app.context.scope import require_all, see, seen
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.base.pages import EVER, Span
 from backupd.model.access import Actor
-from backupd.model.event import Severity
-from backupd.model.incident import Incident, Message, MessageState
+from backupd.model.event import Incident, Message, MessageState, Severity
 
 PAGE = 100
 """Rows of a list when nobody says how many."""

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from backupd.alerts.delivery import DeliveryError
-from backupd.alerts.grouping import MANY, grouped
-from backupd.alerts.ledger import Ledger, Turn
-from backupd.alerts.letter import Letter
+from backupd.alerts.channels import DeliveryError
+from backupd.alerts.ledger import MANY, Ledger, Turn, grouped
+from backupd.alerts.message import Letter
 from backupd.alerts.rules import UNDELIVERABLE, endings_of, rule_of_incident, topic_of
 from backupd.alerts.wording import letter_about, letter_after_silence, letter_of_silence
 from backupd.app.alerting.channels import CHANNELS, mail_name, names, site_of, written
@@ -26,8 +25,7 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.clock_check import ClockWatch, boottime
 from backupd.model.errors import BackupdError
-from backupd.model.event import Event, Severity
-from backupd.model.incident import Incident, Message, MessageKind
+from backupd.model.event import Event, Incident, Message, MessageKind, Severity
 from backupd.model.job import JobKind, JobState
 
 DELIVERY = Pair(UNDELIVERABLE, "alerts-delivered")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from backupd.alerts.delivery import DeliveryError
+from backupd.alerts.channels import DeliveryError
 from backupd.alerts.rules import JOB, UNDELIVERABLE, topic_of
 from backupd.app.alerting.channels import CHANNELS, EMAIL, names, recipient
 from backupd.app.alerting.watchdog_ping import HEARTBEAT
@@ -13,7 +13,7 @@ from backupd.app.context.incidents import API, DESTINATION, PLACE_RPO, PURGE, RP
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.replication_watch import LEG
-from backupd.model.incident import Incident
+from backupd.model.event import Incident
 from policies.lint import streams
 
 _OF_STREAMS = frozenset(topic_of(pair.broken) for pair in (STREAM, SPOOL, PURGE))

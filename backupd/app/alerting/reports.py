@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from backupd.alerts.letter import Letter
-from backupd.alerts.report import PlaceLine, ServerLine, report
+from backupd.alerts.message import Letter
+from backupd.alerts.wording import PlaceLine, ServerLine, report
 from backupd.app.alerting.channels import site_of, working, written
 from backupd.app.context.trust import recovery_page, signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.signed_heads import noted
 from backupd.app.schedule.calendar import next_runs
 from backupd.app.views.overview import PlaceView, ServerOverview, overview, places
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
-from backupd.model.incident import MessageKind
+from backupd.model.event import MessageKind
+from backupd.model.text import format_time
 
 REPORTED = "report"
 """A cursor: the moment, in seconds, up to which every report that was due was made."""

@@ -10,15 +10,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from backupd.alerts.delivery import LONGEST_PAUSE, Delivered, DeliveryError, is_over, pause_after
+from backupd.alerts.channels import LONGEST_PAUSE, Delivered, DeliveryError, is_over, pause_after
 from backupd.app.alerting.channels import CHANNELS, EMAIL, deliver, names, recipient, working
 from backupd.app.alerting.notifier import DELIVERY
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.guarded_loop import Guard
-from backupd.model.event import Event, Severity
-from backupd.model.incident import Message, MessageState
+from backupd.model.event import Event, Message, MessageState, Severity
 
 LEASE = timedelta(minutes=30)
 """So long has a command that sends a message itself. Should it die, the service sends it then."""

@@ -22,8 +22,8 @@ from backupd.app.context.logging_setup import redacted
 from backupd.app.context.wiring import Wiring, user
 from backupd.app.runtime.guarded_loop import Guard
 from backupd.model.errors import RefusedError
-from backupd.model.ids import new_id
-from backupd.model.incident import Message, MessageKind, MessageState
+from backupd.model.event import Message, MessageKind, MessageState
+from backupd.model.text import new_id
 
 TICK = 1.0
 """Seconds between two looks for news."""

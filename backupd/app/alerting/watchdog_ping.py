@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from backupd.alerts.delivery import DeliveryError
+from backupd.alerts.channels import DeliveryError
 from backupd.alerts.heartbeat import ping, read_url
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say

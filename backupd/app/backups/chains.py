@@ -18,13 +18,12 @@ from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.imports import imported_tables, newest_table
 from backupd.engine.server.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
 from backupd.engine.sql.client import Session
-from backupd.model.backup.manifest import Header, Landmarks
-from backupd.model.backup.proof import FAILED, UNDECIDED, Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.model.server.facts import ServerInfo, Version
-from backupd.model.units import format_duration, format_size
+from backupd.model.manifest import Header, Landmarks
+from backupd.model.proof import FAILED, UNDECIDED, Proof
+from backupd.model.server_facts import ServerInfo, Version
+from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.chains import chain_of
 from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.deletion import is_whole, marks

@@ -23,8 +23,8 @@ from backupd.engine.pressure.watch import RESUME, PressureWatch, Watched
 from backupd.engine.sql.client import DEFAULT_PORT, Connection
 from backupd.model.errors import ServerError
 from backupd.model.event import Event, Severity
-from backupd.model.progress import Progress
-from backupd.model.units import format_duration
+from backupd.model.job import Progress
+from backupd.model.text import format_duration
 from backupd.process.throttle import Throttle, TokenBucket, Unlimited
 from policies.schema import Limits
 

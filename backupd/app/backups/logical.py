@@ -26,13 +26,11 @@ from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup.dump import DumpedTable
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.backup.record import BackupRecord
-from backupd.model.backup.table import TablePattern
+from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
-from backupd.model.server.facts import ServerInfo, no_roll_forward
-from backupd.model.server.identity import Identity
+from backupd.model.manifest import Body, Header
+from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
+from backupd.model.table import DumpedTable, TablePattern
 from policies.problems import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook.logical import render_logical_runbook

@@ -33,13 +33,13 @@ from backupd.engine.server.probe import examine
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness
-from backupd.model.backup.manifest import Body, BodyFacts, Header
-from backupd.model.backup.proof import Witness
-from backupd.model.backup.record import BackupKind, BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, TablesChangedError
-from backupd.model.ids import new_id
-from backupd.model.progress import Progress
-from backupd.model.server.identity import Identity
+from backupd.model.job import Progress
+from backupd.model.manifest import Body, BodyFacts, Header
+from backupd.model.proof import Witness
+from backupd.model.server_facts import Identity
+from backupd.model.text import new_id
 from restore.datadir.state import restored_by
 from restore.planning.plan import DEFAULT_RATES
 from restore.runbook.unpack import render_unpack

@@ -20,13 +20,13 @@ from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.backups.absences import Absence
-from backupd.model.clock import format_time
+from backupd.catalog.backup_rows import Absence
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState
+from backupd.model.text import format_time
 from backupd.process.command import Command
-from backupd.process.run import run as run_program
+from backupd.process.pipeline import run as run_program
 
 HOOK = Pair("hook-failed", "hook-recovered")
 BEFORE, AFTER = "before", "after"

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 from backupd.app.context.wiring import Wiring
 from backupd.backup.commit import BackupSpec
-from backupd.model.backup.manifest import BodyFacts, Header, encode_header
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import RefusedError, TamperedError
-from backupd.model.units import format_duration
+from backupd.model.manifest import BodyFacts, Header, encode_header
+from backupd.model.text import format_duration
 from backupd.transfer.records.manifests import get_bytes
 from storage.contract import layout
 

@@ -10,7 +10,7 @@ from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import Wiring
 from backupd.engine.witness import take
 from backupd.model.errors import RefusedError
-from backupd.model.ids import new_id
+from backupd.model.text import new_id
 
 
 def take_witness(wiring: Wiring, run: JobRun) -> str:

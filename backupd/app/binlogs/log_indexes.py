@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from backupd.app.context.wiring import Wiring
+from backupd.model.binlog import SegmentRecord, Transaction
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, StreamError
-from backupd.model.server.logs import SegmentRecord, Transaction
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.superseded_pieces import holding
 from backupd.transfer.seal.unseal import Unsealer

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import datetime
 
 from backupd.app.binlogs.transactions import Logbook, Met
-from backupd.catalog.binlogs.logs import Binlogs
-from backupd.model.server.logs import SegmentRecord
+from backupd.catalog.binlog_rows import Binlogs
+from backupd.model.binlog import SegmentRecord
+from backupd.recovery.positions import AHEAD, BACK, Cut
 from backupd.recovery.runs import Place
-from backupd.recovery.stamps import AHEAD, BACK, Cut
 
 
 class Moments:

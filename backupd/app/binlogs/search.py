@@ -17,9 +17,9 @@ from typing import Any
 from backupd.app.binlogs.log_indexes import Indexes
 from backupd.app.context.scope import require_known
 from backupd.app.context.wiring import Wiring
-from backupd.model.clock import format_time
+from backupd.model.binlog import Change, ChangeKind, Segment, SegmentRecord, Transaction
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError, UnknownNameError, UsageError
-from backupd.model.server.logs import Change, ChangeKind, Segment, SegmentRecord, Transaction
+from backupd.model.text import format_time
 from policies.problems import suggestion
 
 _BEGINNING = ("", 0, -1)

@@ -13,9 +13,9 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner_is_alive
 from backupd.binlog.history.status import StreamState
 from backupd.engine.logclient.source import BinlogSource
-from backupd.model.clock import format_time, parse_time
+from backupd.model.binlog import Branch, Run
 from backupd.model.errors import BackupdError
-from backupd.model.server.logs import Branch, Run
+from backupd.model.text import format_time, parse_time
 from backupd.recovery.runs import last_of, place_of, same_state
 from policies.lint import streams
 from restore.planning.past_end import LIMIT, Stream

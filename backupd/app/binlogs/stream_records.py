@@ -9,9 +9,9 @@ from datetime import datetime
 
 from backupd.app.runtime.catalog_writer import Scribe
 from backupd.catalog.session import Catalog
-from backupd.model.clock import Clock, format_time
+from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.model.event import Event, Severity
-from backupd.model.server.logs import Branch, BranchReason, Gap, Segment, SegmentKey
+from backupd.model.text import Clock, format_time
 from backupd.recovery.runs import without
 
 CONFIRMATIONS = 5.0

@@ -19,10 +19,9 @@ from backupd.app.runtime.catalog_writer import Scribe
 from backupd.binlog.archive.files import Behind
 from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.spool.files import Spool
-from backupd.model.clock import Clock, format_time
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import Clock, format_duration, format_size, format_time
 from policies.schema import Policy
 
 OUT_OF_REACH = timedelta(minutes=1)

@@ -19,17 +19,7 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.engine.binlog.changes import ELSEWHERE, OF_TEMPORARY, STATEMENTS
-from backupd.model.clock import format_time
-from backupd.model.errors import (
-    ConfigurationError,
-    DamagedError,
-    DestinationError,
-    KeyUnusableError,
-    RefusedError,
-)
-from backupd.model.server.facts import Position
-from backupd.model.server.gtid import MariadbGtids, covers, same
-from backupd.model.server.logs import (
+from backupd.model.binlog import (
     FIRST_EVENT,
     Branch,
     Ending,
@@ -39,10 +29,19 @@ from backupd.model.server.logs import (
     Stop,
     Transaction,
 )
-from backupd.recovery.executed import Missing, holder, state_after
-from backupd.recovery.route import RouteLeg, Span
+from backupd.model.errors import (
+    ConfigurationError,
+    DamagedError,
+    DestinationError,
+    KeyUnusableError,
+    RefusedError,
+)
+from backupd.model.gtid import MariadbGtids, covers, same
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
+from backupd.recovery.positions import APART, Missing, holder, state_after
 from backupd.recovery.runs import Place, parted, place_of, same_state
-from backupd.recovery.stamps import APART
+from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.inexact_replay import beyond_replay, open_before, over_temporary
 from restore.planning.log_history import History, Material
 

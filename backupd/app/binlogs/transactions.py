@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from backupd.app.binlogs.log_indexes import Indexes
-from backupd.catalog.binlogs.logs import Binlogs
-from backupd.model.clock import format_time
+from backupd.catalog.binlog_rows import Binlogs
+from backupd.model.binlog import Run, SegmentRecord, Transaction
 from backupd.model.errors import RefusedError
-from backupd.model.server.logs import Run, SegmentRecord, Transaction
-from backupd.recovery.executed import in_order
+from backupd.model.text import format_time
+from backupd.recovery.positions import in_order
 from backupd.recovery.runs import Place
 
 _END: Place = (2**62, 0)

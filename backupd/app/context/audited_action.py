@@ -18,7 +18,7 @@ from backupd.model.errors import (
     UsageError,
 )
 from backupd.model.hold import EVERY_SERVER
-from backupd.model.ids import is_name
+from backupd.model.text import is_name
 
 REFUSALS = (UsageError, ConfigurationError, RefusedError, NotFoundError, ForbiddenError, ArchivedError, LockedError)
 """Errors after which nothing was done."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, error
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
 from storage.contract import layout
 from storage.contract.destination import Destination

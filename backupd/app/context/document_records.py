@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.catalog.session import Catalog
-from backupd.model.backup.record import BackupState
-from backupd.model.clock import Clock
+from backupd.model.backup_record import BackupState
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import CatalogError, NotFoundError, TamperedError
 from backupd.model.event import Event, Severity
-from backupd.model.server.logs import SegmentKey
+from backupd.model.text import Clock
 
 TAMPERED = Pair("tampered", "tampered-mended")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backupd.app.context.settings import Settings
 from backupd.backup.checks.finding import Finding, error, fine, warning
-from backupd.model.clock import format_time
+from backupd.model.text import format_time
 from policies.access import Api, is_everywhere, is_loopback
 
 _SUBJECT = "api"

@@ -18,10 +18,9 @@ from typing import TextIO
 
 from backupd.app.context.settings import Settings
 from backupd.catalog.base.database import catalog_url
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, NotFoundError, unknown
-from backupd.model.ids import is_id
-from backupd.process.redact import Redactor
+from backupd.model.text import format_time, is_id
+from backupd.process.output import Redactor
 
 _logger = logging.getLogger("backupd")
 _logger.addHandler(logging.NullHandler())

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import BackupdError, CancelledError
-from backupd.model.job import JobRecord
-from backupd.model.progress import Report, silent
+from backupd.model.job import JobRecord, Report, silent
+from backupd.model.proof import Phase
 
 
 def _ours() -> None:

@@ -24,15 +24,14 @@ from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.engine.server.history import missing_evidence
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.server.facts import Flavour, ServerInfo
-from backupd.model.server.gtid import covers
-from backupd.model.server.identity import STRANGER, Identity, Verdict
-from backupd.model.server.logs import Branch, BranchReason
+from backupd.model.gtid import covers
+from backupd.model.manifest import Header
+from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, Verdict
+from backupd.model.text import format_time
 from backupd.recovery.lineage import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
 from backupd.transfer.records.inventory import read

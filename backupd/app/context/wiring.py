@@ -23,7 +23,6 @@ from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.trust import trusting
 from backupd.backup.checks.preflight import EMPTIED_HINT
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
-from backupd.model.clock import Clock
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -33,6 +32,7 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.event import Event, Severity
+from backupd.model.text import Clock
 from backupd.process.folders import PASSABLE
 from backupd.process.runtime import passable_directory
 from backupd.transfer.guards.lease import Owner

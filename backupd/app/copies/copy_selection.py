@@ -13,9 +13,9 @@ from backupd.app.retention.missing_copies import as_if_there
 from backupd.app.retention.retention import foresee
 from backupd.backup.checks.finding import Finding, from_error, warning
 from backupd.backup.checks.preflight import EMPTIED_HINT
-from backupd.model.backup.record import BackupRecord, BackupState
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.text import format_time
 from backupd.retention.decisions import Decisions
 from backupd.retention.logs import NOTHING
 from storage.contract.destination import Destination

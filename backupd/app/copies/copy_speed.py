@@ -8,9 +8,9 @@ from datetime import timedelta
 from backupd.app.context.incidents import SLOW, Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.speed import LIMITED, LONG_SECONDS
-from backupd.model.backup.record import BackupRecord
+from backupd.model.backup_record import BackupRecord
 from backupd.model.event import Event, Severity
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import format_duration, format_size
 
 _LOOKED_AT = timedelta(days=14)
 _LEAST = timedelta(hours=1)

@@ -12,9 +12,9 @@ from datetime import datetime
 
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
-from backupd.model.clock import Clock
+from backupd.model.binlog import Branch, Run, SegmentKey, SegmentRecord
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError
-from backupd.model.server.logs import Branch, Run, SegmentKey, SegmentRecord
+from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.copy.log_copy import copy_branch, copy_segment
 from backupd.transfer.guards.object_locks import lengthen_branch

@@ -19,13 +19,12 @@ from backupd.app.context.destinations import identities
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.copies.repairs import mend
-from backupd.model.backup.manifest import Header, StoredObject
-from backupd.model.backup.record import BackupRecord, BackupState, Copy
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord, BackupState, Copy
 from backupd.model.errors import ArchivedError, CancelledError, NotFoundError
 from backupd.model.event import Event, Severity
-from backupd.model.progress import Progress, Report
-from backupd.model.units import format_duration, format_size
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import Header, StoredObject
+from backupd.model.text import format_duration, format_size, format_time
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.pack.known import missing
 from backupd.transfer.records.inventory import backup_ids, read

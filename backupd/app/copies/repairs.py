@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.manifest import Header
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
-from backupd.model.server.logs import SegmentKey
+from backupd.model.job import silent
+from backupd.model.manifest import Header
+from backupd.model.text import new_id
 from backupd.recovery.chains import chain_of
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.copy.backup_copy import Order, replicate

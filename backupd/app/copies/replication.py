@@ -24,8 +24,7 @@ from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.app.reconcile.missing_copies import LOST, find_lost
 from backupd.app.retention.deletion import reconcile, sweep_destination
 from backupd.app.retention.holds_at_destinations import kept_by_catalog
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupRecord, BackupState, Copy
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -39,8 +38,9 @@ from backupd.model.errors import (
 )
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER
-from backupd.model.progress import Progress
-from backupd.model.units import format_duration, format_size
+from backupd.model.job import Progress
+from backupd.model.manifest import Header
+from backupd.model.text import format_duration, format_size
 from backupd.transfer.copy.backup_copy import Copied, Order, TreePaths, replicate
 from backupd.transfer.guards.holds import kept_at, put_hold, put_keep
 from backupd.transfer.records.manifests import load_body

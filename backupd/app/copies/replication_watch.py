@@ -14,11 +14,11 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
 from backupd.app.runtime.periodic import Lookout
-from backupd.catalog.work.jobs import OPEN
-from backupd.model.backup.record import BackupRecord, BackupState
+from backupd.catalog.jobs import OPEN
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.hold import EVERY_SERVER, HoldKind
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 
 EVERY = timedelta(seconds=10)
 HOURLY = timedelta(hours=1)

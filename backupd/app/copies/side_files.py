@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import with_protection
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupDetail, BackupRecord
+from backupd.model.backup_record import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError, NotFoundError
+from backupd.model.manifest import Header
 from backupd.transfer.records.manifests import load_header, load_side_file
 from storage.contract.destination import Destination
 

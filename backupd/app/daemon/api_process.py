@@ -26,8 +26,8 @@ from backupd.app.runtime.child_process import Offspring, open_log, start
 from backupd.app.runtime.processwatch import ProcessWatch
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from backupd.process.family import kill_family
 from backupd.process.pipeline import describe_exit
+from backupd.process.supervise import kill_family
 
 TICK = 0.5
 """Seconds between two looks."""

@@ -44,11 +44,10 @@ from backupd.app.streams.supervisor import StreamWatch
 from backupd.app.thaw.watch import ThawWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.timeline import timeline
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration, format_time
 
 TICK = 5.0
 """Seconds between looks at the clock when nothing happens."""

@@ -27,10 +27,10 @@ from backupd.app.runtime.guarded_loop import Guard
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState
-from backupd.model.units import format_duration
-from backupd.process.family import kill_family
+from backupd.model.text import format_duration
 from backupd.process.pipeline import describe_exit
 from backupd.process.runtime import runtime_directory
+from backupd.process.supervise import kill_family
 
 GRACE = 10.0
 """Seconds that a job has to unwind before its whole process tree is killed."""

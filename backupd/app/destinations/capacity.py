@@ -14,7 +14,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.destinations.forecast import NEARLY, SOON, Forecast, forecast
 from backupd.app.runtime.periodic import Lookout
 from backupd.model.event import Event, Severity
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 
 FILLING = Pair("destination-filling", "destination-has-room")
 EVERY = timedelta(hours=1)

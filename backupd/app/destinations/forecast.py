@@ -9,10 +9,10 @@ from typing import Any
 
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, from_error, warning
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import Run
 from backupd.model.errors import BackupdError
-from backupd.model.server.logs import Run
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
 from storage.contract.config import S3Config
 from storage.contract.destination import Space

@@ -24,9 +24,7 @@ from backupd.app.disaster.recover_versions import if_deleted
 from backupd.app.reconcile.adopt import is_ours, record_of_manifest
 from backupd.app.reconcile.log_records import Reconciliation
 from backupd.app.verify.log_check import is_at_work
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupRecord, BackupState, Copy
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord, BackupState, Copy
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -38,7 +36,9 @@ from backupd.model.errors import (
 )
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
-from backupd.model.progress import Progress, Report
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import Header
+from backupd.model.text import format_time
 from backupd.transfer.guards.holds import Kept, kept_at
 from backupd.transfer.logs import segments
 from backupd.transfer.pack.intent import intents

@@ -17,8 +17,7 @@ from backupd.app.context.document_records import told_tampered
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import own_copies
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup.record import BackupRecord, BackupState
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.document import opened_limit
 from backupd.model.errors import (
     ArchivedError,
@@ -31,7 +30,7 @@ from backupd.model.errors import (
     RefusedError,
     TamperedError,
 )
-from backupd.model.ids import new_id
+from backupd.model.text import format_time, new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.records.signed import SignedDestination

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from backupd.app.context.run import JobRun, Result
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.jobs.jobs import live
-from backupd.model.backup.proof import INEXACT, UNDECIDED, Phase, Proof
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, DamagedError, RefusedError
-from backupd.model.job import JobKind
-from backupd.model.progress import Report, silent
+from backupd.model.job import JobKind, Report, silent
+from backupd.model.proof import INEXACT, UNDECIDED, Phase, Proof
 
 if TYPE_CHECKING:
     from backupd.app.copies.replication import Replicated

@@ -22,10 +22,9 @@ from backupd.app.restores.test_restore import RANDOM, test_restore
 from backupd.app.retention import retention
 from backupd.app.verify import verification
 from backupd.model.access import Actor
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupKind, BackupRecord
-from backupd.model.job import JobKind
-from backupd.model.progress import Report
+from backupd.model.backup_record import BackupKind, BackupRecord
+from backupd.model.job import JobKind, Report
+from backupd.model.proof import Proof
 from restore.cutover.cutover import Triggers
 from restore.difference.row_difference import SAMPLE
 from restore.tables.outcome import TablesOutcome

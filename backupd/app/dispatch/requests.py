@@ -10,16 +10,16 @@ from backupd.app.context.scope import require_all, require_target, see
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.copy_selection import destinations_of
 from backupd.model.access import Actor
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+from backupd.model.text import new_id
 
 if TYPE_CHECKING:
     from backupd.app.restores.progress import RestoreView
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.retention.deletion import Deleted
-    from backupd.catalog.backups.plans import StoredPlan
+    from backupd.catalog.restores import StoredPlan
 
 
 class Requests:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from backupd.app.context.settings import Settings
 from backupd.app.jobs.jobs import BACKUPS
-from backupd.catalog.work.jobs import Allowed
+from backupd.catalog.jobs import Allowed
 from backupd.model.errors import NotFoundError
 from backupd.model.hold import EVERY_SERVER
 from backupd.model.job import JobKind, JobRecord

@@ -15,12 +15,11 @@ from typing import Any, Self
 
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.backups.rates import Rate
+from backupd.catalog.restores import Rate
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobRecord
-from backupd.model.progress import Progress, Report
-from backupd.model.units import format_duration
+from backupd.model.job import JobRecord, Progress, Report
+from backupd.model.text import format_duration
 
 BEAT = 2.0
 """Seconds between heartbeats."""

@@ -39,9 +39,8 @@ from backupd.model.errors import (
     UnknownTableError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import Report
+from backupd.model.job import JobKind, JobRecord, JobState, Report
+from backupd.model.text import new_id
 from policies.schema import Policy
 
 T = TypeVar("T")

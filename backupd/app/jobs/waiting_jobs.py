@@ -10,7 +10,7 @@ from backupd.backup.checks.finding import Finding, warning
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobRecord, JobState
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration
 
 NOTED = timedelta(minutes=1)
 """A job that has waited for so long has the reason in its row."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import BackupdError, KeyUnusableError
+from backupd.model.manifest import Header
 from backupd.transfer.records.manifests import load_header
 from backupd.transfer.seal.keyring import secret_fingerprints
 

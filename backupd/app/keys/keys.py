@@ -20,11 +20,10 @@ from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring
 from backupd.app.keys.key_dependence import Dependence, dependence
 from backupd.backup.checks.finding import Finding, warning
-from backupd.model.challenge import THIS_MACHINE, VALID_FOR, Challenge
-from backupd.model.clock import format_time
+from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
-from backupd.model.ids import is_id, new_id
+from backupd.model.text import format_time, is_id, new_id
 from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients, secret_fingerprints
 from backupd.transfer.seal.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
 from policies.problems import suggestion

@@ -36,7 +36,7 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
+from backupd.model.text import new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.inventory import backup_ids

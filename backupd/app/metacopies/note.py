@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from backupd.process.durable import write_whole
+from backupd.process.folders import write_whole
 from storage.contract import layout
 
 COPY_NOTE = "copies.json"

@@ -22,9 +22,7 @@ from backupd.app.context.trust import signing, wanting
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.side_files import detail
 from backupd.app.runtime.guarded_loop import Guard
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupState
-from backupd.model.clock import format_time, parse_time
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -34,8 +32,9 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.units import format_duration
-from backupd.process.durable import write_whole
+from backupd.model.manifest import Header
+from backupd.model.text import format_duration, format_time, parse_time
+from backupd.process.folders import write_whole
 from backupd.recovery.runs import last_of
 from backupd.transfer.records import head as heads
 from backupd.transfer.records.head import Head, Reached, Retired

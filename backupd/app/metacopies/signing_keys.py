@@ -22,9 +22,9 @@ from backupd.app.context.wiring import Wiring, is_bare
 from backupd.app.metacopies import signed_heads as heads
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.vouching import Vouched, vouch_anew
-from backupd.model.clock import Clock, format_time
 from backupd.model.errors import DestinationError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
+from backupd.model.text import Clock, format_time
 from backupd.transfer.records.head import Retired
 from backupd.transfer.records.signature import Signing, make_key
 from backupd.transfer.records.signed import SignedDestination

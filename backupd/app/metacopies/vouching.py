@@ -18,11 +18,11 @@ from typing import Any
 from backupd.app.context.trust import undecided, wanting
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.note import COPY_NOTE, CopyNote
-from backupd.model.backup.manifest import Header, decode_header
-from backupd.model.backup.record import BackupRecord
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError, TamperedError
 from backupd.model.hold import EVERY_SERVER
-from backupd.model.server.logs import Branch, SegmentKey
+from backupd.model.manifest import Header, decode_header
 from backupd.transfer.guards.erase import each
 from backupd.transfer.logs import segments
 from backupd.transfer.pack.presence import Presence

@@ -15,8 +15,7 @@ from typing import Any
 from backupd.app.context.document_records import told_tampered
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.manifest import Header, encode_header
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import (
     BackupdError,
     DamagedError,
@@ -28,7 +27,8 @@ from backupd.model.errors import (
     UnknownNameError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.server.facts import Position
+from backupd.model.manifest import Header, encode_header
+from backupd.model.server_facts import Position
 from backupd.recovery.lineage import strangers
 from backupd.transfer.guards.holds import kept_at
 from backupd.transfer.records.inventory import backup_ids, read

@@ -15,9 +15,9 @@ from backupd.app.context.logging_setup import say
 from backupd.app.reconcile.log_records import YOUNG, Reconciliation, Settled
 from backupd.binlog.spool.files import Spool
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
+from backupd.model.text import Clock
 from storage.contract.destination import Destination
 
 _TELL = 0.2

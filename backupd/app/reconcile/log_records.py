@@ -17,10 +17,10 @@ from datetime import datetime, timedelta
 from itertools import groupby, islice
 
 from backupd.catalog.session import Catalog
-from backupd.model.clock import Clock
+from backupd.model.binlog import Branch, BranchReason, Gap, Run, Segment, SegmentKey, SegmentRecord
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError, ObjectMissingError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Gap, Run, Segment, SegmentKey, SegmentRecord
+from backupd.model.server_facts import Position
+from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of, place_of
 from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader

@@ -24,13 +24,12 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.engine.physical.tablefiles import absent
 from backupd.engine.server.census import is_copied
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.manifest import Body
-from backupd.model.backup.proof import Witness
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.backup.table import TableName
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, UnrestorableError
 from backupd.model.event import Event, Severity
+from backupd.model.manifest import Body
+from backupd.model.proof import Witness
+from backupd.model.table import BaseTable, TableName
 from backupd.recovery.chains import dependants
 from backupd.transfer.records.manifests import load_body, load_header
 from storage.contract import layout

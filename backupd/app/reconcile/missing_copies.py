@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backupd.app.context.incidents import Pair
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.record import BackupRecord, BackupState
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.event import Event, Severity
 from backupd.transfer.guards.marks import is_marked
 from backupd.transfer.records.inventory import backup_ids

@@ -27,11 +27,11 @@ from backupd.app.restores.service import earlier_attempt, foresee, plan, restore
 from backupd.app.restores.table_restore import place_of, restore_tables
 from backupd.app.restores.table_sources import chosen_way
 from backupd.app.thaw.storage_tiers import refuse_cold
-from backupd.catalog.backups.plans import StoredPlan
+from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+from backupd.model.text import new_id
 from restore.cutover.cutover import Triggers
 from restore.planning.plan import Plan
 from restore.planning.table_plan import TablePlan

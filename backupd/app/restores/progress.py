@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backupd.model.clock import format_time
 from backupd.model.job import JobRecord, JobState, RestoreRecord
+from backupd.model.text import format_time
 
 WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
 """Phases that every restore of a whole server tells of. ``fetched``: also opened, and compared with what was stored;

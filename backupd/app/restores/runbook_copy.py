@@ -11,10 +11,9 @@ from backupd.app.copies.side_files import runbook as backup_runbook
 from backupd.app.restores.jobs import view
 from backupd.app.restores.progress import request_of
 from backupd.app.restores.request import RestoreRequest
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
 from backupd.model.job import RestoreRecord
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration, format_time
 
 _WORDS = {
     "fetched": "fetched, opened and compared with what was stored",

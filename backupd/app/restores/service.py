@@ -19,10 +19,9 @@ from backupd.app.keys.key_dependence import require_keys
 from backupd.app.reconcile.lookback import doubt
 from backupd.app.thaw.restore_wait import ThawGate
 from backupd.app.thaw.storage_tiers import refuse_cold, with_thaw
-from backupd.catalog.backups.rates import Rate as Measured
-from backupd.model.backup.proof import Phase, Witness
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.clock import format_time
+from backupd.catalog.restores import Rate as Measured
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -31,10 +30,10 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
 )
-from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
-from backupd.model.server.facts import Flavour
-from backupd.model.server.logs import ReplayMethod
+from backupd.model.proof import Phase, Witness
+from backupd.model.server_facts import Flavour
+from backupd.model.text import format_time, new_id
 from restore.datadir.ownership import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
 from restore.fetch.thaw_wait import NO_GATE, Gate

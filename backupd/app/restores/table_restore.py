@@ -17,8 +17,6 @@ from backupd.app.restores.service import archives, earlier_attempt, gate_of, sou
 from backupd.app.restores.table_sources import TableWishes, chosen_way
 from backupd.app.thaw.restore_wait import parts_of
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.proof import Phase
-from backupd.model.clock import format_time
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -27,8 +25,9 @@ from backupd.model.errors import (
     RefusedError,
     UnknownNameError,
 )
-from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
+from backupd.model.proof import Phase
+from backupd.model.text import format_time, is_id, new_id
 from policies.problems import suggestion
 from restore.cutover.cutover import LostError, Pending, Triggers, pending, settle
 from restore.difference.row_difference import SAMPLE

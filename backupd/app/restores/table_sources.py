@@ -14,10 +14,8 @@ from backupd.app.thaw.storage_tiers import with_thaw
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.census import CLONE
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
-from backupd.model.backup.dump import PREPARED_XA, Outcome
-from backupd.model.backup.record import BackupKind
-from backupd.model.backup.table import TableName, TablePattern, fits_any
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind
+from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.errors import (
     BackupdError,
     DamagedError,
@@ -26,8 +24,9 @@ from backupd.model.errors import (
     RefusedError,
     UsageError,
 )
-from backupd.model.server.facts import Flavour, ServerInfo
-from backupd.model.server.logs import ReplaySpec, Transaction
+from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern, fits_any
+from backupd.model.text import format_time
 from backupd.recovery.windows import not_rolled
 from restore.fetch.sources import Loaded, load_chain, load_dump
 from restore.planning.inexact_replay import InexactError

@@ -23,15 +23,14 @@ from backupd.app.restores.service import (
     within_reach,
 )
 from backupd.app.thaw.storage_tiers import refuse_cold
-from backupd.model.backup.proof import Check, Phase, Proof, Tally, Witness
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import BackupdError, DamagedError
-from backupd.model.ids import new_id
-from backupd.model.progress import Report
-from backupd.model.server.logs import ReplaySpec, Stop
-from backupd.recovery.branches import Histories
+from backupd.model.job import Report
+from backupd.model.proof import Check, Phase, Proof, Tally, Witness
+from backupd.model.text import format_time, new_id
 from backupd.recovery.chains import restorable
+from backupd.recovery.runs import Histories
 from backupd.recovery.windows import windows
 from restore.datadir.checks import PASSED, compare_with_witness, examine
 from restore.fetch.chain import merged

@@ -18,7 +18,7 @@ from backupd.app.reconcile.adopt import adopt_unknown, soundness
 from backupd.app.retention.holds_at_destinations import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.app.retention.mark_provenance import believed, sightings_at
 from backupd.app.retention.sweep_incidents import tell
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.recovery.chains import chain_of, dependants

@@ -16,7 +16,7 @@ from backupd.model.errors import BackupdError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.job import JobRecord, JobState
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration
 from backupd.transfer.guards.holds import put_hold, remove_hold
 
 _REMINDED = timedelta(hours=12)

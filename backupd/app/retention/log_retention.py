@@ -16,15 +16,13 @@ from backupd.app.context.audit import audit, by_itself
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.record import BackupKind, BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord
+from backupd.model.binlog import Branch, Run, SegmentRecord
 from backupd.model.errors import LockedError
-from backupd.model.server.logs import Branch, Run, SegmentRecord
-from backupd.model.units import format_size
-from backupd.recovery.branches import Histories
-from backupd.recovery.runs import place_of
-from backupd.retention.decisions import Decisions, RunDecision
+from backupd.model.text import format_size
+from backupd.recovery.runs import Histories, place_of
+from backupd.retention.decisions import BinlogRun, Decisions, LogPlace, RunDecision, Stored
 from backupd.retention.logs import SKEW, needed
-from backupd.retention.view import BinlogRun, LogPlace, Stored
 from backupd.transfer.guards.erase import each
 from backupd.transfer.logs import segments
 from backupd.transfer.sweep.collection import living_pins

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from backupd.app.context.wiring import GRACE, Wiring
-from backupd.model.sighting import Sighting
+from backupd.model.hold import Sighting
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.marks import Mark, Sightings, explaining, is_due
 from backupd.transfer.sweep.deletion import marked

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from backupd.app.retention.log_retention import Archive
-from backupd.model.backup.record import BackupRecord, BackupState
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.recovery.lineage import lineages, strangers
-from backupd.retention.view import Stored
+from backupd.retention.decisions import Stored
 
 
 def as_if_there(records: Sequence[BackupRecord], candidates: Iterable[BackupRecord], logs: Archive) -> list[Stored]:

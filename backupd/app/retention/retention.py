@@ -28,15 +28,14 @@ from backupd.app.retention.missing_copies import as_if_there, is_complete, may_c
 from backupd.app.retention.storage_minimums import logs_minimum, minimum_of
 from backupd.app.retention.sweep_incidents import MISSING_HINT
 from backupd.app.runtime.clock_check import careful
-from backupd.model.backup.proof import FAILED, PROVED
-from backupd.model.backup.record import BackupRecord, BackupState
+from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobState
+from backupd.model.proof import FAILED, PROVED
 from backupd.recovery.lineage import lineages, strangers
-from backupd.retention.decisions import Decisions
+from backupd.retention.decisions import Decisions, Stored, View
 from backupd.retention.solver import solve
-from backupd.retention.view import Stored, View
 from backupd.transfer.guards.holds import Backup, Kept
 from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.sweep.collection import living_intents, living_pins

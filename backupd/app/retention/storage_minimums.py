@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import Copy
+from backupd.model.backup_record import Copy
+from backupd.model.manifest import Stats
 from backupd.model.thaw import GIB, MONTH_DAYS
-from backupd.retention.view import Minimum
+from backupd.retention.decisions import Minimum
 
 
 def minimum_of(wiring: Wiring, copy: Copy, stats: Stats) -> Minimum | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from backupd.app.context.settings import Settings
 from backupd.process.command import Command
+from backupd.process.output import StderrReader
 from backupd.process.runtime import runtime_directory
-from backupd.process.stderr import StderrReader
 from backupd.process.supervise import Child, spawn, stop
 
 LOG_SIZE = 4 * 1024 * 1024

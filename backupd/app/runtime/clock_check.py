@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from backupd.catalog.session import Catalog
-from backupd.model.clock import Clock
+from backupd.model.text import Clock
 
 NOTICED = timedelta(seconds=30)
 """Smaller steps are a time service's work."""

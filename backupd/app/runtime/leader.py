@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
+from backupd.model.text import format_time
 
 
 class LostError(Exception):

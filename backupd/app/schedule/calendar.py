@@ -30,10 +30,9 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from backupd.app.context.settings import Settings
 from backupd.model.job import JobKind
-from policies.cron import parse_cron
+from policies.cron import WindowTimes, parse_cron, parse_window
 from policies.fields import every
 from policies.schema import Policy, Verify
-from policies.window import WindowTimes, parse_window
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

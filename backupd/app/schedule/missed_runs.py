@@ -13,10 +13,9 @@ from enum import StrEnum
 from itertools import islice
 
 from backupd.app.schedule.calendar import SECOND, Leg, due_times, last_due, start_of
-from backupd.model.clock import format_time
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import format_time, new_id
 
 TOLERANCE = timedelta(minutes=5)
 """A run that could not start in its minute still starts within this time (after jitter and blackout), as if on time."""

@@ -25,13 +25,13 @@ from backupd.app.schedule.missed_runs import (
     given_up,
     records,
 )
+from backupd.catalog.jobs import Key, Schedule
 from backupd.catalog.session import Catalog
-from backupd.catalog.work.schedules import Key, Schedule
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.job import JobRecord, JobState
+from backupd.model.text import format_time
 
 T = TypeVar("T")
 

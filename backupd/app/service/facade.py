@@ -21,17 +21,16 @@ from backupd.app.dispatch.requests import Requests
 from backupd.app.runtime.clock_check import careful
 from backupd.app.service.maintenance import Upkeep
 from backupd.app.views.listing import Listings
-from backupd.catalog.base.revision import WANTED
+from backupd.catalog.base.database import WANTED
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.access import Actor
-from backupd.model.backup.record import BackupDetail, BackupRecord
-from backupd.model.challenge import Challenge
+from backupd.model.access import Actor, Challenge
+from backupd.model.backup_record import BackupDetail, BackupRecord
+from backupd.model.binlog import ChangeKind
 from backupd.model.errors import BackupdError
+from backupd.model.event import Incident, Message, MessageState
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
-from backupd.model.incident import Incident, Message, MessageState
 from backupd.model.job import JobRecord, JobState
-from backupd.model.server.identity import Identity
-from backupd.model.server.logs import ChangeKind
+from backupd.model.server_facts import Identity
 from backupd.model.thaw import Thawing
 
 if TYPE_CHECKING:

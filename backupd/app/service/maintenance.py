@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from backupd.app.context.audited_action import deed
 from backupd.app.context.wiring import Wiring
 from backupd.model.access import Actor
-from backupd.model.clock import format_time
-from backupd.model.progress import Report
+from backupd.model.job import Report
+from backupd.model.text import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

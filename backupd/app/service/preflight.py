@@ -26,12 +26,11 @@ from backupd.backup.checks.preflight import PreflightSpec, preflight
 from backupd.catalog.session import catalog_name, is_there
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.record import BackupKind
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, RefusedError, ServerError
+from backupd.model.text import format_time
 from backupd.recovery.lineage import strangers
-from policies.contradictions import distances
-from policies.lint import advice, crowds, not_yet_active, streams
+from policies.lint import advice, crowds, distances, not_yet_active, streams
 from policies.schema import Policy
 from storage.contract.destination import Destination
 

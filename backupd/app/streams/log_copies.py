@@ -20,10 +20,9 @@ from backupd.app.copies.copy_selection import opened, sources, wanted
 from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
 from backupd.app.copies.replication import pause_after
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, CancelledError
 from backupd.model.event import Event, Severity
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration, format_time
 from storage.contract.destination import Destination
 
 LONGEST = 10.0

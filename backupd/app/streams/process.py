@@ -35,14 +35,14 @@ from backupd.binlog.stream.supervisor import Streamer
 from backupd.catalog.session import Catalog
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     CatalogError,
     DestinationError,
     RefusedError,
     ServerError,
 )
-from backupd.model.server.facts import Flavour, Position
+from backupd.model.server_facts import Flavour, Position
 from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import place_of
 from backupd.transfer.seal.seal import Sealer

@@ -25,8 +25,8 @@ from backupd.app.runtime.processwatch import ProcessWatch
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, HoldKind
-from backupd.process.family import kill_family
 from backupd.process.pipeline import describe_exit
+from backupd.process.supervise import kill_family
 from policies.lint import streams
 
 TICK = 1.0

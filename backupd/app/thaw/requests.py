@@ -16,13 +16,11 @@ from typing import Any
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring, user
 from backupd.app.jobs.jobs import close
-from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, CancelledError, DestinationError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import format_size, format_time, new_id
 from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
-from backupd.model.units import format_size
 from backupd.process.throttle import TokenBucket
 from backupd.transfer.logs.thaw import Asked, ask, look, suffices
 from storage.contract.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable

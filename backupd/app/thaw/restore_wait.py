@@ -9,10 +9,9 @@ from collections.abc import Callable
 from backupd.app.context.wiring import Wiring
 from backupd.app.thaw.requests import advance, begin, refuse_stopped
 from backupd.app.thaw.storage_tiers import cold_of_part
-from backupd.model.clock import format_time
 from backupd.model.errors import CancelledError
-from backupd.model.job import JobRecord, JobState
-from backupd.model.progress import Progress, Report
+from backupd.model.job import JobRecord, JobState, Progress, Report
+from backupd.model.text import format_time
 from backupd.model.thaw import LOGS, ThawPlan, ThawState
 from restore.planning.plan import Plan
 

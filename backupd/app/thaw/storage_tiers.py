@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backupd.app.context.wiring import Wiring
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import ReplaySpec, SegmentKey
 from backupd.model.errors import ArchivedError, BackupdError, RefusedError
-from backupd.model.server.logs import ReplaySpec, SegmentKey
+from backupd.model.text import format_duration, format_size, format_time
 from backupd.model.thaw import LOGS, ColdObject, ThawPlan
-from backupd.model.units import format_duration, format_size
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.thaw import Want, look, wants_of_backup, wants_of_segment
 from backupd.transfer.records.manifests import load_header

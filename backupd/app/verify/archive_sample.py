@@ -14,8 +14,8 @@ from backupd.app.context.incidents import Pair
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import BackupdError, ObjectMissingError
 from backupd.model.event import Event, Severity
+from backupd.model.text import format_size
 from backupd.model.thaw import TIERS
-from backupd.model.units import format_size
 from backupd.process.throttle import Unlimited
 from backupd.transfer.logs.thaw import ask
 from storage.contract.destination import ArchiveDestination, ColdState, Destination, Tier, as_archive

@@ -14,9 +14,9 @@ from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.log_records import YOUNG, Reconciliation
 from backupd.binlog.spool.files import Spool
+from backupd.model.binlog import Segment, SegmentKey
 from backupd.model.errors import BackupdError, DamagedError, NotFoundError, ObjectMissingError, RefusedError
-from backupd.model.progress import Report
-from backupd.model.server.logs import Segment, SegmentKey
+from backupd.model.job import Report
 from backupd.transfer.check.fsck import Finding, Invariant
 from backupd.transfer.check.scrub import Damage, Due, Scrubbed, scrub_segments
 from backupd.transfer.logs import segments

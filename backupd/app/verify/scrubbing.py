@@ -15,10 +15,10 @@ from backupd.app.reconcile.adopt import soundness
 from backupd.app.verify.archive_sample import pending, sample
 from backupd.app.verify.log_check import verify_logs
 from backupd.app.verify.rotation import Rotation, due, read_since
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, NotFoundError
-from backupd.model.progress import Report
+from backupd.model.job import Report
+from backupd.model.manifest import Header
 from backupd.transfer.check.scrub import Damage, Due, always, scrub, share_of
 from backupd.transfer.records.inventory import backup_ids, read
 from storage.contract import layout, objects

@@ -18,8 +18,8 @@ from backupd.app.retention.mark_provenance import believed
 from backupd.app.verify.log_check import examine_logs, repair_logs
 from backupd.app.verify.rotation import Rotation
 from backupd.app.verify.scrubbing import Read, scrub_server
-from backupd.model.backup.record import BackupRecord, BackupState
-from backupd.model.progress import Report
+from backupd.model.backup_record import BackupRecord, BackupState
+from backupd.model.job import Report
 from backupd.recovery.lineage import strangers
 from backupd.transfer.check.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
 from backupd.transfer.check.scrub import Damage

@@ -18,12 +18,11 @@ from backupd.app.destinations.capacity import URGENT
 from backupd.app.destinations.forecast import NEARLY, Forecast, forecast
 from backupd.app.runtime.periodic import Lookout
 from backupd.app.views.server import Reason, Status
-from backupd.catalog.backups.replications import FAILING, Replication
-from backupd.catalog.glances import Stock
+from backupd.catalog.destinations import FAILING, Replication
+from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
-from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import format_duration, format_size, format_time
 from policies.configuration import DestinationSettings, FilesystemDestination
 from storage.contract.destination import Space
 

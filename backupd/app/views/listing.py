@@ -10,11 +10,11 @@ from backupd.app.context.scope import require_known, see, seen
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.base.pages import EVER, Listed, Span
 from backupd.model.access import Actor
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import NotFoundError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.proof import Proof
 from backupd.model.thaw import Thawing
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from backupd.app.views.destinations import PlaceView
 from backupd.app.views.overview import overview, places
 from backupd.app.views.server import ServerOverview
 from backupd.binlog.history.status import StreamState
-from backupd.catalog.glances import is_in_trouble
-from backupd.catalog.work.jobs import OPEN
+from backupd.catalog.jobs import OPEN
+from backupd.catalog.overview import is_in_trouble
 from backupd.metrics import Values
 from backupd.model.event import Severity
 

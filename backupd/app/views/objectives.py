@@ -15,13 +15,12 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.runtime.periodic import Lookout
 from backupd.app.schedule.calendar import due_times, legs, start_of
-from backupd.catalog.glances import NOT_COUNTED
-from backupd.catalog.work.jobs import OPEN as UNDER_WAY
-from backupd.catalog.work.schedules import Key, Schedule
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time
+from backupd.catalog.jobs import OPEN as UNDER_WAY
+from backupd.catalog.jobs import Key, Schedule
+from backupd.catalog.overview import NOT_COUNTED
+from backupd.model.backup_record import BackupRecord
 from backupd.model.event import Event, Severity
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration, format_time
 from backupd.recovery.timeline import Timeline
 from policies.lint import streams
 

@@ -8,12 +8,11 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 from backupd.app.schedule.calendar import Leg, due_times, start_of
-from backupd.model.backup.record import BackupKind
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind
 from backupd.model.job import JobKind
-from backupd.retention.decisions import Decisions
+from backupd.model.text import format_time
+from backupd.retention.decisions import BinlogRun, Decisions, Stored, View
 from backupd.retention.solver import solve
-from backupd.retention.view import BinlogRun, Stored, View
 from policies.schema import Keep
 
 SPAN = timedelta(days=14)

@@ -26,17 +26,15 @@ from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, Ser
 from backupd.app.views.status import UNSEEN, Standing, Standings, standings
 from backupd.app.views.timeline import place_troubles
 from backupd.binlog.history.status import StreamState
-from backupd.catalog.backups.absences import Absence
-from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
-from backupd.catalog.work.jobs import OPEN
-from backupd.model.backup.proof import FAILED, INEXACT, UNDECIDED
-from backupd.model.clock import format_time
-from backupd.model.event import Severity
+from backupd.catalog.backup_rows import Absence
+from backupd.catalog.jobs import OPEN
+from backupd.catalog.overview import LastJob, LastTest, is_in_trouble
+from backupd.model.binlog import Gap
+from backupd.model.event import Incident, Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
-from backupd.model.incident import Incident
 from backupd.model.job import JobRecord, JobState
-from backupd.model.server.logs import Gap
-from backupd.model.units import format_duration
+from backupd.model.proof import FAILED, INEXACT, UNDECIDED
+from backupd.model.text import format_duration, format_time
 
 __all__ = [
     "LastBackup",

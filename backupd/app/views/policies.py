@@ -9,7 +9,7 @@ from typing import Any
 
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import Problem, UsageError
-from backupd.model.ids import is_name
+from backupd.model.text import is_name
 from policies.lint import advice, not_yet_active
 from policies.load import SUFFIX, PolicyFile, read_policy_text, unknown_destinations
 

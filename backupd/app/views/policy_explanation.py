@@ -21,12 +21,10 @@ from backupd.app.retention.holds import findings
 from backupd.app.retention.retention import preview
 from backupd.app.schedule.calendar import legs_of
 from backupd.app.views.outlook import SPAN, PlannedRun, Typical, ahead, planned_runs, streamed, untold
-from backupd.model.backup.record import BackupKind, BackupRecord
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, ConfigurationError, RefusedError
-from backupd.model.units import format_duration
-from backupd.retention.decisions import Decisions
-from backupd.retention.view import BinlogRun, View
+from backupd.model.text import format_duration, format_time
+from backupd.retention.decisions import BinlogRun, Decisions, View
 from policies.explain import explain
 from policies.lint import advice, crowds, not_yet_active, streams
 from policies.load import read_policy, unknown_destinations

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.backup.proof import PROVED, RESTORED
-from backupd.model.backup.record import BackupKind
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind
+from backupd.model.event import Incident
 from backupd.model.hold import Hold
-from backupd.model.incident import Incident
 from backupd.model.job import JobKind, JobRecord
+from backupd.model.proof import PROVED, RESTORED
+from backupd.model.text import format_time
 from backupd.recovery.timeline import Objectives, Reach
 
 

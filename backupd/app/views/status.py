@@ -23,11 +23,11 @@ from backupd.app.copies.protection import is_protected, protection_of, sites_of
 from backupd.app.schedule.calendar import Leg, due_times, start_of
 from backupd.app.views.server import LastBackup, ServerOverview
 from backupd.app.views.timeline import counted, timeline
-from backupd.catalog.glances import Marker
+from backupd.catalog.overview import Marker
 from backupd.catalog.session import Catalog
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import Gap
 from backupd.model.errors import BackupdError, CatalogError
-from backupd.model.server.logs import Gap
 from backupd.recovery.timeline import Reach
 
 KEPT = timedelta(minutes=5)

@@ -14,9 +14,9 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.service import measured_rates, not_believed, within_reach
 from backupd.app.views.objectives import first_to_come
-from backupd.model.backup.record import BackupRecord
-from backupd.model.clock import format_time, parse_time
+from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.text import format_time, parse_time
 from backupd.recovery.timeline import Objectives, Timeline
 from backupd.recovery.timeline import timeline as made
 from backupd.recovery.windows import nobody_knows

@@ -18,8 +18,8 @@ from backupd.engine.server.unlogged import unlogged
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS
 from backupd.model.errors import ServerError, ToolError
-from backupd.model.server.facts import ServerInfo
-from backupd.model.units import format_duration
+from backupd.model.server_facts import ServerInfo
+from backupd.model.text import format_duration
 
 SUBJECT = "binlog"
 TRANSACTIONAL = frozenset({"InnoDB", "ROCKSDB"})

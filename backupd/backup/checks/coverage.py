@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from backupd.backup.checks.finding import Finding, fine, warning
 from backupd.engine.server.census import ROCKSDB, uncovered
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName, TablePattern, fits_any
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.recovery.windows import REPLAY_STOPS
 from policies.schema import Logical
 

@@ -16,8 +16,8 @@ from backupd.engine.access.live_data import READABLE, closed_links, is_folder, r
 from backupd.engine.server.census import CLONE, system_files
 from backupd.engine.sql.client import Session
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Flavour, ServerInfo
-from backupd.process.otherfolders import open_plain, powers_of
+from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.process.folders import open_plain, powers_of
 
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
 

@@ -32,9 +32,8 @@ from backupd.engine.sql.option_files import unreadable
 from backupd.engine.sql.tables import hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
-from backupd.model.ids import new_id
-from backupd.model.server.facts import ServerInfo, no_roll_forward
-from backupd.model.units import format_size
+from backupd.model.server_facts import ServerInfo, no_roll_forward
+from backupd.model.text import format_size, new_id
 from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
 from backupd.transfer.seal.seal import Sealer
 from policies.schema import Logical

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from backupd.model.backup.manifest import Entry
-from backupd.model.units import format_duration, format_size
+from backupd.model.manifest import Entry
+from backupd.model.text import format_duration, format_size
 from backupd.transfer.pack.fanout import Load
 
 REDO_NAMES = frozenset({"ib_logfile0", "xtrabackup_logfile"})

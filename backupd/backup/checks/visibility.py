@@ -10,8 +10,8 @@ from backupd.engine.server.grants import Grants
 from backupd.engine.server.visibility import hidden, unseen
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
-from backupd.model.backup.table import TablePattern
-from backupd.model.server.facts import Flavour, ServerInfo, Version
+from backupd.model.server_facts import Flavour, ServerInfo, Version
+from backupd.model.table import TablePattern
 from policies.schema import Logical
 
 SUBJECT = "logical backups"

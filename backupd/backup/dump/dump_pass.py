@@ -24,9 +24,9 @@ from backupd.engine.dump.contract import DumpRequest, DumpRun, DumpTable, DumpTo
 from backupd.engine.schema.files import TableDefinition
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName
 from backupd.model.errors import BackupdError, CancelledError, ServerError, ToolError
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 from backupd.process.throttle import Throttle
 from backupd.transfer.pack.packer import Packer
 

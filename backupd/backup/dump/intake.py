@@ -17,10 +17,9 @@ from typing import Protocol, Self
 
 from backupd.engine.dump.contract import DumpedFile, DumpRun
 from backupd.engine.dump.insert_file import RowMeter
-from backupd.model.backup.dump import data_path
-from backupd.model.backup.manifest import BUNDLE_LIMIT
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError, ToolError
+from backupd.model.manifest import BUNDLE_LIMIT
+from backupd.model.table import TableName, data_path
 from backupd.process.throttle import Throttle
 from backupd.transfer.pack.packer import Packer
 

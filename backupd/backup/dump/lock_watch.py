@@ -16,8 +16,8 @@ from typing import Self
 
 from backupd.engine.pressure.long_statements import Changing, waiting
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName
 
 _LOOK_SECONDS = 0.5
 _TOLD = 20

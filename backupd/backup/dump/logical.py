@@ -30,11 +30,7 @@ from backupd.engine.server.visibility import unreadable, unseen
 from backupd.engine.server.xa import not_a_base
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, hurry, list_tables
-from backupd.model.backup.dump import PREPARED_XA, DumpedTable, DumpFacts, Outcome, definition_path, triggers_path
-from backupd.model.backup.manifest import BodyFacts, Header
-from backupd.model.backup.record import BackupKind
-from backupd.model.backup.table import TableName, TablePattern
-from backupd.model.clock import Clock
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -46,8 +42,20 @@ from backupd.model.errors import (
     ToolError,
     UnknownTableError,
 )
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Position, Receipts
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import BodyFacts, Header
+from backupd.model.server_facts import Position, Receipts
+from backupd.model.table import (
+    PREPARED_XA,
+    DumpedTable,
+    DumpFacts,
+    Outcome,
+    TableName,
+    TablePattern,
+    definition_path,
+    triggers_path,
+)
+from backupd.model.text import Clock
 from backupd.transfer.pack.packer import Packer
 from policies.problems import suggestion
 

@@ -13,9 +13,9 @@ from typing import Self
 
 from backupd.engine.server.snapshot import Snapshot
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 
 _COUNT = "SELECT COUNT(*) FROM {table}{history}"
 

@@ -27,8 +27,8 @@ from backupd.engine.server.xa import visible_xa
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import LockedTableError
 from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Flavour, Position
+from backupd.model.job import Progress, Report
+from backupd.model.server_facts import Flavour, Position
 
 _Read = TypeVar("_Read")
 _SHARE = 0.8

@@ -24,8 +24,8 @@ from backupd.engine.sql.tables import (
     table_ids,
     table_names,
 )
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName
 
 _FEW = 20
 """As many definitions are asked for one by one; more of them, all at once."""

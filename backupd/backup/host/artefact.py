@@ -28,8 +28,8 @@ from backupd.engine.schema.accounts import read_accounts
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, ServerInfo
-from backupd.process.otherfolders import powers_of
+from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.process.folders import powers_of
 
 _GONE = frozenset({0, 2003, 2006, 2013})
 """Codes of errors after which there is no server to ask."""

@@ -16,7 +16,7 @@ import tarfile
 from pathlib import Path
 
 from backupd.engine.sql.option_files import read_option_file
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 
 FILES = "host/files"
 """In front of the absolute path of each file."""

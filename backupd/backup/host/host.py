@@ -12,10 +12,10 @@ from pathlib import Path
 
 from backupd.engine.sql.client import Session
 from backupd.model.errors import ToolError
-from backupd.model.server.facts import ServerInfo
+from backupd.model.server_facts import ServerInfo
 from backupd.process.command import Command
-from backupd.process.otherfolders import read_plain
-from backupd.process.run import run
+from backupd.process.folders import read_plain
+from backupd.process.pipeline import run
 
 _USUAL = ("/etc/my.cnf", "/etc/mysql/my.cnf", "/usr/etc/my.cnf", "/usr/local/etc/my.cnf", "/usr/local/mysql/etc/my.cnf")
 """Where builds of MySQL, Percona Server and MariaDB look; each looks at some of them (their --verbose --help)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backupd.engine.binlog.scan import ScanContext
-from backupd.model.server.logs import Ending, SegmentKey
+from backupd.model.binlog import Ending, SegmentKey
 
 MOST_PIECES = 60
 """Pieces of one file before they are merged."""

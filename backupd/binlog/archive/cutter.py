@@ -13,8 +13,8 @@ from pathlib import Path
 from backupd.binlog.archive.checkpoint import Cut, LogFile
 from backupd.binlog.spool.files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
+from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.server.logs import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer
 

@@ -33,9 +33,9 @@ from backupd.binlog.archive.recorder import Recorder
 from backupd.binlog.archive.shipper import Delivery, Dropped, Outcome, Shipper
 from backupd.binlog.archive.state import ArchiveState, StateFile
 from backupd.binlog.spool.files import Doubt, Spool, Spooled
-from backupd.model.clock import Clock
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import BackupdError, BusyError
-from backupd.model.server.logs import SegmentKey
+from backupd.model.text import Clock
 from backupd.transfer.seal.seal import Sealer
 from storage.contract.destination import Destination
 

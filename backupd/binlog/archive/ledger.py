@@ -9,8 +9,8 @@ from datetime import datetime
 from backupd.binlog.archive.recorder import Recorder
 from backupd.binlog.archive.shipper import Delivery
 from backupd.binlog.archive.state import ArchiveState
+from backupd.model.binlog import Branch, Ending, Gap, SegmentKey
 from backupd.model.errors import BackupdError
-from backupd.model.server.logs import Branch, Ending, Gap, SegmentKey
 
 _Entry = Callable[[ArchiveState], None]
 

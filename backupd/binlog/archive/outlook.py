@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from backupd.binlog.archive.checkpoint import Cut, Held, LogFile, Place
 from backupd.binlog.archive.state import ArchiveState
 from backupd.binlog.spool.files import Spooled
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, Gap, SegmentKey
+from backupd.model.binlog import Branch, Gap, SegmentKey
+from backupd.model.server_facts import Position
 
 _FIRST_EVENT = 4
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from backupd.model.server.logs import Branch, Gap, Segment, SegmentKey
+from backupd.model.binlog import Branch, Gap, Segment, SegmentKey
 
 
 class Recorder(Protocol):

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.binlog.scan import clear_flag
-from backupd.model.clock import Clock
+from backupd.model.binlog import Branch, Segment, SegmentKey
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.model.server.logs import Branch, Segment, SegmentKey
+from backupd.model.text import Clock
 from backupd.transfer.guards.object_locks import lengthen_branch
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed

@@ -15,9 +15,9 @@ from typing import Any
 
 from backupd.binlog.archive.checkpoint import Cut, LogFile
 from backupd.engine.binlog.scan import ScanContext
-from backupd.model.clock import format_time, parse_time
-from backupd.model.server.logs import Ending, SegmentKey
-from backupd.process.durable import write_whole
+from backupd.model.binlog import Ending, SegmentKey
+from backupd.model.text import format_time, parse_time
+from backupd.process.folders import write_whole
 
 _FORMAT = "backupd-archive/1"
 _NAME = "archive.json"

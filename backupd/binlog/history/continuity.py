@@ -13,10 +13,10 @@ from datetime import datetime
 
 from backupd.binlog.history.evidence import Seen
 from backupd.engine.logclient.source import SourceState
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Position
-from backupd.model.server.gtid import MysqlGtids, covers, same
-from backupd.model.server.logs import BranchReason, Ending
+from backupd.model.binlog import BranchReason, Ending
+from backupd.model.gtid import MysqlGtids, covers, same
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backupd.model.clock import format_time, parse_time
-from backupd.model.server.logs import MAGIC, Ending
+from backupd.model.binlog import MAGIC, Ending
+from backupd.model.text import format_time, parse_time
 
 _HEADER = struct.Struct("<IBIIIH")
 """Time, type, server id, size, position of the next event, flags."""

@@ -7,9 +7,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from backupd.model.clock import format_time, parse_time
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, Gap
+from backupd.model.binlog import Branch, Gap
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time, parse_time
 
 NO_ROOM = "there is no room in the spool's file system"
 

@@ -39,11 +39,10 @@ from backupd.binlog.history.evidence import Fingerprint, Seen, ending_of, finger
 from backupd.binlog.spool.state import Entry, Left, State, decode, encode
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.logclient.run import collect, make_intake
+from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, Ending, Gap
-from backupd.process.durable import sync_folder, write_whole
-from backupd.process.folders import make_passable
+from backupd.model.server_facts import Position
+from backupd.process.folders import make_passable, sync_folder, write_whole
 
 _STATE = "state.json"
 _BRANCHES = "branches"

@@ -19,9 +19,9 @@ from backupd.binlog.spool.files import Doubt, Spool, Spooled
 from backupd.binlog.spool.readable import DamagedCopyError, Readable, read
 from backupd.engine.logclient.log_client import EndKind, end_kind
 from backupd.engine.logclient.source import BinlogSource, SourceState
-from backupd.model.clock import Clock
+from backupd.model.binlog import Ending
 from backupd.model.errors import ToolError
-from backupd.model.server.logs import Ending
+from backupd.model.text import Clock
 
 _BLOCK = 1024 * 1024
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from backupd.binlog.history.evidence import head_of
 from backupd.engine.binlog.scan import Scan, scan
+from backupd.model.binlog import Transaction
 from backupd.model.errors import DamagedError, StreamError, ToolError
-from backupd.model.server.logs import Transaction
 
 
 class DamagedCopyError(ToolError):

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from backupd.binlog.history.evidence import Fingerprint, Seen
-from backupd.model.clock import format_time, parse_time
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time, parse_time
 
 _FORMAT = "backupd-spool/1"
 

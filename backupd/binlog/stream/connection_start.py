@@ -20,12 +20,11 @@ from backupd.binlog.spool.readable import DamagedCopyError, read, read_fresh, sc
 from backupd.binlog.stream.kinship import history_of, is_kin
 from backupd.engine.binlog.scan import Scan
 from backupd.engine.logclient.source import BinlogSource, ListedLog, SourceState, UnloggedError
-from backupd.model.clock import Clock
+from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap
 from backupd.model.errors import ServerError
-from backupd.model.ids import new_id
-from backupd.model.server.facts import Position
-from backupd.model.server.gtid import covers
-from backupd.model.server.logs import FIRST_EVENT, Branch, BranchReason, Ending, Gap
+from backupd.model.gtid import covers
+from backupd.model.server_facts import Position
+from backupd.model.text import Clock, new_id
 
 _LOOKS_BACK = 3
 """How many earlier files are fetched once more to find where a history forked."""

@@ -19,7 +19,7 @@ from backupd.binlog.history.continuity import first_covered, holder
 from backupd.binlog.history.evidence import head_of
 from backupd.binlog.spool.readable import read
 from backupd.engine.logclient.source import SourceState
-from backupd.model.server.logs import Transaction
+from backupd.model.binlog import Transaction
 
 _FILES = 4
 """At most so many of the other server's files are copied, from the first that begins within what is here backwards."""

@@ -7,8 +7,8 @@ import time
 from backupd.binlog.history import continuity
 from backupd.binlog.history.evidence import Seen
 from backupd.engine.logclient.source import SourceState
-from backupd.model.clock import Clock
-from backupd.model.server.gtid import covers
+from backupd.model.gtid import covers
+from backupd.model.text import Clock
 
 _NOTE_SECONDS = 30.0
 _ROOM_SECONDS = 1.0

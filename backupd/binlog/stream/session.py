@@ -19,10 +19,10 @@ from backupd.binlog.stream.connection_start import Start
 from backupd.engine.logclient.log_client import BinlogTool, EndKind, end_kind, not_made
 from backupd.engine.logclient.run import log_client
 from backupd.engine.sql.client import Connection
+from backupd.model.binlog import Branch, Ending, is_log_name
 from backupd.model.errors import CancelledError, MisnamedError, ToolError
-from backupd.model.server.logs import Branch, Ending, is_log_name
 from backupd.process.command import Command
-from backupd.process.stderr import StderrReader
+from backupd.process.output import StderrReader
 from backupd.process.supervise import Child, spawn, stop
 
 

@@ -29,7 +29,6 @@ from backupd.engine.logclient.holdback import HoldsBackError, tried
 from backupd.engine.logclient.log_client import BinlogTool, EndKind, connection_id
 from backupd.engine.logclient.source import BinlogSource, SourceState, UnloggedError
 from backupd.engine.sql.client import is_denied
-from backupd.model.clock import Clock
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -41,7 +40,8 @@ from backupd.model.errors import (
     ToolError,
     ToolMissingError,
 )
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
+from backupd.model.text import Clock
 
 ArchivedTo = Callable[[], tuple[int, int] | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""

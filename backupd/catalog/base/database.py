@@ -2,6 +2,11 @@
 
 SQLite is opened in WAL mode with foreign keys on; PostgreSQL through psycopg 3. Every failure of either leaves here
 as a CatalogError that names the file or the server.
+
+Which form a catalog's tables have, asked without the library that changes it: importing that takes as long as many a
+command.
+
+Whether anybody has written to the catalog since one last asked.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
@@ -209,7 +214,7 @@ def _connect_patiently(
     arguments: Sequence[Any],
     options: dict[str, Any],
 ) -> DBAPIConnection:
-    from backupd.catalog.base.patience import PatientConnection  # needs psycopg, which SQLite does without
+    from backupd.catalog.base.postgresql_timeout import PatientConnection  # needs psycopg, which SQLite does without
 
     connection: Any = PatientConnection.connect(*arguments, **options)
     return cast("DBAPIConnection", connection)
@@ -296,3 +301,51 @@ def _switch_to_wal(cursor: DBAPICursor) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     reading = connection.get_execution_options().get("backupd_reading", False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+VERSION_TABLE = "backupd_version"
+"""Not alembic's usual name: a PostgreSQL database may be shared with another program that uses alembic."""
+WANTED = "0012"
+"""The form that this program knows: the newest of ``alembic/versions``."""
+
+
+def current(connection: Connection) -> str | None:
+    """The revision of a catalog's tables; None before the first upgrade."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608  a constant
+    return None if found is None else str(found)
+
+
+class Changes:
+    """For one thread at a time; holds a connection of its own until it is closed. SQLite tells such a connection when
+    another one has committed, without reading a row (https://www.sqlite.org/pragma.html#pragma_data_version);
+    PostgreSQL has nothing like it."""
+
+    def __init__(self, database: Database) -> None:
+        self._file = Path(database.name) if database.sqlite else None
+        self._connection: sqlite3.Connection | None = None
+
+    def version(self) -> int | None:
+        """Another number than before when something was written; None where that cannot be told."""
+        if self._file is None:
+            return None
+        try:
+            if self._connection is None:
+                self._connection = sqlite3.connect(
+                    f"{self._file.absolute().as_uri()}?mode=ro",
+                    uri=True,
+                    timeout=0,
+                    isolation_level=None,
+                    check_same_thread=False,
+                )
+            row = self._connection.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error:
+            self.close()  # whoever reads the catalog itself says what is wrong with it
+            return None
+        return int(row[0])
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -9,9 +9,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
-from backupd.catalog.base.database import Database
-from backupd.catalog.base.log_tables import every_table
-from backupd.catalog.base.revision import VERSION_TABLE, current
+from backupd.catalog.base.database import VERSION_TABLE, Database, current
+from backupd.catalog.base.tables import every_table
 from backupd.model.errors import CatalogError
 
 _LOCK = 0x6261636B757064

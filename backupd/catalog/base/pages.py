@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Column, Select, and_, or_
 
-from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import UsageError
+from backupd.model.text import format_time, parse_time
 
 T = TypeVar("T")
 _BETWEEN = "~"

@@ -15,11 +15,12 @@ from typing import Any, cast
 from sqlalchemy import Connection, Table, insert, select, tuple_
 
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.log_tables import binlog_lags, every_table
-from backupd.catalog.base.people_tables import audit
 from backupd.catalog.base.tables import (
+    audit,
+    binlog_lags,
     challenges,
     events,
+    every_table,
     holds,
     identities,
     jobs,

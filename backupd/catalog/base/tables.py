@@ -2,10 +2,17 @@
 
 Nothing points to ``backups`` with a foreign key but its own copies: a proof outlives the backup that it proved, and
 a rebuild may meet an increment before its parent.
+
+The tables of people: who may come in, who did what, what was asked for, who is told; see ``tables``.
+
+The tables of binary logs; see ``tables``.
+
+Timed phases in a JSON column.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,8 +25,10 @@ from sqlalchemy import (
     Dialect,
     Float,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -28,6 +37,8 @@ from sqlalchemy import (
     false,
     text,
 )
+
+from backupd.model.proof import Phase
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -372,3 +383,300 @@ identity = Table(
     Column("id", String(12), nullable=False),
 )
 """One row: which catalog this is, among all that its installation ever had."""
+
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("name", FreeText, nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("servers", JSON(none_as_null=True)),
+    Column("created_at", UtcTime, nullable=False),
+    Column("created_by", FreeText, nullable=False),
+    Column("expires_at", UtcTime),
+    Column("revoked_at", UtcTime),
+    Column("revoked_by", FreeText, nullable=False),
+    Column("last_used_at", UtcTime),
+    Index(None, "digest", unique=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("token_id", String(64), nullable=False),
+    Column("csrf", String(64), nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Column("address", FreeText, nullable=False),
+    Index(None, "token_id"),
+)
+"""Those of the web page. ``digest`` is SHA-256 of what its cookie holds."""
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("at", UtcTime, nullable=False),
+    Column("actor", FreeText, nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("via", String(16), nullable=False),
+    Column("address", FreeText, nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Index(None, "at"),
+)
+"""Only added to: triggers refuse to change or remove a row."""
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("made_at", UtcTime, nullable=False),
+    Column("made_by", FreeText, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("document", JSON, nullable=False),
+)
+"""Plans that somebody was shown, and may start by their id until they expire."""
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("actor", String(64), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("status", Integer),
+    Column("headers", JSON(none_as_null=True)),
+    Column("body", LargeBinary),
+)
+"""Answers to requests with an Idempotency-Key; without a status it is still being worked on."""
+
+incidents = Table(
+    "incidents",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("message", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("hint", FreeText, nullable=False),
+    Column("opened_at", UtcTime, nullable=False),
+    Column("last_at", UtcTime, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("closed_at", UtcTime),
+    Column("job_id", String(64), nullable=False),
+    Column("reminders", Integer, nullable=False),
+    Column("next_reminder", UtcTime),
+    Column("acknowledged_by", FreeText, nullable=False),
+    Column("acknowledged_at", UtcTime),
+    Index(None, "closed_at"),
+    Index(None, "server", "opened_at"),
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("channel", FreeText, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("incident_id", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("recipients", JSON, nullable=False),
+    Column("content", FreeText, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_try", UtcTime),
+    Column("sent_at", UtcTime),
+    Column("error", FreeText, nullable=False),
+    Index(None, "state", "next_try"),
+    Index(None, "incident_id"),
+)
+
+cursors = Table(
+    "cursors",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("number", Integer, nullable=False),
+)
+"""How far somebody has read the events."""
+
+absences = Table(
+    "absences",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("job_id", String(64), nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("after", FreeText, nullable=False),
+)
+"""Servers that a backup took out of rotation, and the program that brings each back; gone once that has run."""
+
+
+every_table = metadata
+"""All tables of the catalog: those of ``tables``, of ``peopletables`` and these."""
+
+binlog_branches = Table(
+    "binlog_branches",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("server", String(64), nullable=False),
+    Column("id", String(64), nullable=False),
+    Column("noticed_at", UtcTime, nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("server_uuid", FreeText, nullable=False),
+    Column("flavour", String(32), nullable=False),
+    Column("basename", FreeText, nullable=False),
+    Column("first_number", BigInteger, nullable=False),
+    Column("since", UtcTime),
+    Column("parent", String(64)),
+    Column("fork", JSON(none_as_null=True)),
+    Column("names_go_on", Boolean, nullable=False),
+    Column("note", FreeText, nullable=False),
+    Column("baseline", FreeText, nullable=False),
+    Index(None, "server", "id", unique=True),
+)
+"""``number`` stands for (server, id) in the tables below, which have very many rows."""
+
+
+def _piece() -> tuple[Column[Any], ...]:
+    return tuple(
+        Column(name, BigInteger, primary_key=True, autoincrement=False)
+        for name in ("branch", "number", "start_pos", "end_pos")
+    )
+
+
+LOOSE = text("(binlog_segments.ending = 'open' OR binlog_segments.start_pos > 0)")
+"""Segments that are not a whole file. Written into queries as it stands here, since only then an index is used that
+holds nothing but those."""
+
+binlog_segments = Table(
+    "binlog_segments",
+    metadata,
+    *_piece(),
+    Column("file", FreeText, nullable=False),
+    Column("ending", String(16), nullable=False),
+    Column("gtids_before", FreeText, nullable=False),
+    Column("gtids_after", FreeText, nullable=False),
+    Column("transactions", BigInteger, nullable=False),
+    Column("first_at", UtcTime),
+    Column("last_at", UtcTime),
+    Column("precise", Boolean, nullable=False),
+    Column("server_ids", JSON, nullable=False),
+    Column("flavour", String(32), nullable=False),
+    Column("server_version", FreeText, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("remarks", JSON, nullable=False),
+    ForeignKeyConstraint(["branch"], ["binlog_branches.number"]),
+    Index(None, "branch", "number", "start_pos", "last_at"),
+    Index(
+        "ix_binlog_segments_loose",
+        "branch",
+        "number",
+        "start_pos",
+        sqlite_where=text("ending = 'open' OR start_pos > 0"),
+        postgresql_where=text("ending = 'open' OR start_pos > 0"),
+    ),
+)
+
+binlog_copies = Table(
+    "binlog_copies",
+    metadata,
+    *_piece(),
+    Column("destination", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("stored", BigInteger, nullable=False),
+    Column("stored_at", UtcTime, nullable=False),
+    Column("verified_at", UtcTime),
+    ForeignKeyConstraint(
+        ["branch", "number", "start_pos", "end_pos"],
+        [f"binlog_segments.{name}" for name in ("branch", "number", "start_pos", "end_pos")],
+        ondelete="CASCADE",
+    ),
+)
+
+binlog_runs = Table(
+    "binlog_runs",
+    metadata,
+    Column("branch", BigInteger, primary_key=True, autoincrement=False),
+    Column("destination", String(64), primary_key=True),
+    Column("first_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_number", BigInteger, nullable=False),
+    Column("last_pos", BigInteger, nullable=False),
+    Column("gtids_before", FreeText, nullable=False),
+    Column("gtids_after", FreeText, nullable=False),
+    Column("first_at", UtcTime),
+    Column("last_at", UtcTime),
+    Column("size", BigInteger, nullable=False),
+    Column("stored", BigInteger, nullable=False),
+    Column("segments", BigInteger, nullable=False),
+    Column("transactions", BigInteger, nullable=False),
+    Column("remarks", JSON, nullable=False),
+    Column("ending", String(16), nullable=False),
+    ForeignKeyConstraint(["branch"], ["binlog_branches.number"]),
+)
+"""Whole files only: the few pieces of files that grow are folded in when somebody reads."""
+
+binlog_confirmed = Table(
+    "binlog_confirmed",
+    metadata,
+    Column("branch", BigInteger, primary_key=True, autoincrement=False),
+    Column("destination", String(64), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("pos", BigInteger, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    ForeignKeyConstraint(["branch"], ["binlog_branches.number"]),
+)
+
+binlog_gaps = Table(
+    "binlog_gaps",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("branch", String(64), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("after_file", FreeText, primary_key=True),
+    Column("after_pos", BigInteger, primary_key=True, autoincrement=False),
+    Column("after_gtid", FreeText, nullable=False),
+    Column("before", JSON(none_as_null=True)),
+    Column("from_at", UtcTime),
+    Column("to_at", UtcTime),
+    Column("reason", FreeText, nullable=False),
+    Column("noticed_at", UtcTime, nullable=False),
+)
+
+binlog_lags = Table(
+    "binlog_lags",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("hour", UtcTime, primary_key=True),
+    Column("seconds", Float, nullable=False),
+    Column("at", UtcTime, nullable=False),
+)
+
+binlog_streams = Table(
+    "binlog_streams",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("status", JSON, nullable=False),
+    Column("updated_at", UtcTime, nullable=False),
+)
+
+
+def phases_json(phases: Iterable[Phase]) -> list[dict[str, Any]]:
+    """Exact, unlike ``Phase.as_json``, which rounds for readers."""
+    return [{"name": phase.name, "seconds": phase.seconds, "bytes": phase.bytes} for phase in phases]
+
+
+def phases_from(column: Iterable[dict[str, Any]]) -> tuple[Phase, ...]:
+    return tuple(Phase(item["name"], float(item["seconds"]), int(item["bytes"])) for item in column)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from backupd.alerts.letter import one_line
+from backupd.alerts.message import one_line
 from backupd.alerts.rules import title_of
 from backupd.cli.commands.backups import ListByDefault
 from backupd.cli.options import AnyServer, Config, Json, one_of, remember
 from backupd.cli.session import session
-from backupd.model.clock import format_time
-from backupd.model.incident import Incident, Message, MessageState
+from backupd.model.event import Incident, Message, MessageState
+from backupd.model.text import format_time
 
 SHOWN = 40
 """Rows of a list unless more are asked for."""

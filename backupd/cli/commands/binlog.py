@@ -18,9 +18,8 @@ import typer
 from backupd.cli.options import AnyServer, Config, Json, Server, moment, remember
 from backupd.cli.screen.output import Screen, visible
 from backupd.cli.session import session
-from backupd.model.clock import format_time
-from backupd.model.server.logs import ChangeKind
-from backupd.model.units import format_duration, format_size
+from backupd.model.binlog import ChangeKind
+from backupd.model.text import format_duration, format_size, format_time
 
 if TYPE_CHECKING:
     from backupd.app.binlogs.search import Found

@@ -12,7 +12,7 @@ from backupd.cli.commands.backups import ListByDefault
 from backupd.cli.options import AnyServer, Config, Json, one_of, remember
 from backupd.cli.session import session
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import format_duration, format_size
 
 SHOWN = 40
 """Rows of a list unless more are asked for."""

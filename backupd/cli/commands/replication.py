@@ -48,7 +48,7 @@ def replicate(
 
 def _show(screen: Screen, one: Replicated) -> None:
     from backupd.app.copies.replication import rate_text
-    from backupd.model.units import format_size
+    from backupd.model.text import format_size
 
     screen.line(
         f"{one.server} at {one.destination}: " + ("up to date" if one.ok else "NOT up to date"),

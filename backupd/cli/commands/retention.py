@@ -19,9 +19,8 @@ import typer
 from backupd.cli.options import Config, Json, Server
 from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
-from backupd.model.clock import format_time
 from backupd.model.hold import EVERY_SERVER, HoldKind
-from backupd.model.units import format_size
+from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
     from backupd.app.service.facade import Service

@@ -10,7 +10,7 @@ import typer
 
 from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server, one_of
 from backupd.cli.session import session
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 
 
 class Kind(StrEnum):

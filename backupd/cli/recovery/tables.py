@@ -13,7 +13,7 @@ import typer
 from backupd.cli.options import Config, Json, Server, one_of
 from backupd.cli.screen.render import position_text, show_phases, show_thaw
 from backupd.cli.session import Session, session
-from backupd.model.units import format_duration, format_size
+from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.app.restores.table_restore import Leftover

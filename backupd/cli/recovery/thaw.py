@@ -19,9 +19,8 @@ from backupd.cli.recovery.tables import Tables
 from backupd.cli.screen.output import Screen
 from backupd.cli.screen.render import show_thaw
 from backupd.cli.session import session
-from backupd.model.clock import format_time
 from backupd.model.job import JobRecord, JobState
-from backupd.model.units import format_size
+from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
     from backupd.model.thaw import Thawing

@@ -11,10 +11,10 @@ import typer
 from backupd.cli.options import Config, Json, Server
 from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
-from backupd.model.units import format_duration
+from backupd.model.text import format_duration
 
 if TYPE_CHECKING:
-    from backupd.model.server.facts import Position
+    from backupd.model.server_facts import Position
     from backupd.recovery.timeline import Timeline
     from backupd.recovery.windows import Window
 

@@ -54,14 +54,14 @@ def _of_system(error: OSError, what: str) -> BackupdError:
 
 
 def _first_line(error: Exception) -> str:
-    from backupd.process.redact import redact
+    from backupd.process.output import redact
 
     return redact((str(error).splitlines() or [""])[0])
 
 
 def _kept(error: Exception) -> str:
     """Write the traceback to a private file (mkstemp makes it 0600); tells where it is."""
-    from backupd.process.redact import redact
+    from backupd.process.output import redact
 
     lines = "".join(traceback.format_exception(error)).splitlines()
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from backupd.cli.screen.output import Screen
-from backupd.model.units import format_size
+from backupd.model.text import format_size
 
 if TYPE_CHECKING:
     from backupd.app.views.policy_explanation import Explanation

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO, cast
 
 from backupd.cli.screen.output import console_for, is_live, mute, visible
-from backupd.model.progress import Progress, Report
-from backupd.model.units import format_duration, format_size
+from backupd.model.job import Progress, Report
+from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

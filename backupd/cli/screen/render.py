@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backupd.cli.screen.output import Screen
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.units import format_duration, format_size
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.proof import Proof
+from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.backup.checks.finding import Finding

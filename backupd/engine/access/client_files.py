@@ -20,9 +20,8 @@ from backupd.engine.instance.sandbox import can_confine, confine, is_available
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.process.command import Command, find_account
-from backupd.process.optionfile import render_options
-from backupd.process.otherfolders import give, write_anew
-from backupd.process.runtime import passable_directory
+from backupd.process.folders import give, write_anew
+from backupd.process.runtime import passable_directory, render_options
 
 Groups = Mapping[str, Mapping[str, str | None]]
 

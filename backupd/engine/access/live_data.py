@@ -22,8 +22,8 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, is_denied
 from backupd.model.errors import RefusedError, ServerError
 from backupd.process.command import Command
-from backupd.process.otherfolders import powers_of, user_words
-from backupd.process.run import run
+from backupd.process.folders import powers_of, user_words
+from backupd.process.pipeline import run
 
 _OF_TABLES = frozenset(
     {

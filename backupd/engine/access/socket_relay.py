@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from backupd.process.family import family
-from backupd.process.otherfolders import give
+from backupd.process.folders import give
+from backupd.process.supervise import family
 
 _BLOCK = 256 * 1024
 _LOOK_AGAIN = 0.2

@@ -22,7 +22,7 @@ from backupd.engine.binlog.rows import (
 )
 from backupd.engine.binlog.statements import READ_AT_MOST, REST_HIDDEN, Effect, effect, masked
 from backupd.engine.schema.definition_text import makes_elsewhere
-from backupd.model.server.logs import Change, ChangeKind
+from backupd.model.binlog import Change, ChangeKind
 
 STATEMENT_SIZE = 1024
 """Characters that an index keeps of statements; of those that define tables, too, before DEFINITION_SIZE."""

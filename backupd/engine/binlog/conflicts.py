@@ -31,7 +31,7 @@ from typing import BinaryIO
 from backupd.engine.binlog.rows import TableMap
 from backupd.engine.binlog.scan import scan
 from backupd.engine.binlog.statements import Effect
-from backupd.model.server.logs import Change, ChangeKind, Transaction
+from backupd.model.binlog import Change, ChangeKind, Transaction
 
 IMAGES_AT_MOST = 2_000_000
 """Digests of rows that are kept, of all excluded transactions; 150 bytes each."""

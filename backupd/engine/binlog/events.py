@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO, Final
 
+from backupd.model.binlog import FIRST_EVENT, MAGIC
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.server.logs import FIRST_EVENT, MAGIC
 
 HEADER: Final = struct.Struct("<IBIIIH")
 CRC_SIZE: Final = 4

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from backupd.engine.binlog.events import Event
-from backupd.model.server.gtid import MariadbGtids, MysqlGtids
+from backupd.model.gtid import MariadbGtids, MysqlGtids
 
 _MARIADB = struct.Struct("<QIB")
 _LISTED = struct.Struct("<IIQ")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
+from backupd.model.binlog import INDEX_FORMAT, Transaction
 from backupd.model.errors import DamagedError
-from backupd.model.server.logs import INDEX_FORMAT, Transaction
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 

@@ -30,7 +30,7 @@ from backupd.engine.binlog.events import (
     Pull,
 )
 from backupd.engine.binlog.payload import inflated
-from backupd.model.server.logs import ChangeKind
+from backupd.model.binlog import ChangeKind
 
 _INSERTS = (WRITE_V1, WRITE, WRITE_COMPRESSED_V1, WRITE_COMPRESSED)
 _UPDATES = (UPDATE_V1, UPDATE, PARTIAL_UPDATE, UPDATE_COMPRESSED_V1, UPDATE_COMPRESSED)

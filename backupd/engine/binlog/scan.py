@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 from backupd.engine.binlog.changes import RowWatch
 from backupd.engine.binlog.events import FLAGS_AT, IN_USE, Frames, read_format
 from backupd.engine.binlog.transactions import Assembler
-from backupd.model.clock import format_time, parse_time
+from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import StreamError
-from backupd.model.server.logs import Ending, Transaction
+from backupd.model.text import format_time, parse_time
 
 
 @dataclass(frozen=True, slots=True)

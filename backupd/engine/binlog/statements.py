@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backupd.engine.sql.tokens import TOKEN, Token, after_account, full_name, tokens_of
-from backupd.model.server.logs import Change, ChangeKind
+from backupd.model.binlog import Change, ChangeKind
 
 READ_AT_MOST = 64 * 1024
 """Characters of a statement that are looked at."""

@@ -29,8 +29,8 @@ from backupd.engine.binlog.gtids import (
 from backupd.engine.binlog.payload import CompressionError, inflated, open_payload
 from backupd.engine.binlog.rows import ROW_KINDS
 from backupd.engine.binlog.statements import READ_AT_MOST
+from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError
-from backupd.model.server.logs import Ending, Transaction
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _QUERY = struct.Struct("<IIBHH")

@@ -17,10 +17,10 @@ from pathlib import Path
 from backupd.engine.binlog import events
 from backupd.engine.binlog.statement_names import Routine, routine_of
 from backupd.engine.binlog.words import changes_data, may_concern_events, may_concern_routines
+from backupd.model.binlog import FIRST_EVENT
 from backupd.model.errors import DamagedError, RefusedError, StreamError
-from backupd.model.server.facts import Position
-from backupd.model.server.gtid import MariadbGtids
-from backupd.model.server.logs import FIRST_EVENT
+from backupd.model.gtid import MariadbGtids
+from backupd.model.server_facts import Position
 
 _BEGINNINGS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.TAGGED_GTID)
 _ENDINGS = (events.XID, events.XA_PREPARE, events.PAYLOAD)

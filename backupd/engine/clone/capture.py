@@ -52,7 +52,6 @@ from backupd.engine.physical.tablefiles import absent
 from backupd.engine.server.commit_lock import CommitLock
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Session, error_code
-from backupd.model.backup.inventory import BaseTable
 from backupd.model.errors import (
     OTHER_BACKUP,
     BackupdError,
@@ -62,11 +61,12 @@ from backupd.model.errors import (
     TablesChangedError,
     ToolError,
 )
-from backupd.model.server.facts import Position, Receipts, ServerInfo, Tool
-from backupd.model.units import format_size
+from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool
+from backupd.model.table import BaseTable
+from backupd.model.text import format_size
 from backupd.process.folders import locked_folder, make_passable, remove_dead
-from backupd.process.optionfile import render_options
-from backupd.process.redact import redact
+from backupd.process.output import redact
+from backupd.process.runtime import render_options
 
 NAME = "clone"
 NAMES = ReceiptNames("clone")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from backupd.engine.server.grants import read_grants
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.model.errors import RefusedError, ServerError
-from backupd.model.server.facts import ServerInfo, Version
+from backupd.model.server_facts import ServerInfo, Version
 
 FIRST = Version(8, 0, 17)
 """The first release that has it."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backupd.model.errors import OTHER_BACKUP, ToolError
-from backupd.process.otherfolders import open_plain
+from backupd.process.folders import open_plain
 
 _FLUSHED_AT = 26
 _CHECKPOINTS = (512, 1536)

@@ -18,8 +18,8 @@ from typing import Protocol, Self
 
 from backupd.engine.schema.definition_text import Columns
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Tool
+from backupd.model.server_facts import Tool
+from backupd.model.table import TableName
 
 _BLOCK = 1024 * 1024
 

@@ -39,9 +39,9 @@ from backupd.engine.schema.definition_text import Columns
 from backupd.engine.sql.client_options import client_options, has_modes
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import NO_PATHS, find_tool
-from backupd.model.backup.table import TableName
 from backupd.model.errors import BackupdError, CancelledError, ToolError
-from backupd.model.server.facts import Flavour, Tool, Version
+from backupd.model.server_facts import Flavour, Tool, Version
+from backupd.model.table import TableName
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
 

@@ -12,7 +12,7 @@ from typing import Self
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.row_files import LONG, RowFiles
 from backupd.engine.dump.row_text import settings
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 _SCHEMA = re.compile(rb"-- Current Database: `((?:[^`]|``)+)`")
 _TABLE = re.compile(rb"-- Dumping data for table `((?:[^`]|``)+)`")

@@ -24,9 +24,9 @@ from backupd.engine.dump.row_files import LONG, RowFiles
 from backupd.engine.dump.row_text import keeps_transaction_ids, reading_of, row_pieces, row_text, unknown_types
 from backupd.engine.schema.definition_text import Columns, parse_table
 from backupd.engine.server.snapshot import Snapshot
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError, ToolError
-from backupd.model.server.facts import Position, Tool, Version
+from backupd.model.server_facts import Position, Tool, Version
+from backupd.model.table import TableName
 
 NAME = "backupd"
 """What logical backups name as the tool of tables that were read here."""

@@ -21,8 +21,8 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 
 _LINE = re.compile(
     r"(?:\*\* )?(?:\([^()]*\): )?(?P<level>Message|WARNING|CRITICAL|ERROR)(?: \*\*)?: "

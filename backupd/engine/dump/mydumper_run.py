@@ -33,17 +33,14 @@ from backupd.engine.dump.row_text import settings
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import table_names
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, RefusedError, ToolError
-from backupd.model.server.facts import Tool
+from backupd.model.server_facts import Tool
+from backupd.model.table import TableName
 from backupd.process.command import Command
-from backupd.process.family import family
-from backupd.process.folders import make_passable
-from backupd.process.otherfolders import give, is_plain
-from backupd.process.pipeline import describe_exit
-from backupd.process.run import run
-from backupd.process.stderr import StderrReader
-from backupd.process.supervise import Child, spawn, stop
+from backupd.process.folders import give, is_plain, make_passable
+from backupd.process.output import StderrReader
+from backupd.process.pipeline import describe_exit, run
+from backupd.process.supervise import Child, family, spawn, stop
 
 WAITING_CHUNKS = 4
 """As many chunks of complete files may wait before mydumper is stopped."""

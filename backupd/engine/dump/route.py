@@ -16,9 +16,9 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import NO_PATHS
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ToolError
-from backupd.model.server.facts import ServerInfo
+from backupd.model.server_facts import ServerInfo
+from backupd.model.table import TableName
 
 _NO_TABLE = "backupd check: no table has this name"
 _TRY_SECONDS = 30.0

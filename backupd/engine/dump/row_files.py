@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from backupd.engine.dump.contract import DumpedFile
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 LONG = 1_000_000
 """Bytes after which a statement ends; a longer row has one of its own. Less than any server's max_allowed_packet."""

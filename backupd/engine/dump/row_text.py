@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from backupd.engine.schema.definition_text import Column, Columns
 from backupd.engine.sql.row_stream import NULL as _NULL
 from backupd.engine.sql.row_stream import WIDTHS, Row, values
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 
 _PIECE = 1024 * 1024
 _SKIPPED = {first: 1 + width for first, width in WIDTHS.items()}

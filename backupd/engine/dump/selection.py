@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName, TablePattern
-from backupd.model.units import format_size
+from backupd.model.table import TableName, TablePattern
+from backupd.model.text import format_size
 
 _LEFTOVER = "#mysql50##sql"
 """How a server lists a file that no statement named so."""

@@ -19,10 +19,9 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.tables import Table, list_tables
 from backupd.engine.toolset import NO_PATHS
-from backupd.model.backup.dump import DumpedTable, Outcome, data_path, definition_path, triggers_path
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ToolError
-from backupd.model.progress import Progress, Report, silent
+from backupd.model.job import Progress, Report, silent
+from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, triggers_path
 
 CHUNK_BYTES = 64 * 1024 * 1024
 _OPEN_SECONDS = 60.0

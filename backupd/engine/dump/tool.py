@@ -33,7 +33,7 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import ssl_mode
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
-from backupd.model.server.facts import Flavour, Tool, Version
+from backupd.model.server_facts import Flavour, Tool, Version
 
 NAME = "mydumper"
 _HINT = "apt-get install mydumper, or name the program: `programs: {mydumper: /path/to/mydumper}`"

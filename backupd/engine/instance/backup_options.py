@@ -14,8 +14,8 @@ from pathlib import Path
 
 from backupd.engine.instance.receipts import BACKUP_CNF
 from backupd.engine.sql.option_files import read_option_file
-from backupd.process.optionfile import render_options
-from backupd.process.otherfolders import write_anew
+from backupd.process.folders import write_anew
+from backupd.process.runtime import render_options
 
 KNOWN = (
     "innodb-page-size",

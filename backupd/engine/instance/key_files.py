@@ -14,7 +14,7 @@ from pathlib import Path
 
 from backupd.engine.instance.backup_options import KEY_OPTIONS, KEY_PLUGIN
 from backupd.model.errors import RefusedError
-from backupd.process.otherfolders import write_anew
+from backupd.process.folders import write_anew
 
 SETTING = "restore.key_files"
 _IN_FILE = "FILE:"

@@ -31,13 +31,12 @@ from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available
 from backupd.engine.server.time_zone import HERE, Zone
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ToolError
-from backupd.process import otherfolders
+from backupd.process import folders
 from backupd.process.command import Command, find_account
-from backupd.process.family import family
-from backupd.process.optionfile import render_options
-from backupd.process.otherfolders import open_plain, open_to_append, write_anew
-from backupd.process.redact import redact
-from backupd.process.supervise import Child, spawn, stop
+from backupd.process.folders import open_plain, open_to_append, write_anew
+from backupd.process.output import redact
+from backupd.process.runtime import render_options
+from backupd.process.supervise import Child, family, spawn, stop
 
 SOCKET_LIMIT = 107
 """Bytes of the longest socket path (unix(7), less the final NUL)."""
@@ -394,7 +393,7 @@ def _prepare_directory(config: ServerConfig) -> None:
 
 def give(path: Path, user: str, mode: int | None = None) -> None:
     """To the server's user, when we are root. Whatever user it is of, nothing is followed that lies in its place."""
-    otherfolders.give(path, _owner(user) or (os.geteuid(), os.getegid()), mode)
+    folders.give(path, _owner(user) or (os.geteuid(), os.getegid()), mode)
 
 
 def _owner(user: str) -> tuple[int, int] | None:

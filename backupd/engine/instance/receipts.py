@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import StreamError
-from backupd.model.server.facts import Position, Receipts
+from backupd.model.server_facts import Position, Receipts
 
 BACKUP_CNF = "backup-my.cnf"
 _SIZE_LIMIT = 1024 * 1024

@@ -31,7 +31,7 @@ from backupd.engine.instance.installation import SYSTEM_FOLDERS, is_of_the_syste
 from backupd.engine.instance.installation import places as program_places
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command, become, find_account, locate
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 WORKER = "backupd-sandbox"
 MAKE_WORKER = (

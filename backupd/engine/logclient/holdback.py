@@ -25,11 +25,10 @@ from backupd.engine.logclient.log_client import BinlogTool
 from backupd.engine.logclient.run import log_client, make_intake
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ToolError
-from backupd.model.server.facts import Position, Tool
+from backupd.model.server_facts import Position, Tool
 from backupd.process.command import Command
-from backupd.process.durable import write_whole
-from backupd.process.folders import make_passable
-from backupd.process.stderr import StderrReader
+from backupd.process.folders import make_passable, write_whole
+from backupd.process.output import StderrReader
 from backupd.process.supervise import spawn, stop
 
 PATIENCE = 5.0

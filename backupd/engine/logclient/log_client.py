@@ -27,7 +27,7 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options, has_modes, help_of
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
-from backupd.model.server.facts import Flavour, Tool
+from backupd.model.server_facts import Flavour, Tool
 from backupd.process.command import Command
 
 _MARIADB_ID = "stop-never-slave-server-id"

@@ -22,7 +22,7 @@ from backupd.engine.logclient.log_client import BinlogTool
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import MisnamedError, RefusedError
 from backupd.process.command import Command
-from backupd.process.otherfolders import give
+from backupd.process.folders import give
 
 
 @dataclass(frozen=True, slots=True)

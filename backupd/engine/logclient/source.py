@@ -18,10 +18,10 @@ from backupd.engine.server.history import current_lsn
 from backupd.engine.server.probe import flavour_of, read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect, dialect_of
+from backupd.model.binlog import is_log_name
 from backupd.model.errors import MisnamedError, RefusedError, ServerError
-from backupd.model.server.facts import Flavour, Position, Version
-from backupd.model.server.gtid import plus
-from backupd.model.server.logs import is_log_name
+from backupd.model.gtid import plus
+from backupd.model.server_facts import Flavour, Position, Version
 
 _NO_BINARY_LOG = 1381
 _NO_SUCH_FILE = 1220

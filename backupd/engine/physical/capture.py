@@ -14,10 +14,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.table import TableName
 from backupd.model.errors import OTHER_BACKUP, DamagedError
-from backupd.model.server.facts import Receipts, Tool
+from backupd.model.server_facts import Receipts, Tool
+from backupd.model.table import BaseTable, TableName
 from backupd.process.command import Command
 
 

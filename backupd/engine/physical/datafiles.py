@@ -36,9 +36,8 @@ from backupd.engine.physical.tablefiles import (
     stem_of,
     table_of,
 )
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.table import TableName
 from backupd.model.errors import OTHER_BACKUP, DamagedError, UnrestorableError
+from backupd.model.table import BaseTable, TableName
 
 _DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from backupd.engine.physical.tablefiles import OF_ENGINE
 from backupd.engine.sql.filenames import decode_file_name
-from backupd.model.backup.table import TableName
-from backupd.process.otherfolders import read_plain
+from backupd.model.table import TableName
+from backupd.process.folders import read_plain
 
 _NAME = "ddl.log"
 _MOST = 256 * 1024 * 1024

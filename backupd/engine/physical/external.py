@@ -30,7 +30,7 @@ from pathlib import Path, PurePosixPath
 
 from backupd.engine.server.census import linked_tablespace
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.process.otherfolders import write_anew
+from backupd.process.folders import write_anew
 
 LINK_SUFFIX = ".isl"
 _DATA_SUFFIX = ".ibd"

@@ -30,8 +30,8 @@ from backupd.engine.server.history import current_lsn
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, is_denied
 from backupd.model.errors import ServerError, TablesChangedError
-from backupd.model.server.facts import Flavour
-from backupd.process.otherfolders import open_plain
+from backupd.model.server_facts import Flavour
+from backupd.process.folders import open_plain
 
 _LSN = slice(16, 24)
 _SPACE = slice(34, 38)

@@ -34,11 +34,10 @@ from backupd.engine.sql.client import Connection, Session, is_denied
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.filenames import decode_file_name
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, table_names
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, Position, Version
-from backupd.process.otherfolders import open_plain
+from backupd.model.server_facts import Flavour, Position, Version
+from backupd.model.table import BaseTable, TableName
+from backupd.process.folders import open_plain
 
 _TABLES = """
 SELECT TABLE_SCHEMA, TABLE_NAME, ENGINE FROM information_schema.TABLES

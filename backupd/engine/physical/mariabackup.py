@@ -36,7 +36,7 @@ from backupd.engine.physical.preparation import (
 from backupd.engine.physical.streaming import StreamingCapture, StreamingTool
 from backupd.engine.physical.xbstream import Dialect
 from backupd.model.errors import OTHER_BACKUP, ToolError, UnrestorableError
-from backupd.model.server.facts import Receipts, Tool
+from backupd.model.server_facts import Receipts, Tool
 
 REDO = "ib_logfile0"
 PREPARED_TYPE = "log-applied"

@@ -11,7 +11,7 @@ from backupd.engine.instance.sandbox import can_confine, confine, worker
 from backupd.engine.physical.capture import LeftOut, PrepareStep
 from backupd.engine.physical.streaming import COMPLETED, LEFT_OPEN
 from backupd.model.errors import OTHER_BACKUP, BackupdError, DamagedError, StreamError, ToolError, UnrestorableError
-from backupd.model.server.facts import Position, Receipts, Tool
+from backupd.model.server_facts import Position, Receipts, Tool
 from backupd.process.command import Command
 
 _MIB = 1024 * 1024

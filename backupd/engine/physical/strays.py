@@ -15,8 +15,8 @@ from pathlib import Path
 from backupd.engine.physical.tablefiles import owner_of
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.filenames import decode_file_name
-from backupd.model.backup.table import TableName
-from backupd.process.otherfolders import as_its_owner
+from backupd.model.table import TableName
+from backupd.process.folders import as_its_owner
 
 WAITING = ".backupd"
 """Behind the names of files that are copied and not yet imported."""

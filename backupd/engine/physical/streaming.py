@@ -29,9 +29,9 @@ from backupd.engine.physical.xbstream import Dialect, Doubts, demultiplex, left_
 from backupd.engine.pressure.lock_limit import LockWatch
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, StreamError, TablesChangedError, ToolError, ToolMissingError
-from backupd.model.server.facts import Position, Receipts, Tool
+from backupd.model.server_facts import Position, Receipts, Tool
 from backupd.process.command import Command
-from backupd.process.otherfolders import give
+from backupd.process.folders import give
 from backupd.process.pipeline import Pipeline
 
 COMPLETED = "completed OK!"

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from backupd.engine.sql.filenames import decode_file_name
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.table import TableName
+from backupd.model.table import BaseTable, TableName
 
 _KEPT = 100_000
 """Answers that are remembered: every file of a backup is asked about several times."""

@@ -39,9 +39,9 @@ from backupd.engine.physical.xbstream import Dialect
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import ssl_mode
 from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError, UnrestorableError
-from backupd.model.server.facts import Receipts, ServerInfo, Tool, Version
+from backupd.model.server_facts import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 REDO = "xtrabackup_logfile"
 APPLIED_TYPE = "log-applied"

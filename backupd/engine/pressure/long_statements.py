@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from backupd.engine.binlog.statements import effect, masked
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
-from backupd.model.server.logs import ChangeKind
+from backupd.model.binlog import ChangeKind
+from backupd.model.table import TableName
 
 _NOT_STATEMENTS = frozenset(
     {

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 
 from backupd.engine.instance.launch import LaunchedServer
 from backupd.model.errors import CancelledError, ServerError, ToolError
-from backupd.process.redact import redact
+from backupd.process.output import redact
 
 CHANNEL = "backupd"
 """The replication connection that a replay uses: others of the copy are not touched."""

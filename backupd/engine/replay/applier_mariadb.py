@@ -15,9 +15,9 @@ from backupd.engine.replay.applier import CHANNEL, OF_SOME_TABLES, Standing, wai
 from backupd.engine.replay.scratch_source import HOST, USER, LogSource
 from backupd.engine.replay.table_filter import filter_mariadb
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError, ServerError
-from backupd.model.server.gtid import MariadbGtids
+from backupd.model.gtid import MariadbGtids
+from backupd.model.table import TableName
 
 _COUNTS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
 _NAMED = 5

@@ -16,10 +16,10 @@ from backupd.engine.replay.applier import CHANNEL, Standing, place, wait
 from backupd.engine.replay.scratch_source import HOST, USER, LogSource
 from backupd.engine.replay.table_filter import filter_mysql
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError, ServerError
-from backupd.model.server.facts import Position, Version
-from backupd.model.server.gtid import MysqlGtids, covers, same
+from backupd.model.gtid import MysqlGtids, covers, same
+from backupd.model.server_facts import Position, Version
+from backupd.model.table import TableName
 
 _FIRST_GTID = "OFF_PERMISSIVE"
 _TELLS_APPLYING = _SIDE_BY_SIDE = Version(8, 0)

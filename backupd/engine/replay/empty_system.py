@@ -13,9 +13,9 @@ from backupd.engine.instance.installation import server_options
 from backupd.engine.instance.launch import START_SECONDS, Options, give
 from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available
 from backupd.engine.toolset import NO_PATHS, row_for
-from backupd.model.server.facts import Flavour, ServerInfo
+from backupd.model.server_facts import Flavour, ServerInfo
 from backupd.process.command import Command, locate
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 NO_OPTIONS: Options = {}
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from backupd.engine.binlog.walk import Statement
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import quote_name
+from backupd.model.table import quote_name
 
 
 class EventState(StrEnum):

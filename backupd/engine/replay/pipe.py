@@ -25,11 +25,11 @@ from backupd.engine.replay.applier import hint_of_statement
 from backupd.engine.replay.scratch_source import copy_log, lay_out
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
-from backupd.model.server.facts import Flavour, Position, ServerInfo, Version
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
 from backupd.process.command import Command
-from backupd.process.optionfile import render_options
-from backupd.process.otherfolders import write_anew
+from backupd.process.folders import write_anew
 from backupd.process.pipeline import Pipeline
+from backupd.process.runtime import render_options
 
 _PACKET = "1G"
 _HAS_VERSIONING = Version(10, 3)

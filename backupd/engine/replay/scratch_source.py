@@ -27,12 +27,11 @@ from backupd.engine.binlog.walk import Walk, statement_at
 from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig, give
 from backupd.engine.replay.empty_system import empty_system
 from backupd.engine.replay.table_filter import left_out, skipped_statement
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError, ToolError
-from backupd.model.server.facts import Flavour, ServerInfo
-from backupd.model.server.gtid import covers, plus, same
-from backupd.process.folders import PASSABLE
-from backupd.process.otherfolders import write_anew
+from backupd.model.gtid import covers, plus, same
+from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.table import TableName
+from backupd.process.folders import PASSABLE, write_anew
 
 USER = "replay"
 HOST = "127.0.0.1"

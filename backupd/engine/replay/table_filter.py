@@ -17,8 +17,8 @@ from string import ascii_lowercase
 
 from backupd.engine.binlog.walk import Walk
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
+from backupd.model.table import TableName
 
 _SPECIAL = str.maketrans({"\\": "\\\\", "%": "\\%", "_": "\\_"})
 _CALLED = frozenset({"PROCEDURE", "FUNCTION", "PACKAGE"})

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backupd.engine.sql.client import Session, is_denied
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.server_facts import Flavour, Version
+from backupd.model.table import quote_name
 
 _NAME = r"`(?:[^`]|``)*`"
 _TEXT = r"'(?:[^'\\]|\\.|'')*'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backupd.engine.schema.definition_text import tokens
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 
 def check_names(session: Session, table: TableName) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from backupd.engine.sql.foreign_keys import ForeignKey
 from backupd.engine.sql.tokens import TOKEN
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 _ELSEWHERE = re.compile(r"DIRECTORY|DATAFILE", re.IGNORECASE)
 

@@ -17,8 +17,8 @@ from backupd.engine.schema.definition_text import Columns, parse_table
 from backupd.engine.schema.scripts import Stored, made_trigger, script, statements
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.foreign_keys import ForeignKey
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import NotFoundError, ServerError
+from backupd.model.table import TableName, quote_name
 
 LOCK_SECONDS = 5
 """How long the definition of one table may wait for whoever changes it."""

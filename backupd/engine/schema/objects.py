@@ -19,8 +19,8 @@ from backupd.engine.schema.files import plain_session
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import ServerError
+from backupd.model.table import quote_name
 
 TABLE, VIEW, SEQUENCE, TRIGGER, EVENT, USER = "table", "view", "sequence", "trigger", "event", "user"
 ROUTINES = ("procedure", "function", "package", "package body")

@@ -16,9 +16,8 @@ from backupd.engine.schema.scripts import Stored, script
 from backupd.engine.server.grants import read_grants
 from backupd.engine.server.visibility import hidden
 from backupd.engine.sql.client import Session
-from backupd.model.backup.dump import schema_folder
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import NotFoundError, ServerError
+from backupd.model.table import quote_name, schema_folder
 
 _VIEWS = "SELECT TABLE_NAME, VIEW_DEFINITION FROM information_schema.VIEWS WHERE TABLE_SCHEMA = %s ORDER BY TABLE_NAME"
 _ROUTINES = """

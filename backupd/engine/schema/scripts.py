@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.engine.schema.definition_text import Token, tokens
-from backupd.model.backup.table import quote_name
+from backupd.model.table import quote_name
 
 _UNICODE = frozenset({"utf8mb4", "utf8mb3", "utf8"})
 _SET_DELIMITER = "DELIMITER "

@@ -19,10 +19,10 @@ from backupd.engine.server.xa import visible_xa
 from backupd.engine.sql.client import Session, is_denied
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import Table, list_tables
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import ExternalPath, Flavour
-from backupd.process.otherfolders import read_plain
+from backupd.model.server_facts import ExternalPath, Flavour
+from backupd.model.table import quote_name
+from backupd.process.folders import read_plain
 
 _COPIED = {
     Flavour.MARIADB: frozenset({"InnoDB", "MyISAM", "Aria", "MRG_MyISAM", "CSV", "ARCHIVE", "ROCKSDB"}),

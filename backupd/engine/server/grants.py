@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from backupd.engine.sql.client import Session, error_code
 from backupd.engine.sql.dialect import Dialect
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
 
 _GRANT = re.compile(
     r"(?P<verb>GRANT|REVOKE) (?P<names>.+?) ON (?:\*\.\*|`(?P<schema>(?:[^`]|``)*)`\.(?:\*|`(?P<table>(?:[^`]|``)*)`))"

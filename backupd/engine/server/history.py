@@ -23,8 +23,8 @@ from pathlib import Path
 
 from backupd.engine.sql.client import Session, is_denied
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, Position, Role, ServerInfo
-from backupd.process.otherfolders import as_its_owner, open_plain
+from backupd.model.server_facts import Flavour, Position, Role, ServerInfo
+from backupd.process.folders import as_its_owner, open_plain
 
 _LSN_VARIABLES = ("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
 """MariaDB and Percona Server; MySQL from 8.0.30 on."""

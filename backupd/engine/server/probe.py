@@ -9,7 +9,7 @@ from backupd.engine.server.census import take_census
 from backupd.engine.sql.client import Connection, Session, is_denied
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, Position, Role, ServerInfo, Version
+from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
 
 _KEPT = """
 aria_block_size aria_encrypt_tables aria_log_dir_path basedir binlog_checksum binlog_do_db

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
 
 
 def recovery_risks(variables: Mapping[str, str], flavour: Flavour, *, replica: bool = False) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import TableIds, definitions, settled_definitions, table_ids
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, Position
+from backupd.model.server_facts import Flavour, Position
+from backupd.model.table import TableName, quote_name
 
 _SETTINGS = (
     # Definitions are printed in it.

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError
+from backupd.model.table import TableName
 
 CRASH_UNSAFE = frozenset({"MyISAM", "Aria", "ARCHIVE", "CSV"})
 LARGE = 1 << 30

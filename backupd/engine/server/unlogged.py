@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
 
 _SESSIONS = """
 SELECT DISTINCT t.PROCESSLIST_USER FROM performance_schema.variables_by_thread v

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backupd.engine.server.grants import Grants
 from backupd.engine.sql.client import Session, is_denied
-from backupd.model.backup.table import TableName, TablePattern
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName, TablePattern
 
 _OPEN_TO = {"views": "SHOW VIEW", "triggers": "TRIGGER", "events": "EVENT"}
 _SHOWING_ROUTINES = ("EXECUTE", "CREATE ROUTINE", "ALTER ROUTINE", "SHOW CREATE ROUTINE")

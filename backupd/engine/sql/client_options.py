@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tls import Tls, verifies
-from backupd.model.server.facts import Tool
+from backupd.model.server_facts import Tool
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 _MODES = {Tls.VERIFY_FULL: "VERIFY_IDENTITY", Tls.VERIFY_CA: "VERIFY_CA", Tls.REQUIRED: "REQUIRED", Tls.OFF: "DISABLED"}
 

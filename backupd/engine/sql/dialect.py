@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.engine.sql.client import Session
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.server_facts import Flavour, Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.engine.sql.client import Session
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 
 NO_ACTION = frozenset({"RESTRICT", "NO ACTION"})
 """Rules that change nothing in the child."""

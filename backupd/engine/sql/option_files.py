@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import Problem
-from backupd.process.otherfolders import acting_uid, closed_words, read_plain, user_words
+from backupd.process.folders import acting_uid, closed_words, read_plain, user_words
 
 CLIENT_GROUPS = ("client", "client-server", "client-mariadb", "mysqldump", "mariadb-dump", "backupd")
 """The groups that say how a client reaches its server, and ours."""

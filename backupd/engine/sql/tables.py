@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backupd.engine.sql.client import Session, error_code
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName, quote_name
 
 SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
 

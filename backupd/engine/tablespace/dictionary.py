@@ -11,8 +11,8 @@ from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, TableIds, table_ids
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName
 
 _LOST = frozenset({2002, 2003, 2006, 2013})
 """The connection is gone, and with it the server: no table's fault."""

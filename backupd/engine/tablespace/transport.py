@@ -29,11 +29,11 @@ from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.filenames import decode_file_name
 from backupd.engine.sql.tables import checksum_statement, list_tables
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import CancelledError, ServerError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Flavour, Version
-from backupd.process.otherfolders import as_its_owner, open_plain
+from backupd.model.job import Progress, Report
+from backupd.model.server_facts import Flavour, Version
+from backupd.model.table import TableName, quote_name
+from backupd.process.folders import as_its_owner, open_plain
 
 _DATA, _NOTES, _LINK = ".ibd", ".cfg", ".isl"
 _CHUNK = 16 * 1024 * 1024

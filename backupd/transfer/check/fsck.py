@@ -36,9 +36,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from backupd.model.backup.manifest import Body, Header, StoredObject
-from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, DestinationError, ObjectMissingError
+from backupd.model.manifest import Body, Header, StoredObject
+from backupd.model.text import Clock
 from backupd.transfer.guards.holds import Backup, kept_at
 from backupd.transfer.guards.lease import Alive, is_alive
 from backupd.transfer.guards.pin import pins

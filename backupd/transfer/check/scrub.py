@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from backupd.model.backup.manifest import Header, StoredObject
+from backupd.model.binlog import Segment
 from backupd.model.errors import ArchivedError
-from backupd.model.progress import Progress, Report
-from backupd.model.server.logs import Segment
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import Header, StoredObject
 from backupd.transfer.pack.presence import Presence
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.relay import checksum

@@ -17,8 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from backupd.model.backup.manifest import Header, StoredObject, decode_header
-from backupd.model.clock import Clock
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -28,7 +26,9 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
 )
-from backupd.model.progress import Progress, Report
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import Header, StoredObject, decode_header
+from backupd.model.text import Clock
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.guards.marks import is_marked
 from backupd.transfer.guards.object_locks import lengthen_all

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from backupd.model.backup.manifest import StoredObject
-from backupd.model.clock import Clock
+from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import (
     DamagedError,
     DestinationError,
@@ -17,7 +16,8 @@ from backupd.model.errors import (
     ObjectMissingError,
     TamperedError,
 )
-from backupd.model.server.logs import Branch, SegmentKey
+from backupd.model.manifest import StoredObject
+from backupd.model.text import Clock
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segments import SegmentConflictError
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment

@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from backupd.model.backup.manifest import Header, StoredObject, decode_header
-from backupd.model.clock import Clock
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -24,7 +23,8 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.server.logs import SegmentKey
+from backupd.model.manifest import Header, StoredObject, decode_header
+from backupd.model.text import Clock
 from backupd.transfer.check.scrub import recorded
 from backupd.transfer.copy.backup_copy import copy_signature
 from backupd.transfer.copy.log_copy import copy_segment, good_copy

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import ArchivedError, ObjectMissingError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from backupd.model.text import format_time, parse_time
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo, read_note
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from backupd.model.clock import Clock, format_time, parse_time
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, BackupdError, CancelledError, LockedError, ObjectMissingError
+from backupd.model.text import Clock, format_time, parse_time
 from storage.contract import layout
 from storage.contract.destination import Destination
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
-from backupd.model.sighting import Sighting
+from backupd.model.hold import Sighting
+from backupd.model.text import format_time
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.lease import exists
 from storage.contract import layout

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 
-from backupd.model.backup.manifest import Header
 from backupd.model.errors import ObjectMissingError
+from backupd.model.manifest import Header
 from backupd.transfer.guards.erase import each
 from backupd.transfer.records.inventory import read
 from storage.contract import layout

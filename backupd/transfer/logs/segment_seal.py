@@ -14,10 +14,10 @@ from typing import BinaryIO
 
 from backupd.engine.binlog.index import index_head, index_line
 from backupd.engine.binlog.scan import clear_flag
-from backupd.model.backup.manifest import PART_SIZE, StoredObject
+from backupd.model.binlog import Segment, Transaction
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.server.logs import Segment, Transaction
-from backupd.process.durable import sync_folder, write_private
+from backupd.model.manifest import PART_SIZE, StoredObject
+from backupd.process.folders import sync_folder, write_private
 from backupd.transfer.records.segment_documents import (
     SealedPart,
     SegmentHeader,

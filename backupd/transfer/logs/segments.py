@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.binlog.index import decode_index, index_head, segment_told
-from backupd.model.backup.manifest import PLAIN_LIMIT, StoredObject
+from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -28,7 +28,7 @@ from backupd.model.errors import (
     RefusedError,
     TamperedError,
 )
-from backupd.model.server.logs import Branch, Ending, SegmentKey, Transaction
+from backupd.model.manifest import PLAIN_LIMIT, StoredObject
 from backupd.transfer.logs.segment_seal import Sealed
 from backupd.transfer.records.manifests import get_bytes, get_document, put_bytes
 from backupd.transfer.records.segment_documents import (

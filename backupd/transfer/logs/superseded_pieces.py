@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import LockedError
-from backupd.model.server.logs import SegmentKey
 from backupd.transfer.guards.lease import is_alive
 from backupd.transfer.guards.pin import pins
 from backupd.transfer.logs import segments

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TypeVar
 
-from backupd.model.backup.manifest import Header
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
+from backupd.model.manifest import Header
 from backupd.model.thaw import LOGS
 from backupd.process.throttle import Throttle
 from backupd.transfer.records.segment_documents import SegmentHeader

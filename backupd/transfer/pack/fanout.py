@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from backupd.model.backup.manifest import CODEC, Entry, StoredObject
 from backupd.model.errors import BackupdError, LockedError, ObjectMissingError
+from backupd.model.manifest import CODEC, Entry, StoredObject
 from backupd.transfer.seal.seal import Sealer
 from storage.contract import layout, objects
 from storage.contract import tree_names as treenames

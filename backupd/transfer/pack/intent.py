@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from backupd.model.clock import Clock
 from backupd.model.errors import RefusedError
+from backupd.model.text import Clock
 from backupd.transfer.guards.lease import HEARTBEAT, Holder, Lease, exists, leases, utc_now
 from backupd.transfer.guards.marks import is_marked
 from storage.contract import layout

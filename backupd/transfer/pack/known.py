@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from backupd.model.backup.manifest import Header, StoredObject
 from backupd.model.errors import ObjectMissingError
+from backupd.model.manifest import Header, StoredObject
 from backupd.transfer.guards.erase import each
 from backupd.transfer.guards.marks import is_withdrawn
 from backupd.transfer.records.inventory import backup_ids, read

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from backupd.model.backup.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
 from backupd.model.errors import StreamError, TablesChangedError
+from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
 from backupd.transfer.pack.fanout import Fanout, Placed
 from storage.contract import tree_names as treenames
 

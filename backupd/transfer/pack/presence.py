@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from bisect import bisect_left
 
-from backupd.model.backup.manifest import StoredObject
+from backupd.model.manifest import StoredObject
 from storage.contract import layout, objects
 from storage.contract.destination import Destination
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from backupd.model.clock import format_time, parse_time
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.model.text import format_time, parse_time
 from backupd.transfer.records.manifests import put_bytes
 from storage.contract import layout
 from storage.contract.destination import Destination, read_whole

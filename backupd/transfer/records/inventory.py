@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from backupd.model.backup.manifest import Header, decode_header
 from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.model.manifest import Header, decode_header
 from backupd.transfer.records.manifests import get_document
 from storage.contract import layout
 from storage.contract.destination import Destination

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 
-from backupd.model.backup.manifest import (
+from backupd.model.document import DOCUMENT_LIMIT, opened_limit
+from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
+from backupd.model.manifest import (
     Body,
     BodyFacts,
     Header,
@@ -16,8 +18,6 @@ from backupd.model.backup.manifest import (
     header_digest,
     objects_digest,
 )
-from backupd.model.document import DOCUMENT_LIMIT, opened_limit
-from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
 from backupd.transfer.seal.unseal import Unsealer
 from storage.contract import layout, objects
 from storage.contract.destination import Destination, read_whole

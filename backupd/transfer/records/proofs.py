@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from backupd.model.backup.proof import Check, Phase, Proof, Witness
-from backupd.model.clock import parse_time
 from backupd.model.document import opened_limit, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.model.proof import Check, Phase, Proof, Witness
+from backupd.model.text import parse_time
 from backupd.transfer.records.manifests import get_document
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer

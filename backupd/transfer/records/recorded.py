@@ -11,10 +11,10 @@ import io
 import json
 from typing import BinaryIO, Protocol
 
-from backupd.model.backup.manifest import decode_header
+from backupd.model.binlog import SegmentKey
 from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import DamagedError, TamperedError
-from backupd.model.server.logs import SegmentKey
+from backupd.model.manifest import decode_header
 from storage.contract import layout
 from storage.contract.destination import Destination
 from storage.wrap.forwarding import ForwardingDestination

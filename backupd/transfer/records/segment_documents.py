@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from backupd.model.backup.manifest import CODEC, StoredObject, version_of
-from backupd.model.clock import format_time, parse_time
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.errors import DamagedError, UsageError
-from backupd.model.ids import is_id, is_name
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Segment
+from backupd.model.manifest import CODEC, StoredObject, version_of
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time, is_id, is_name, parse_time
 from storage.contract import layout
 
 SEGMENT_FORMAT = "backupd-segment/"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from backupd.model.errors import KeyUnusableError
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 from backupd.process.runtime import runtime_directory
 
 _SOCKET_LIMIT = 107

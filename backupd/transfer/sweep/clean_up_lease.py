@@ -13,9 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from backupd.model.clock import Clock
 from backupd.model.errors import BusyError, LockedError
-from backupd.model.ids import new_id
+from backupd.model.text import Clock, new_id
 from backupd.transfer.guards.lease import Alive, Holder, Lease, is_alive, leases
 from storage.contract import layout
 from storage.contract.destination import Destination

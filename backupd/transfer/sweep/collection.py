@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from backupd.model.backup.manifest import Header
-from backupd.model.clock import Clock, format_time, parse_time
 from backupd.model.errors import ArchivedError, BusyError, DamagedError, LockedError, ObjectMissingError
+from backupd.model.manifest import Header
+from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.guards.erase import Locks, each
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.lease import Alive, Lease, is_alive, is_listed

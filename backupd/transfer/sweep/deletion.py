@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 
-from backupd.model.backup.manifest import Header
-from backupd.model.backup.record import BackupKind
-from backupd.model.clock import Clock, format_time, parse_time
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import (
     ArchivedError,
     BusyError,
@@ -25,6 +23,8 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
+from backupd.model.manifest import Header
+from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.guards.erase import Locks, each
 from backupd.transfer.guards.holds import Backup, Kept, kept_at
 from backupd.transfer.guards.lease import Alive, is_alive

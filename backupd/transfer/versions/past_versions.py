@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-from backupd.model.backup.manifest import StoredObject
 from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import RefusedError
+from backupd.model.manifest import StoredObject
 from storage.contract import layout
 from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, DamagedError, ForbiddenError, RefusedError
-from backupd.model.progress import Progress, Report
+from backupd.model.job import Progress, Report
+from backupd.model.text import Clock
 from backupd.transfer.guards.erase import each
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.marks import withdraw

@@ -15,11 +15,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from backupd.model.backup.manifest import Header, StoredObject, decode_header
-from backupd.model.clock import format_time
+from backupd.model.binlog import SegmentKey
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, DamagedError
-from backupd.model.server.logs import SegmentKey
+from backupd.model.manifest import Header, StoredObject, decode_header
+from backupd.model.text import format_time
 from backupd.transfer.guards.erase import each
 from backupd.transfer.guards.holds import Backup
 from backupd.transfer.guards.marks import takes_back

@@ -15,7 +15,7 @@ import pytest
 from backupd.engine.instance.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, RefusedError
-from backupd.process.otherfolders import give, open_to_append, write_anew
+from backupd.process.folders import give, open_to_append, write_anew
 from restore.datadir.occupancy import find_occupants
 from restore.datadir.ownership import find_account, hand_over
 from restore.datadir.staging import INSIDE, Site, refuse_foreign_staging, write_state

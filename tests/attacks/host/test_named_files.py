@@ -22,8 +22,8 @@ from backupd.engine.server.history import log_digest
 from backupd.engine.server.probe import probe
 from backupd.engine.tablespace.transport import _Files
 from backupd.model.errors import DamagedError
-from backupd.model.server.facts import Position
-from backupd.process.otherfolders import powers_of
+from backupd.model.server_facts import Position
+from backupd.process.folders import powers_of
 from restore.datadir.ownership import refuse_links
 from tests.support.servers.backups import connection_to
 from tests.support.servers.mariadb import PrivateServer
@@ -196,7 +196,7 @@ def test_who_looked_as_somebody_else_still_ends_with_its_parent_and_shows_its_me
 
 _POWERS = """
 import ctypes
-from backupd.process.otherfolders import powers_of
+from backupd.process.folders import powers_of
 c, number = ctypes.CDLL(None), ctypes.c_int()
 def show():
     c.prctl(2, ctypes.byref(number), 0, 0, 0)

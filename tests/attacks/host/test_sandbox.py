@@ -12,7 +12,7 @@ import pytest
 
 from backupd.engine.instance.sandbox import Way, _made, obstacle, ways, worker
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 from backupd.process.supervise import spawn, stop
 from tests.support.stores.places import runs_as_root
 

@@ -27,7 +27,7 @@ from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError, ToolError
-from backupd.process.otherfolders import powers_of
+from backupd.process.folders import powers_of
 from tests.support.hostile.evil_library import MARK, evil_library
 from tests.support.servers.backups import Taken, connection_to, take, the_tool
 from tests.support.servers.mariadb import PrivateServer

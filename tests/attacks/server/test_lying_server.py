@@ -18,8 +18,8 @@ from backupd.engine.instance.sandbox import is_available, worker
 from backupd.engine.logclient.run import collect, make_intake
 from backupd.engine.logclient.source import BinlogSource
 from backupd.engine.sql.client import Connection
+from backupd.model.binlog import is_log_name
 from backupd.model.errors import MisnamedError
-from backupd.model.server.logs import is_log_name
 from tests.support.logs.streaming import (
     Proxy,
     Streaming,

@@ -14,10 +14,10 @@ import pytest
 
 from backupd.app.disaster.catalog_rebuild import rebuild
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.manifest import KINDS, decode_header
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import DamagedError
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.manifest import KINDS, decode_header
 from backupd.transfer.records.segment_documents import decode_branch, decode_segment
 from storage.contract import layout
 from tests.support.hostile.forging import edited

@@ -14,11 +14,11 @@ import zstandard
 from backupd.app.context.wiring import Wiring
 from backupd.app.disaster.lost_catalog import lost_catalogs
 from backupd.app.metacopies.configuration_of_backup import _LIMIT as CONFIG_LIMIT
-from backupd.model.backup.manifest import Entry, Part, StoredObject, encode_facts
+from backupd.model.binlog import SegmentKey
 from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.progress import silent
-from backupd.model.server.logs import SegmentKey
+from backupd.model.job import silent
+from backupd.model.manifest import Entry, Part, StoredObject, encode_facts
 from backupd.transfer.guards.holds import kept_at
 from backupd.transfer.guards.lease import leases
 from backupd.transfer.logs import segments

@@ -18,7 +18,7 @@ from backupd.app.context.audit import audit, command_line
 from backupd.app.context.trust import recovery_page, signing
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import write_copies
-from backupd.model.backup.manifest import Body, Header, encode_header
+from backupd.model.manifest import Body, Header, encode_header
 from backupd.transfer.records.manifests import described
 from backupd.transfer.records.signature import Signing, sign
 from backupd.transfer.seal.seal import Sealer

@@ -21,9 +21,9 @@ from backupd.engine.instance.sandbox import confine, is_available, worker
 from backupd.engine.physical import preparation
 from backupd.engine.physical.preparation import prepare_step
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 from restore.datadir.ownership import refuse_links
 from restore.fetch.prepare import prepare
 from restore.runbook.server import known_lines

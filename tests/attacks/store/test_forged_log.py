@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.binlog.events import CRC_SIZE, HEADER, QUERY
+from backupd.model.binlog import MAGIC, Ending, ReplayMethod
 from backupd.model.errors import BackupdError
-from backupd.model.server.logs import MAGIC, Ending, ReplayMethod
 from backupd.transfer.records.signature import Signing, sign
 from restore.runbook.trust import signature_check
 from tests.support.keys import Keys

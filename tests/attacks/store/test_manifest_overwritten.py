@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from backupd.app.context.document_records import TAMPERED
-from backupd.model.backup.manifest import Body, Header
+from backupd.model.manifest import Body, Header
 from tests.support.e2e.archived import Archive, wired
 from tests.support.e2e.house import SERVER, House
 from tests.support.hostile.forging import edited, forged

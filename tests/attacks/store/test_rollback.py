@@ -24,10 +24,10 @@ from backupd.app.service.facade import Service
 from backupd.app.verify.rotation import Rotation
 from backupd.app.verify.scrubbing import scrub_server
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.manifest import encode_header
-from backupd.model.backup.record import Copy
-from backupd.model.clock import format_time
-from backupd.model.progress import silent
+from backupd.model.backup_record import Copy
+from backupd.model.job import silent
+from backupd.model.manifest import encode_header
+from backupd.model.text import format_time
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.head import digest, read
 from storage.contract import layout

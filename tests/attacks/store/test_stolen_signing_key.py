@@ -22,10 +22,10 @@ from backupd.app.reconcile.adopt import adopt_unknown, record_of_manifest
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.manifest import Header, bound
-from backupd.model.backup.record import Copy
+from backupd.model.backup_record import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError, UsageError
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.manifest import Header, bound
 from backupd.transfer.records.inventory import read
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
 from backupd.transfer.records.signature import Signing, make_key, sign

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support.dice import thrown
 from tests.support.e2e.house import SERVER, House
 from tests.support.e2e.oracle import WITH_MARIADB, WITH_XTRABACKUP, oracle

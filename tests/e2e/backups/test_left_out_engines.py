@@ -13,13 +13,12 @@ from backupd.app.dispatch.actions import perform
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical import streaming
 from backupd.engine.server import census
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.manifest import decode_header
 from backupd.model.errors import TablesChangedError
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import silent
-from backupd.model.server.facts import Flavour
+from backupd.model.job import JobKind, JobRecord, JobState, silent
+from backupd.model.manifest import decode_header
+from backupd.model.server_facts import Flavour
+from backupd.model.table import BaseTable
+from backupd.model.text import new_id
 from restore.fetch.sources import load_dump
 from tests.support.e2e.house import SERVER, House
 

@@ -20,11 +20,10 @@ from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.speed import Speeds
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.pressure.watch import PressureWatch
-from backupd.model.backup.record import BackupKind, BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import CancelledError, ServerError
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import Progress, Report, silent
+from backupd.model.job import JobKind, JobRecord, JobState, Progress, Report, silent
+from backupd.model.text import new_id
 from backupd.process.throttle import TokenBucket
 from tests.support import sample
 from tests.support.e2e.house import SERVER, House

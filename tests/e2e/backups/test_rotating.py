@@ -13,8 +13,8 @@ import restore.replay.private_replay
 from backupd.app.dispatch.foreground import Foreground
 from backupd.engine.binlog.scan import scan
 from backupd.model.access import Actor, Role, Via
-from backupd.model.clock import format_time
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.text import format_time
 from restore.replay.logs import fetch_logs
 from tests.support import sample
 from tests.support.e2e.archived import wired

@@ -20,9 +20,8 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
-from backupd.model.backup.proof import Witness
-from backupd.model.clock import format_time
-from backupd.model.ids import new_id
+from backupd.model.proof import Witness
+from backupd.model.text import format_time, new_id
 from tests.support import sample
 from tests.support.e2e.archived import Archive, wired
 from tests.support.e2e.house import SERVER, House

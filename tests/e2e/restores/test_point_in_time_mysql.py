@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
+from backupd.model.text import format_time
 from tests.support import sample
 from tests.support.e2e.archived import Archive, as_it_was, flip
 from tests.support.e2e.house import SERVER, House

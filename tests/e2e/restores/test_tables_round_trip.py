@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backupd.model.backup.table import quote_name
+from backupd.model.table import quote_name
 from tests.support.dice import SOAK, rounds
 from tests.support.e2e.archived import Archive
 from tests.support.e2e.house import SERVER, House

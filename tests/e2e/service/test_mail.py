@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from backupd.catalog.session import Catalog
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.dice import SOAK
 from tests.support.e2e.house import SERVER, House
 from tests.support.e2e.service import ONCE_A_YEAR, Serving, catalog_of, make_due, serving, until

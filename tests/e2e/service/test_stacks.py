@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support import sample
 from tests.support.e2e.house import LONGEST, SERVER, House
 from tests.support.keys import Keys

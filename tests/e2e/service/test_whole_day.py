@@ -22,9 +22,8 @@ import pytest
 from sqlalchemy import select, update
 
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.log_tables import binlog_branches
-from backupd.catalog.base.tables import backups
-from backupd.model.clock import format_time
+from backupd.catalog.base.tables import backups, binlog_branches
+from backupd.model.text import format_time
 from tests.e2e.restores.test_every_second import confirmed
 from tests.support import sample
 from tests.support.dice import SOAK, rounds, thrown

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from backupd.model.clock import format_time
+from backupd.model.text import format_time
 from tests.support import sample
 from tests.support.e2e.archived import Archive
 from tests.support.e2e.house import BACKUPD, SERVER, House

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support.e2e.house import SERVER, House
 from tests.support.ending import end
 from tests.support.keys import Keys

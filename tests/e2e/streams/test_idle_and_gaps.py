@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.clock import format_time, parse_time
+from backupd.model.text import format_time, parse_time
 from tests.e2e.restores.test_every_second import confirmed
 from tests.support.e2e.house import SERVER, House
 from tests.support.e2e.service import ONCE_A_YEAR, catalog_of, serving, until

@@ -19,13 +19,11 @@ from backupd.app.restores import test_restore as proving
 from backupd.app.restores.service import restore
 from backupd.app.verify.verification import verify
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.manifest import Body
-from backupd.model.backup.table import TableName
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import silent
+from backupd.model.job import JobKind, JobRecord, JobState, silent
+from backupd.model.manifest import Body
+from backupd.model.table import BaseTable, TableName
+from backupd.model.text import new_id
 from backupd.recovery.chains import restorable
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.manifests import load_body

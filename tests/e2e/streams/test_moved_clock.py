@@ -4,7 +4,7 @@ with a clock that a file moves."""
 from __future__ import annotations
 
 from backupd.catalog.session import Catalog
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.dice import rounds
 from tests.support.e2e.house import SERVER, House

@@ -22,7 +22,7 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
-from backupd.model.server.logs import BranchReason
+from backupd.model.binlog import BranchReason
 from tests.support.dice import rounds, thrown
 from tests.support.e2e.disturbed import (
     Clients,

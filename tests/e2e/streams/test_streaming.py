@@ -16,8 +16,8 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
+from backupd.model.binlog import Branch
 from backupd.model.job import JobState
-from backupd.model.server.logs import Branch
 from backupd.transfer.logs import segments
 from tests.support.catalog import samples
 from tests.support.dice import SOAK

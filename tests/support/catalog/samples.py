@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.proof import Check, Phase, Proof, Witness
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.job import JobRecord, JobState, RestoreRecord
-from backupd.model.server.facts import Position
+from backupd.model.manifest import Stats
+from backupd.model.proof import Check, Phase, Proof, Witness
+from backupd.model.server_facts import Position
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123457, tzinfo=UTC)
 POSITION = Position("mysql-bin.000042", 5_000_000_000, "0-11-12345678901234")

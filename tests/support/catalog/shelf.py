@@ -13,12 +13,12 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.retention.deletion import reconcile
 from backupd.catalog.session import Catalog
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.event import Event
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.server.facts import Position
+from backupd.model.manifest import Stats
+from backupd.model.proof import Proof
+from backupd.model.server_facts import Position
 from backupd.transfer.records.inventory import backup_ids
 from backupd.transfer.sweep.deletion import marks
 from storage.contract.destination import Destination

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.server.facts import Position
-from backupd.model.server.gtid import MysqlGtids
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
+from backupd.model.gtid import MysqlGtids
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
 from backupd.recovery.runs import runs_of
 
 START = datetime(2026, 11, 1, tzinfo=UTC)

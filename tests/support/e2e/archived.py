@@ -15,8 +15,8 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.engine.binlog.scan import ScanContext, scan
-from backupd.model.ids import new_id
-from backupd.model.server.logs import Branch, BranchReason, Ending, Segment, Transaction
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
+from backupd.model.text import new_id
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer

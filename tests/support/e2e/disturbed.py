@@ -19,8 +19,8 @@ from backupd.binlog.history.evidence import without_flag
 from backupd.catalog.session import Catalog
 from backupd.engine.binlog.scan import scan
 from backupd.engine.sql.client import Connection
+from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
-from backupd.model.server.logs import Branch, Gap, Transaction
 from backupd.transfer.logs import segments
 from backupd.transfer.seal.unseal import Unsealer
 from storage.contract.destination import Destination

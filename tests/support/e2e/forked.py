@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backupd.model.clock import format_time
+from backupd.model.text import format_time
 from tests.support.e2e.house import SERVER, House
 from tests.support.ending import end
 from tests.support.keys import Keys

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import DictCursor
 
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support.sample import checksum_everything
 from tests.support.servers.datadir import Options
 from tests.support.servers.server import Server

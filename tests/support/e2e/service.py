@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
 
 ONCE_A_YEAR = """\

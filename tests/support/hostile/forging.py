@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backupd.model.backup.manifest import Body, Header, bound, decode_header, encode_header
+from backupd.model.manifest import Body, Header, bound, decode_header, encode_header
 from backupd.transfer.records.manifests import described, load_body
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer

@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from backupd.binlog.archive.files import Archiver, Shipped
 from backupd.binlog.spool.files import Spool, Spooled
+from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.model.errors import CatalogError
-from backupd.model.server.logs import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.transfer.check.fsck import Invariant, examine
 from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment

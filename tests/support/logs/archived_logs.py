@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from backupd.engine.binlog.scan import scan
-from backupd.model.server.logs import Branch, Ending, Segment
+from backupd.model.binlog import Branch, Ending, Segment
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.records.segment_documents import SegmentHeader

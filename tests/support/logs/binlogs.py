@@ -19,7 +19,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from backupd.engine.binlog.scan import Scan, scan
-from backupd.model.server.logs import Transaction
+from backupd.model.binlog import Transaction
 from tests.support.servers import mysql
 from tests.support.servers.datadir import find_program
 from tests.support.servers.mariadb import PrivateServer

@@ -10,7 +10,7 @@ from pathlib import Path
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
-from backupd.model.server.logs import Branch, BranchReason, SegmentKey
+from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.transfer.seal.seal import Sealer
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log

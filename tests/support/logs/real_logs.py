@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 
 from backupd.engine.binlog.scan import clear_flag, scan
-from backupd.model.server.logs import Ending, Transaction
+from backupd.model.binlog import Ending, Transaction
 from tests.support.servers.mariadb import PrivateServer
 
 

@@ -12,7 +12,7 @@ from backupd.binlog.stream.supervisor import Streamer
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
 from tests.support.logs.streaming import FAST, PASSWORD, USER
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from backupd.binlog.stream.supervisor import ArchivedTo, GivenUp, Pace, Streamer
 from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
 from backupd.engine.logclient.source import BinlogSource
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Flavour, Position
-from backupd.model.server.logs import Branch, Gap
+from backupd.model.binlog import Branch, Gap
+from backupd.model.server_facts import Flavour, Position
 from tests.support.oracle import nothing_lost, same
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.server import Server

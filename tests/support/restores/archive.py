@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from backupd.model.binlog import ReplayLeg, SegmentKey, Stop
 from backupd.model.errors import RefusedError
-from backupd.model.server.gtid import covers
-from backupd.model.server.logs import ReplayLeg, SegmentKey, Stop
-from backupd.recovery.route import RouteLeg
+from backupd.model.gtid import covers
 from backupd.recovery.runs import Place
+from backupd.recovery.windows import RouteLeg
 from restore.planning.log_history import History, Material
 from restore.planning.plan import Plan
 from tests.support.catalog.world import HEADER, File, Life, Tx, World

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import zstandard
 
-from backupd.model.backup.manifest import (
+from backupd.model.errors import KeyUnusableError
+from backupd.model.manifest import (
     Body,
     BodyFacts,
     Entry,
@@ -26,8 +27,7 @@ from backupd.model.backup.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.errors import KeyUnusableError
-from backupd.model.server.facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from storage.contract import layout
 from storage.contract.destination import Destination
 from tests.support.keys import Keys

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backupd.engine.schema.files import understand, write_definition
-from backupd.model.backup.dump import DumpedTable, Outcome, data_path, definition_path
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
 from tests.support.servers.server import Server
 
 Row = Sequence[object]

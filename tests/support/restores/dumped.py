@@ -21,11 +21,10 @@ from backupd.engine.dump.selection import select
 from backupd.engine.dump.tool import mydumper_tool
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpedTable, definition_path, table_folder
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.backup.table import TableName, TablePattern
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.manifest import Body, Header
+from backupd.model.table import DumpedTable, TableName, TablePattern, definition_path, table_folder
+from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.logical import render_logical_runbook

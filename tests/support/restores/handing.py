@@ -20,8 +20,8 @@ from backupd.engine.schema import files as ddl
 from backupd.engine.schema.definition_text import without_foreign_keys
 from backupd.engine.schema.files import TableDefinition
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.table import TableName, quote_name
-from backupd.model.progress import Progress
+from backupd.model.job import Progress
+from backupd.model.table import TableName, quote_name
 from restore.cutover.cutover import Goal, HandedOver, Patience, hand_over
 from tests.support.restores.rolling import Kind
 from tests.support.servers.server import Server

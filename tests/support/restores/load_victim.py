@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpedTable
-from backupd.model.progress import Progress
+from backupd.model.job import Progress
+from backupd.model.table import DumpedTable
 from restore.load import table_load as tableload
 from restore.load.parallel_load import load
 

@@ -9,8 +9,8 @@ from typing import Self
 
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpRun, DumpTable, DumpTool
 from backupd.engine.schema.definition_text import Columns
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Tool
+from backupd.model.server_facts import Tool
+from backupd.model.table import TableName
 
 Files = Callable[[Iterator[DumpedFile]], Iterator[DumpedFile]]
 

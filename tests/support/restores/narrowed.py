@@ -13,9 +13,9 @@ from backupd.engine.binlog.scan import scan
 from backupd.engine.instance.launch import LaunchedServer
 from backupd.engine.sql import foreign_keys as foreignkeys
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Position, ServerInfo
-from backupd.model.server.logs import Stop, Transaction
+from backupd.model.binlog import Stop, Transaction
+from backupd.model.server_facts import Position, ServerInfo
+from backupd.model.table import TableName
 from restore.replay.related_tables import Relatives, relatives
 from restore.replay.replay import Replayed
 from tests.support.oracle import Sums

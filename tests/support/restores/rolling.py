@@ -21,8 +21,8 @@ from pymysql.cursors import DictCursor
 from backupd.engine.instance.launch import LaunchedServer, ServerConfig
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Position, ServerInfo
-from backupd.model.server.logs import ReplayMethod, Stop
+from backupd.model.binlog import ReplayMethod, Stop
+from backupd.model.server_facts import Position, ServerInfo
 from restore.replay.replay import Replayed, replay
 from restore.replay.server_options import replay_config
 from tests.support import sample

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.model.server.logs import Branch, BranchReason, Ending, Segment, Transaction
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer

@@ -13,11 +13,11 @@ from backupd.backup.physical import Parent, PhysicalSpec, execute
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.backup.table import TableName, TablePattern
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
-from backupd.model.server.logs import ReplaySpec
+from backupd.model.binlog import ReplaySpec
+from backupd.model.job import silent
+from backupd.model.manifest import Body, Header
+from backupd.model.table import TableName, TablePattern
+from backupd.model.text import new_id
 from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook

@@ -13,10 +13,10 @@ from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.engine.witness import take
-from backupd.model.backup.manifest import Body, Header
-from backupd.model.backup.proof import Witness
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.manifest import Body, Header
+from backupd.model.proof import Witness
+from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.seal.unseal import Unsealer
 from restore.runbook.unpack import render_unpack

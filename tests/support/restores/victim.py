@@ -9,9 +9,9 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.model.backup.proof import Phase
-from backupd.model.ids import new_id
-from backupd.model.progress import Progress
+from backupd.model.job import Progress
+from backupd.model.proof import Phase
+from backupd.model.text import new_id
 from backupd.transfer.seal.unseal import Unsealer
 from restore.whole.executor import RestoreSpec, execute
 from storage.local.destination import FilesystemDestination

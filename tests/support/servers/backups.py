@@ -16,8 +16,8 @@ from backupd.engine.physical.capture import CaptureRequest, FileEvent, PhysicalT
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import find_tool
-from backupd.model.server.facts import Receipts
-from backupd.process.run import run
+from backupd.model.server_facts import Receipts
+from backupd.process.pipeline import run
 from tests.support.logs.stream import Extraction
 from tests.support.servers.server import BACKUP_PASSWORD, BACKUP_USER, Server
 

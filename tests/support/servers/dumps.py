@@ -11,7 +11,7 @@ from pathlib import Path
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable, DumpTool
 from backupd.engine.schema.files import TableDefinition
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.servers.mysql import root_programs
 from tests.support.servers.server import Server

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
 from tests.support.servers import mysql
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.servers.mysql import MySQLServer

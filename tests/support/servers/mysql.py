@@ -20,7 +20,7 @@ from backupd.engine.instance.installation import server_options
 from backupd.engine.server.grants import needs
 from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.dialect import dialect_of
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.server_facts import Flavour, Version
 from tests.support.servers.datadir import Options, ServerDiedError, write_mysqld_group
 from tests.support.servers.server import (
     BACKUP_PASSWORD,

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pymysql
 
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support.servers.datadir import Options
 from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support.dice import SOAK
 from tests.support.servers import mysql
 from tests.support.servers.datadir import find_program

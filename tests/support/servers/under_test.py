@@ -22,7 +22,7 @@ from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import REDO as XTRABACKUP_REDO
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.engine.toolset import find_tool
-from backupd.model.server.facts import Tool
+from backupd.model.server_facts import Tool
 from tests.support.oracle import Sums
 from tests.support.servers.backups import Taken, give_to_database, take, the_tool
 from tests.support.servers.mariadb import PrivateServer

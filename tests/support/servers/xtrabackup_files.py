@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backupd.engine.instance.receipts import XTRABACKUP
 from backupd.engine.physical.xtrabackup import XtraBackup
-from backupd.model.server.facts import Tool, Version
+from backupd.model.server_facts import Tool, Version
 
 UUID = "5b1d2a60-e54c-11f1-a4bb-0242ac110002"
 OTHER_UUID = "7c9f0e11-0d6a-11f0-9a52-0242ac110003"

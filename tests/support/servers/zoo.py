@@ -13,7 +13,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import TableName, quote_name
 from tests.support.oracle import Sums
 from tests.support.servers.server import Server, query
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from backupd.app.retention.deletion import Deleted
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.proof import Check, Phase, Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.progress import Progress, Report
-from backupd.model.server.facts import Position
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import Stats
+from backupd.model.proof import Check, Phase, Proof
+from backupd.model.server_facts import Position
 from restore.planning.plan import Plan, Step
 
 START = datetime(2026, 11, 21, 4, 25, 12, tzinfo=UTC)

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 
 from backupd.alerts.rules import title_of
-from backupd.model.clock import format_time, parse_time
-from backupd.model.incident import Incident
+from backupd.model.event import Incident
+from backupd.model.text import format_time, parse_time
 
 Command = Callable[..., Any]
 """``command("timeline", "db1")``: the JSON document of a command, whatever its exit code."""

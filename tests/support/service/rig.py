@@ -25,7 +25,7 @@ from backupd.app.service.facade import Service
 from backupd.app.views import status as standing
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Role
-from backupd.model.clock import Clock
+from backupd.model.text import Clock
 from tests.support.service.house import Office
 
 _names = itertools.count(1)

@@ -11,20 +11,18 @@ from backupd.app.context.logging_setup import log_path
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.restores.request import RestoreRequest
-from backupd.catalog.backups.plans import StoredPlan
+from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.proof import Check, Phase, Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
 from backupd.model.errors import ToolError
-from backupd.model.event import Event, Severity
+from backupd.model.event import Event, Incident, Severity
 from backupd.model.hold import HoldKind
-from backupd.model.ids import new_id
-from backupd.model.incident import Incident
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
+from backupd.model.manifest import Stats
+from backupd.model.proof import Check, Phase, Proof
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time, new_id
 from backupd.model.thaw import ColdObject, ThawPlan
 from restore.planning.plan import Plan, Step
 from restore.planning.steps import thaw_step

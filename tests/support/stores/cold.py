@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import BinaryIO
 
-from backupd.model.clock import Clock
 from backupd.model.errors import ArchivedError, DestinationError, RefusedError
+from backupd.model.text import Clock
 from storage.contract import layout
 from storage.contract.destination import Capability, Coldness, ColdState, Tier
 from storage.memory import MemoryDestination

@@ -26,13 +26,13 @@ from backupd.catalog.session import Catalog
 from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, nothing
 from backupd.engine.physical.capture import Stock as TableStock
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.manifest import Header, StoredObject
-from backupd.model.backup.record import BackupKind, BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentKey
 from backupd.model.errors import DamagedError
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.server.facts import Position, Receipts, Tool, Version
-from backupd.model.server.logs import Branch, BranchReason, Ending, Segment, SegmentKey
+from backupd.model.manifest import Header, StoredObject
+from backupd.model.server_facts import Position, Receipts, Tool, Version
+from backupd.model.text import new_id
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segment_seal import Sealed, Sealing
 from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces

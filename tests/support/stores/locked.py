@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import BinaryIO
 
-from backupd.model.clock import Clock
+from backupd.model.text import Clock
 from storage.contract import layout
 from storage.contract.destination import Capability, ObjectInfo
 from storage.memory import MemoryDestination

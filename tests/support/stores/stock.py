@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.backup.manifest import (
+from backupd.model.hold import Sighting
+from backupd.model.manifest import (
     Body,
     BodyFacts,
     Entry,
@@ -20,8 +21,7 @@ from backupd.model.backup.manifest import (
     encode_header,
     objects_digest,
 )
-from backupd.model.server.facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
-from backupd.model.sighting import Sighting
+from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from backupd.transfer.guards.marks import Mark
 from storage.contract import layout, objects
 from storage.contract import tree_names as treenames

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, BinaryIO
 
-from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, LockedError
+from backupd.model.text import format_time
 from storage.contract import layout
 from storage.contract.destination import Capability, Coldness, ColdState, ObjectInfo, Tier
 from storage.memory import MemoryDestination

@@ -9,10 +9,8 @@ from itertools import count
 
 import pytest
 
-from backupd.alerts.grouping import grouped
-from backupd.alerts.ledger import LONGEST_QUIET, Ledger, Turn
-from backupd.model.event import Event, Severity
-from backupd.model.incident import Incident, MessageKind
+from backupd.alerts.ledger import LONGEST_QUIET, Ledger, Turn, grouped
+from backupd.model.event import Event, Incident, MessageKind, Severity
 from tests.support.dice import thrown
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -12,11 +12,17 @@ import pytest
 
 from backupd.alerts.email import Envelope, as_mail
 from backupd.alerts.ledger import Turn
-from backupd.alerts.letter import Letter
-from backupd.alerts.report import PlaceLine, ServerLine, report
-from backupd.alerts.wording import Site, letter_about, letter_after_silence, letter_of_silence
-from backupd.model.event import Severity
-from backupd.model.incident import Incident, MessageKind
+from backupd.alerts.message import Letter
+from backupd.alerts.wording import (
+    PlaceLine,
+    ServerLine,
+    Site,
+    letter_about,
+    letter_after_silence,
+    letter_of_silence,
+    report,
+)
+from backupd.model.event import Incident, MessageKind, Severity
 from policies.alerts import Email
 from tests.support.dice import thrown
 

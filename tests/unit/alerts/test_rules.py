@@ -13,8 +13,7 @@ import backupd
 from backupd.alerts.rules import RULES, Act, endings_of, rule_of, title_of
 from backupd.app.context.incidents import Pair
 from backupd.app.jobs.recoveries import BAD
-from backupd.model.event import Event, Severity
-from backupd.model.incident import Incident
+from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobState
 
 ROOT = Path(backupd.__file__).parent

@@ -29,17 +29,15 @@ from backupd.app.views.timeline import timeline
 from backupd.catalog.session import Catalog
 from backupd.cli.main import main
 from backupd.model.access import Role
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.proof import FAILED, PROVED
-from backupd.model.backup.record import BackupKind, BackupRecord, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind
-from backupd.model.progress import Progress
-from backupd.model.server.facts import Position
-from backupd.model.server.identity import Identity, Verdict
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.job import JobKind, Progress
+from backupd.model.manifest import Stats
+from backupd.model.proof import FAILED, PROVED
+from backupd.model.server_facts import Identity, Position, Verdict
+from backupd.model.text import new_id
 from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Office
 from tests.support.service.mouths import Mouths, State, mailed, words

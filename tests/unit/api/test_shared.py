@@ -16,8 +16,8 @@ from api.shared import SharedAnswers
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.service.rig import Rig, rig
 
 NOW = datetime(2026, 11, 21, 4, 25, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pytest
 
 from backupd.backup.commit import BackupSpec, Captured, Documents, making
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import DestinationError, RefusedError
-from backupd.model.server.facts import Position, Receipts, Tool, Version
+from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.transfer.pack.packer import Packer
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo

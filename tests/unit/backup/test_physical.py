@@ -6,9 +6,8 @@ import pytest
 
 from backupd.backup.physical import refuse_incomplete, words_of
 from backupd.engine.physical.capture import Stock
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.table import TableName
 from backupd.model.errors import TablesChangedError
+from backupd.model.table import BaseTable, TableName
 
 _INNODB = BaseTable(TableName("m", "i"), "InnoDB", 7)
 _OLD = BaseTable(TableName("m", "o"), "MyISAM")

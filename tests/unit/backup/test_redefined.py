@@ -12,8 +12,7 @@ import pymysql
 from backupd.engine.dump.contract import DumpRequest, DumpRun
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
-from backupd.model.backup.dump import Outcome
-from backupd.model.backup.table import TableName
+from backupd.model.table import Outcome, TableName
 from tests.support.restores.dumped import Shelf, table
 from tests.support.restores.meddling import Meddled
 from tests.support.servers.server import Server, query

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from backupd.catalog.glances import Stock
+from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
-from backupd.model.backup.record import BackupState, Copy
-from backupd.model.incident import Message, MessageKind, MessageState
+from backupd.model.backup_record import BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.event import Message, MessageKind, MessageState
 from backupd.model.job import JobState
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.server_facts import Position
 from tests.support.catalog import samples
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 
 from backupd.cli.main import main
 from backupd.cli.session import StoppedError
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import (
     ConfigurationError,
     DamagedError,

@@ -20,7 +20,7 @@ from backupd.engine.toolset import (
     shortcomings,
 )
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
-from backupd.model.server.facts import Flavour, Position, Role, ServerInfo, Tool, Version
+from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Tool, Version
 
 SERVER = ServerInfo(
     flavour=Flavour.MYSQL,

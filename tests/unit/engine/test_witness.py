@@ -22,11 +22,11 @@ from backupd.engine.witness import (
     same_moment,
     take,
 )
-from backupd.model.backup.proof import Witness
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
-from backupd.model.progress import Progress
-from backupd.model.server.facts import Position
+from backupd.model.job import Progress
+from backupd.model.proof import Witness
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 from tests.support import sample
 from tests.support.dice import rounds
 from tests.support.load import Writers

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from backupd.process.command import Command
-from backupd.process.optionfile import option_file, render_options
-from backupd.process.run import run
+from backupd.process.pipeline import run
+from backupd.process.runtime import option_file, render_options
 from tests.support.dice import thrown
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.service.processes import with_mark

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.process.redact import Redactor, redact
+from backupd.process.output import Redactor, redact
 
 HASH = "*2470C0C06DEE42FD1618BB99005ADCA2EC9D1E19"
 PAGE = "ab" * 200

@@ -7,7 +7,7 @@ import pytest
 
 from backupd.model.errors import CancelledError, ToolError, ToolMissingError
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 
 def sh(script: str) -> Command:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from backupd.process.optionfile import runtime_directory
+from backupd.process.runtime import runtime_directory
 
-_PRINT = "from backupd.process.optionfile import runtime_directory; print(runtime_directory(), flush=True)"
+_PRINT = "from backupd.process.runtime import runtime_directory; print(runtime_directory(), flush=True)"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from backupd.process.sharedrate import SharedBucket
+from backupd.process.throttle import SharedBucket
 from tests.unit.process.test_throttle import Clock
 
 
@@ -39,7 +39,7 @@ def test_after_a_restart_of_the_machine_it_begins_afresh(tmp_path: Path) -> None
 _TAKER = """
 import sys
 from pathlib import Path
-from backupd.process.sharedrate import SharedBucket
+from backupd.process.throttle import SharedBucket
 bucket = SharedBucket(1e6, "x", folder=Path(sys.argv[1]), clock=lambda: 5.0, wait=lambda _seconds: False)
 for _ in range(3000):
     bucket.take(1)

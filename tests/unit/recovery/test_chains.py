@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.model.server.facts import Position
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
 from backupd.recovery.chains import chain_of, chains, dependants, orphans, restorable
 from tests.support.dice import rounds, thrown
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.model.server.logs import Ending, Run
+from backupd.model.binlog import Ending, Run
 from backupd.recovery.runs import follows, joined, reaches
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.model.server.identity import STRANGER, Identity, Verdict
+from backupd.model.server_facts import STRANGER, Identity, Verdict
 from backupd.recovery.lineage import Archived, Met, judge, lineages, standing_aside, strangers, strangers_by_backups
 from tests.unit.recovery.test_lineage import AT, backup
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
-from backupd.model.server.facts import Position
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
 from backupd.recovery.lineage import lineages, standing_aside, strangers
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)

@@ -9,11 +9,11 @@ import pytest
 from backupd.backup.checks.coverage import rocks_words
 from backupd.cli.recovery.timeline import show_timeline
 from backupd.cli.screen.output import Screen
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Run
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Run
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 from backupd.recovery.runs import executed, same_state
 from backupd.recovery.timeline import Objectives, Timeline, timeline
 

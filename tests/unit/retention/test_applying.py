@@ -12,10 +12,10 @@ import pytest
 from backupd.app.retention.deletion import keep, sweep_destination, undelete
 from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply, preview
-from backupd.model.backup.record import BackupKind, BackupState
+from backupd.model.backup_record import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind
-from backupd.retention.view import Stored
+from backupd.retention.decisions import Stored
 from backupd.transfer.guards.holds import put_hold, put_keep, remove_hold
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.pack.intent import Intent

@@ -19,14 +19,13 @@ from backupd.app.retention.log_retention import clear
 from backupd.app.retention.retention import apply, make_room, preview
 from backupd.app.views.outlook import SPAN, streamed
 from backupd.catalog.session import Catalog
-from backupd.model.backup.record import BackupRecord
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Segment
-from backupd.retention.decisions import Decisions
+from backupd.model.server_facts import Position
+from backupd.retention.decisions import BinlogRun, Decisions, LogPlace, Stored, View
 from backupd.retention.logs import NOTHING, first_files
 from backupd.retention.solver import solve
-from backupd.retention.view import BinlogRun, LogPlace, Stored, View
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.records.manifests import put_bytes
 from storage.contract import layout

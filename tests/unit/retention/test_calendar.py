@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from backupd.retention.calendar import Period, bucket
+from backupd.retention.rules import Period, bucket
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

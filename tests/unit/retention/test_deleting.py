@@ -18,7 +18,7 @@ from backupd.app.retention.holds import hold, listed, release
 from backupd.app.verify.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Actor, Role, Via
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobState

@@ -15,8 +15,8 @@ from backupd.app.retention.deletion import delete, sweep_destination, undelete
 from backupd.app.retention.mark_provenance import unconfirmed
 from backupd.app.retention.retention import REASON, apply, make_room
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup.record import BackupState
-from backupd.model.clock import format_time
+from backupd.model.backup_record import BackupState
+from backupd.model.text import format_time
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout
 from tests.support.catalog.shelf import SERVER, Shelf

@@ -11,9 +11,9 @@ from datetime import UTC, date, datetime, time, timedelta
 from importlib import resources
 from zoneinfo import ZoneInfo
 
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
+from backupd.retention.decisions import Stored, View
 from backupd.retention.solver import solve
-from backupd.retention.view import Stored, View
 from policies.load import load_policy
 from policies.schema import Keep
 from tests.support.catalog.histories import stored

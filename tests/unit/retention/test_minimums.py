@@ -9,10 +9,9 @@ import pytest
 
 from backupd.app.retention import retention
 from backupd.app.retention import storage_minimums as minimums
-from backupd.model.backup.record import BackupKind
-from backupd.retention.decisions import Decisions
+from backupd.model.backup_record import BackupKind
+from backupd.retention.decisions import BinlogRun, Decisions, Minimum, Stored, View
 from backupd.retention.solver import solve
-from backupd.retention.view import BinlogRun, Minimum, Stored, View
 from policies.schema import Keep
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import START

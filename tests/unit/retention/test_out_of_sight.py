@@ -13,7 +13,7 @@ from backupd.app.verify.verification import fsck, verify
 from backupd.cli.screen.output import Screen
 from backupd.cli.screen.render import show_damages
 from backupd.model.errors import DamagedError, DestinationError
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import pool

@@ -7,10 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from backupd.model.backup.record import BackupKind
-from backupd.retention.decisions import Decisions
+from backupd.model.backup_record import BackupKind
+from backupd.retention.decisions import BinlogRun, Decisions, Stored, View
 from backupd.retention.solver import solve
-from backupd.retention.view import BinlogRun, Stored, View
 from policies.schema import Keep
 from tests.support.catalog.histories import NOW, days_ago, grounds, kept, of, rules, stored, view
 

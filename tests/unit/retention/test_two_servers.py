@@ -14,8 +14,8 @@ from backupd.app.retention.deletion import delete
 from backupd.app.retention.retention import apply
 from backupd.app.service.preflight import check
 from backupd.app.verify.verification import fsck
-from backupd.model.backup.manifest import Header, encode_header
 from backupd.model.errors import RefusedError
+from backupd.model.manifest import Header, encode_header
 from backupd.transfer.records.inventory import read
 from backupd.transfer.sweep.deletion import mark, sweep
 from storage.contract import layout

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from api.web.drawing import EVERYTHING, SPANS, draw, view_of
-from backupd.model.backup.proof import FAILED, PROVED, Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Gap, Run
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Gap, Run
+from backupd.model.proof import FAILED, PROVED, Proof
+from backupd.model.server_facts import Position
 from backupd.recovery.timeline import Timeline
 from backupd.recovery.windows import Window
 from tests.support.catalog.samples import backup, proof

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, expect
 
 from backupd.app.context.wiring import Wiring, owner
 from backupd.model.access import Role
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.dice import SOAK
 from tests.support.service.browser import CHROMIUM, chromium, visiting
 from tests.support.service.rig import Rig, rig

@@ -15,8 +15,8 @@ from backupd.app.context.audit import command_line
 from backupd.app.context.wiring import utc_now
 from backupd.model.access import Role
 from backupd.model.hold import HoldKind
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+from backupd.model.text import new_id
 from tests.support.service.house import Clock
 from tests.support.service.rig import Rig, rig
 from tests.support.service.stage import CRM, LEGACY, SHOP, Stage, settings_of

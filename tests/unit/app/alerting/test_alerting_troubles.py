@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.alerts.delivery import TRIES
+from backupd.alerts.channels import TRIES
 from backupd.app.alerting.channels import findings
 from backupd.app.alerting.incident_actions import Telling
 from backupd.app.alerting.notifier import NewsDesk, Pace
@@ -18,7 +18,7 @@ from backupd.app.alerting.threads import send_test
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
-from backupd.model.incident import Message, MessageState
+from backupd.model.event import Message, MessageState
 from tests.support.service.house import Clock
 from tests.support.service.mail_server import MailBox, mail_server
 from tests.unit.app.alerting.test_threads import ADMIN, HOUR, MAIL, NOW, go, happen, one_message, opened, subjects

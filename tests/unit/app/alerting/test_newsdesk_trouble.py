@@ -16,12 +16,12 @@ from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import close
-from backupd.catalog.backups.absences import Absence
+from backupd.catalog.backup_rows import Absence
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.service.house import GOLD, Clock, Office
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

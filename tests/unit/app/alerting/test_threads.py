@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.alerts.delivery import TRIES, DeliveryError
-from backupd.alerts.grouping import MANY
+from backupd.alerts.channels import TRIES, DeliveryError
+from backupd.alerts.ledger import MANY
 from backupd.app.alerting import notifier as newsdesk
 from backupd.app.alerting import watchdog_ping as heartbeat
 from backupd.app.alerting.channels import names
@@ -29,8 +29,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import CatalogError, ForbiddenError, NotFoundError, RefusedError
-from backupd.model.event import Event, Severity
-from backupd.model.incident import Message, MessageState
+from backupd.model.event import Event, Message, MessageState, Severity
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.service.house import Clock, Office
 from tests.support.service.mail_server import MailBox, mail_server

@@ -24,14 +24,13 @@ from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.server.probe import examine
 from backupd.engine.toolset import physical_tool
-from backupd.model.backup.manifest import decode_header, encode_header
-from backupd.model.backup.proof import Phase, Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import RefusedError
-from backupd.model.ids import new_id
-from backupd.model.job import JobRecord, JobState
-from backupd.model.progress import Progress, Report, silent
-from backupd.model.server.facts import Role, ServerInfo, Version
+from backupd.model.job import JobRecord, JobState, Progress, Report, silent
+from backupd.model.manifest import decode_header, encode_header
+from backupd.model.proof import Phase, Proof
+from backupd.model.server_facts import Role, ServerInfo, Version
+from backupd.model.text import new_id
 from backupd.transfer.check.fsck import repair
 from backupd.transfer.pack.intent import intents
 from backupd.transfer.records.inventory import backup_ids

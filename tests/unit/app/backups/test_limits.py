@@ -12,8 +12,7 @@ import pytest
 from backupd.app.backups.limits import Brake
 from backupd.app.context.run import JobRun
 from backupd.model.errors import CancelledError, ServerError
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import Progress
+from backupd.model.job import JobKind, JobRecord, JobState, Progress
 from policies.schema import Limits
 
 

@@ -18,12 +18,12 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.daemon.worker import Worker
 from backupd.app.views.listing import Listings
-from backupd.catalog.backups.absences import Absence
+from backupd.catalog.backup_rows import Absence
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import CancelledError, ToolError, ToolMissingError
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer

@@ -18,9 +18,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.backup.commit import BackupSpec
 from backupd.cli.main import main
-from backupd.model.backup.manifest import encode_header
-from backupd.model.backup.record import BackupRecord
+from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import RefusedError
+from backupd.model.manifest import encode_header
 from storage.contract import layout
 from tests.support.e2e import house as houses
 from tests.support.e2e.house import House

@@ -19,7 +19,7 @@ from backupd.app.schedule.calendar import former_leg, legs
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.server.identity import Identity, Verdict
+from backupd.model.server_facts import Identity, Verdict
 from tests.support.catalog import samples
 from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys

@@ -17,8 +17,8 @@ from backupd.app.context.wiring import Wiring, owner
 from backupd.app.verify import log_check as logcheck
 from backupd.app.verify.verification import fsck, verify
 from backupd.cli.commands import binlog
+from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
-from backupd.model.server.logs import BranchReason, ChangeKind
 from backupd.transfer.check.fsck import Invariant
 from backupd.transfer.logs import segments
 from storage.contract import layout

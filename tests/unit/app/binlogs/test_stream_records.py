@@ -11,9 +11,9 @@ import pytest
 
 from backupd.app.binlogs.stream_records import CatalogRecorder, Confirmed
 from backupd.app.runtime.catalog_writer import Scribe
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import CatalogError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.server_facts import Position
 from tests.support.service.house import Clock
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

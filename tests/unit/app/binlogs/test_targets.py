@@ -14,10 +14,10 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.engine.binlog.changes import STATEMENTS, TEMPORARY
+from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction
 from backupd.model.errors import ConfigurationError, DamagedError, RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Ending, ReplayLeg, Stop, Transaction
-from backupd.recovery.route import RouteLeg, Span
+from backupd.model.server_facts import Position
+from backupd.recovery.windows import RouteLeg, Span
 from storage.contract import layout
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.keys import Keys

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from backupd.app.context.server_identity import took_over
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason
+from backupd.model.binlog import Branch, BranchReason
+from backupd.model.server_facts import Position
 
 FORK = Position("binlog.000001", 1477, "0-1-8")
 

@@ -16,7 +16,7 @@ from backupd.app.copies.repairs import REPAIRED
 from backupd.app.metacopies.catalog_copies import read_copies, write_copies
 from backupd.app.metacopies.signing_keys import make_signing
 from backupd.cli.main import main
-from backupd.model.backup.record import Copy
+from backupd.model.backup_record import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError
 from storage.contract import layout
 from tests.support.catalog.samples import backup, proof

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from backupd.app.context.incidents import Incidents
 from backupd.app.copies.protection import PROTECTION, look, with_protection
 from backupd.app.copies.replication import REPLICATION
-from backupd.model.backup.manifest import StoredObject
+from backupd.model.manifest import StoredObject
 from backupd.transfer.relay import found_wrong
 from storage.contract import layout, objects
 from storage.contract.destination import Capability

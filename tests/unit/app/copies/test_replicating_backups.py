@@ -13,8 +13,8 @@ from backupd.app.reconcile.missing_copies import LOST
 from backupd.app.retention.deletion import keep, sweep_destination
 from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply
-from backupd.model.clock import format_time
 from backupd.model.errors import BusyError, RefusedError
+from backupd.model.text import format_time
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.copy.repair import put_right
 from backupd.transfer.guards.holds import kept_at

@@ -12,8 +12,8 @@ from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.copies.log_copies import LogCopies, LogsCopied
 from backupd.app.streams.log_copies import LogFollower
 from backupd.app.views.timeline import timeline
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Ending, SegmentKey
+from backupd.model.binlog import Ending, SegmentKey
+from backupd.model.server_facts import Position
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.logs import segments
 from backupd.transfer.records.recorded import RecordedDestination

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from backupd.app.copies.replication_watch import ReplicaWatch, job_for
 from backupd.app.jobs.admission import obstacle
-from backupd.catalog.backups.replications import FAILING
+from backupd.catalog.destinations import FAILING
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.shelf import SERVER

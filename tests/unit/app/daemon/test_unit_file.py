@@ -46,7 +46,7 @@ def test_systemd_accepts_it(tmp_path: Path) -> None:
 def test_programs_are_confined_with_the_powers_that_the_unit_leaves(tmp_path: Path) -> None:
     words = confine(Command(("id", "-un"), user=worker()), writable=()).argv
     asked = (
-        "from backupd.engine.instance.sandbox import *; from backupd.process.run import run; "
+        "from backupd.engine.instance.sandbox import *; from backupd.process.pipeline import run; "
         "print(*ways(), run(confine(Command(('id', '-un'), user=worker()), writable=())).stdout.decode())"
     )
     done = subprocess.run(

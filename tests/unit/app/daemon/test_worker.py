@@ -25,8 +25,8 @@ from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.heartbeat import DAEMON_STOP
 from backupd.app.jobs.jobs import abandon_dead
 from backupd.catalog.session import open_catalog
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer

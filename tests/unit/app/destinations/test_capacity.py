@@ -12,10 +12,10 @@ import pytest
 from backupd.app.context.wiring import Wiring
 from backupd.app.destinations.capacity import FILLING, FillingWatch
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import Copy
+from backupd.model.backup_record import Copy
 from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
+from backupd.model.manifest import Stats
 from storage.contract.destination import Space
 from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup

@@ -12,7 +12,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.destinations.forecast import forecast, room
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.record import Copy
+from backupd.model.backup_record import Copy
 from tests.support.catalog import samples
 from tests.support.service.house import Office
 

@@ -24,14 +24,14 @@ from backupd.app.metacopies.vouching import vouch
 from backupd.app.service.facade import Service
 from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.manifest import Header, encode_header
-from backupd.model.backup.record import BackupState, Copy
+from backupd.model.backup_record import BackupState, Copy
+from backupd.model.binlog import Gap
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import Hold, HoldKind
-from backupd.model.progress import Progress, silent
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Gap
+from backupd.model.job import Progress, silent
+from backupd.model.manifest import Header, encode_header
+from backupd.model.server_facts import Position
 from backupd.transfer.guards.holds import put_hold, put_keep
 from backupd.transfer.logs import segments
 from backupd.transfer.records.manifests import get_bytes

@@ -14,7 +14,7 @@ from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
-from backupd.model.backup.record import BackupKind
+from backupd.model.backup_record import BackupKind
 from backupd.model.errors import (
     BackupdError,
     ConfigurationError,

@@ -14,8 +14,8 @@ from backupd.app.verify.verification import VerifyOutcome, fsck, verify
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.cli.screen.output import Screen
 from backupd.cli.screen.render import show_damages, show_disagreements
-from backupd.model.backup.record import BackupState
-from backupd.model.progress import silent
+from backupd.model.backup_record import BackupState
+from backupd.model.job import silent
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.inventory import read

@@ -16,8 +16,7 @@ from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, ConfigurationError
 from backupd.model.hold import HoldKind
-from backupd.model.job import JobKind, JobState
-from backupd.model.progress import silent
+from backupd.model.job import JobKind, JobState, silent
 from tests.support.catalog import samples
 from tests.support.catalog.places import CONFIGURATION, POLICY, write
 from tests.support.service.house import GOLD, Office

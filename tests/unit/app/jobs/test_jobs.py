@@ -26,14 +26,13 @@ from backupd.app.jobs import heartbeat as pulse
 from backupd.app.jobs import jobs
 from backupd.app.jobs.jobs import live, run_here
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Severity
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import Progress, silent
+from backupd.model.job import JobKind, JobRecord, JobState, Progress, silent
+from backupd.model.proof import Phase
+from backupd.model.text import new_id
 from backupd.process.command import Command
-from backupd.process.run import run as run_program
+from backupd.process.pipeline import run as run_program
 from tests.support.service.house import GOLD, Clock, Office
 from tests.support.stores.gate import until
 

@@ -14,8 +14,8 @@ from backupd.app.jobs.recoveries import RECOVERED
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.service.house import Clock, Office
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)

@@ -15,8 +15,8 @@ from backupd.app.views.policy_explanation import explain_here
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Severity
 from backupd.model.hold import HoldKind
-from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.text import new_id
 from tests.support.service.house import Clock, Office, at
 
 NOON = at("2026-11-21T12:00Z")

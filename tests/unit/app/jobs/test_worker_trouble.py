@@ -32,9 +32,8 @@ from backupd.app.runtime import child_process as offspring
 from backupd.catalog.base import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError
-from backupd.model.ids import new_id
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import silent
+from backupd.model.job import JobKind, JobRecord, JobState, silent
+from backupd.model.text import new_id
 from backupd.process.command import Command
 from tests.support.service.house import GOLD, Office
 from tests.support.stores.gate import until

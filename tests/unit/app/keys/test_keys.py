@@ -16,7 +16,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.keys.keys import answer, challenge, findings, issue_due, keys
 from backupd.catalog.session import open_catalog
-from backupd.model.challenge import THIS_MACHINE
+from backupd.model.access import THIS_MACHINE
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobRecord, JobState

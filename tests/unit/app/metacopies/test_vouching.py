@@ -22,9 +22,9 @@ from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.vouching import vouch
 from backupd.app.reconcile.adopt import NOT_OURS, adopt_unknown
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.manifest import Header, StoredObject, bound, decode_header, encode_header
 from backupd.model.hold import HoldKind
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.manifest import Header, StoredObject, bound, decode_header, encode_header
 from backupd.transfer.check.fsck import Invariant, examine
 from backupd.transfer.logs import segments
 from backupd.transfer.records import proofs as proofdoc

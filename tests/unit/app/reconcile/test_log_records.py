@@ -14,9 +14,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.catalog_backfill import Recollection
 from backupd.app.verify.verification import fsck, verify
 from backupd.binlog.spool.files import Spool
-from backupd.model.progress import silent
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Gap, SegmentKey
+from backupd.model.binlog import Gap, SegmentKey
+from backupd.model.job import silent
+from backupd.model.server_facts import Position
 from backupd.transfer.logs import segments
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, PLACES, SERVER, key_of, store, wired

@@ -23,9 +23,9 @@ from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.proof import Phase
 from tests.support.catalog import samples
 from tests.support.dice import size, thrown
 from tests.support.e2e.house import SERVER, House

@@ -22,7 +22,7 @@ from backupd.model.errors import (
     RefusedError,
     ToolError,
 )
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from tests.support.catalog.shelf import SERVER, Shelf
 
 

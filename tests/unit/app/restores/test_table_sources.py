@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from backupd.app.restores.table_sources import TableWishes
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 from restore.planning.table_names import goals
 
 TABLES = [TableName(*name.split(".")) for name in ("shop.orders", "shop.lines", "archive.pages", "mysql.user")]

@@ -30,8 +30,8 @@ from backupd.app.verify.verification import fsck, verify
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.text import new_id
 from backupd.transfer.guards.pin import Pin, pins
 from backupd.transfer.logs.segment_seal import Sealed
 from backupd.transfer.pack.intent import intents

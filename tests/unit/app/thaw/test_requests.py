@@ -26,12 +26,11 @@ from backupd.app.thaw.restore_wait import ThawGate
 from backupd.app.thaw.storage_tiers import cold_of_part, with_thaw
 from backupd.app.thaw.watch import ThawWatch
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import ArchivedError, CancelledError, RefusedError
 from backupd.model.event import Severity
-from backupd.model.job import JobKind, JobState
-from backupd.model.progress import Progress, silent
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.job import JobKind, JobState, Progress, silent
+from backupd.model.server_facts import Position
 from backupd.model.thaw import LOGS, ThawState
 from backupd.transfer.logs import segments
 from restore.planning.plan import Plan

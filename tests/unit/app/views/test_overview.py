@@ -25,17 +25,16 @@ from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import ServerOverview, Status, overview
 from backupd.app.views.timeline import timeline
-from backupd.catalog.backups.absences import Absence
+from backupd.catalog.backup_rows import Absence
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup.proof import Proof
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import BackupdError, DestinationError, NotFoundError, RefusedError
-from backupd.model.event import Severity
+from backupd.model.event import Incident, Severity
 from backupd.model.hold import HoldKind
-from backupd.model.incident import Incident
 from backupd.model.job import JobRecord, JobState
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.proof import Proof
+from backupd.model.server_facts import Position
 from backupd.recovery.timeline import Timeline
 from storage.contract.destination import Space
 from tests.support.catalog import samples

@@ -17,11 +17,11 @@ from backupd.app.service.preflight import check
 from backupd.app.views.outlook import Typical, ahead, planned_runs
 from backupd.app.views.policy_explanation import explain_file, explain_here
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, Copy
 from backupd.model.errors import ConfigurationError, RefusedError
 from backupd.model.job import JobKind
-from backupd.retention.view import Stored, View
+from backupd.model.manifest import Stats
+from backupd.retention.decisions import Stored, View
 from policies.reference import example
 from policies.schema import Keep, Policy
 from storage.contract.destination import Space

@@ -5,8 +5,8 @@ from __future__ import annotations
 from backupd.backup.checks.coverage import examine_coverage, recommend
 from backupd.engine.server.census import uncovered
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName
 from policies.schema import Logical
 
 

@@ -28,9 +28,9 @@ from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName
 from backupd.model.errors import DestinationError
-from backupd.model.server.facts import Flavour, ServerInfo, Version
+from backupd.model.server_facts import Flavour, ServerInfo, Version
+from backupd.model.table import TableName
 from policies.schema import Logical
 from storage.contract.destination import Destination, ObjectInfo, Space
 from storage.local.destination import FilesystemDestination

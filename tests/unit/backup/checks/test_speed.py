@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from backupd.backup.checks.speed import Speeds, Stopwatch, redo_size, slow_destinations
-from backupd.model.backup.manifest import Entry
+from backupd.model.manifest import Entry
 from backupd.transfer.pack.fanout import Load
 
 MIB = 1024 * 1024

@@ -15,8 +15,8 @@ from backupd.backup.commit import making
 from backupd.backup.dump.intake import Intake, together
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.insert_file import RowMeter
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError
+from backupd.model.table import TableName
 from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.pack.packer import Packed, Packer
 from tests.support.restores.dumped import Shelf, now

@@ -17,11 +17,11 @@ from backupd.backup.dump.logical import LogicalOutcome, execute
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.tool import mydumper_tool
-from backupd.model.backup.dump import Outcome
 from backupd.model.errors import CancelledError, RefusedError, ToolError
-from backupd.model.progress import Progress, silent
-from backupd.model.server.facts import Flavour
-from backupd.process.family import family
+from backupd.model.job import Progress, silent
+from backupd.model.server_facts import Flavour
+from backupd.model.table import Outcome
+from backupd.process.supervise import family
 from tests.support import sample
 from tests.support.restores.dumped import Shelf, now, paths_of, table
 from tests.support.restores.meddling import Meddled

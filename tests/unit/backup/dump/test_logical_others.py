@@ -20,10 +20,9 @@ from backupd.engine.server.grants import read_grants
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import LockedTableError, hurry, list_tables
-from backupd.model.backup.dump import PREPARED_XA, Outcome
-from backupd.model.backup.table import TableName, TablePattern
 from backupd.model.errors import BusyError
-from backupd.model.progress import Progress, silent
+from backupd.model.job import Progress, silent
+from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern
 from policies.schema import Logical
 from tests.support.restores.dumped import Shelf, now, table
 from tests.support.servers.server import Server, query

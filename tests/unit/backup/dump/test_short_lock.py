@@ -21,10 +21,10 @@ from backupd.engine.dump.dump_client import client_dump_tool
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import Outcome
 from backupd.model.errors import BusyError
-from backupd.model.progress import Progress
-from backupd.model.server.facts import Flavour
+from backupd.model.job import Progress
+from backupd.model.server_facts import Flavour
+from backupd.model.table import Outcome
 from tests.support.keys import Keys
 from tests.support.restores.dumped import Shelf, table
 from tests.support.restores.meddling import Meddled

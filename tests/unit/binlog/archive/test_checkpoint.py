@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backupd.binlog.archive.checkpoint import MOST_PIECES, Cut, LogFile, Marks, next_piece
-from backupd.model.server.logs import Ending, SegmentKey
+from backupd.model.binlog import Ending, SegmentKey
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -13,8 +13,8 @@ import pytest
 from backupd.binlog.archive import checkpoint
 from backupd.binlog.archive import destination_status as standing
 from backupd.binlog.spool.files import Spool
+from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
-from backupd.model.server.logs import Ending
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.logs import segments
 from backupd.transfer.records.manifests import put_bytes

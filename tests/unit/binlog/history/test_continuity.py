@@ -25,8 +25,8 @@ from backupd.binlog.history.continuity import (
 )
 from backupd.binlog.history.evidence import Seen
 from backupd.engine.logclient.source import ListedLog, SourceState
-from backupd.model.server.facts import Flavour, Position, Version
-from backupd.model.server.logs import BranchReason, Ending
+from backupd.model.binlog import BranchReason, Ending
+from backupd.model.server_facts import Flavour, Position, Version
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 SEEN = Seen(NOW, "uuid-1", 1, 100_000, "", "0-1-50")

@@ -12,9 +12,9 @@ import pytest
 
 from backupd.binlog.history.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
 from backupd.binlog.spool.files import Spool, Spooled
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Gap
+from backupd.model.server_facts import Position
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 ONE = Branch("db1", "20261121T040000Z-00000001", NOW, BranchReason.FIRST, "uuid", "mariadb", "binlog", 7)

@@ -16,8 +16,8 @@ from backupd.binlog.spool.files import Spooled
 from backupd.binlog.spool.mending import Mender
 from backupd.binlog.spool.readable import DamagedCopyError, read, scan_to
 from backupd.engine.logclient.source import BinlogSource
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Ending, SegmentKey
+from backupd.model.binlog import Ending, SegmentKey
+from backupd.model.server_facts import Position
 from backupd.recovery.runs import without
 from backupd.transfer.logs import segments
 from backupd.transfer.records.segment_documents import SegmentHeader

@@ -17,9 +17,9 @@ import pytest
 
 from backupd.binlog.spool.files import Spool
 from backupd.engine.sql.client import Connection
+from backupd.model.binlog import BranchReason
 from backupd.model.errors import ServerError
-from backupd.model.server.logs import BranchReason
-from backupd.process.family import family
+from backupd.process.supervise import family
 from tests.support.dice import rounds, thrown
 from tests.support.logs.streaming import (
     STREAMED,

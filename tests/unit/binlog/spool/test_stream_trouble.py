@@ -20,9 +20,9 @@ from backupd.binlog.stream.supervisor import Pace, Streamer
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.engine.sql.client import Connection
+from backupd.model.binlog import BranchReason, Ending
 from backupd.model.errors import BusyError, ToolError
-from backupd.model.server.facts import Flavour, Position, Version
-from backupd.model.server.logs import BranchReason, Ending
+from backupd.model.server_facts import Flavour, Position, Version
 from tests.support.logs.streaming import (
     FAST,
     PASSWORD,

@@ -16,7 +16,7 @@ from backupd.binlog.stream.session import Session
 from backupd.binlog.stream.supervisor import Streamer
 from backupd.engine.logclient.log_client import BinlogTool
 from backupd.engine.logclient.source import BinlogSource
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

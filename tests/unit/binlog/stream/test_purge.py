@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from backupd.binlog.stream.purge import purge_alarm
 from backupd.engine.logclient.source import Expiry, ListedLog, SourceState
-from backupd.model.server.facts import Flavour, Position, Version
+from backupd.model.server_facts import Flavour, Position, Version
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 STATE = SourceState(

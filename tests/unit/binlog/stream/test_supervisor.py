@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.history.status import StreamEventKind, StreamState
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import BranchReason, Ending
+from backupd.model.binlog import BranchReason, Ending
+from backupd.model.server_facts import Position
 from tests.support.logs.streaming import (
     STREAMED,
     Streaming,

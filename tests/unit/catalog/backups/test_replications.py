@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.catalog.backups.replications import FAILING, WAITING
+from backupd.catalog.destinations import FAILING, WAITING
 from backupd.catalog.session import open_catalog
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)

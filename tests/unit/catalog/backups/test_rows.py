@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.catalog.backups.rates import rates
+from backupd.catalog.restores import rates
 from backupd.catalog.session import Catalog
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.record import BackupKind, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupState, Copy
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError, ToolError
 from backupd.model.job import JobState
-from backupd.model.server.facts import Position
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Position
 from tests.support.catalog import samples
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from backupd.catalog.backups.absences import Absence
-from backupd.catalog.backups.plans import StoredPlan
+from backupd.catalog.backup_rows import Absence
 from backupd.catalog.base.pages import Listed
+from backupd.catalog.restores import StoredPlan
 from backupd.catalog.session import Catalog
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError, UsageError
 from backupd.model.event import Event, Severity

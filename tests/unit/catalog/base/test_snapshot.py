@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup.record import Copy
+from backupd.model.backup_record import Copy
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobState

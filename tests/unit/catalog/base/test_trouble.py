@@ -19,9 +19,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from backupd.catalog.base import migrations, patience, revision
+from backupd.catalog.base import database as revision
+from backupd.catalog.base import migrations, postgresql_timeout
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.log_tables import every_table
+from backupd.catalog.base.tables import every_table
 from backupd.catalog.session import Catalog, open_catalog, upgrade
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
@@ -345,7 +346,7 @@ def test_a_postgresql_that_hangs_is_given_up_and_met_again(
     with closing(Database(postgresql.create("hanging"))) as database:
         with database.read() as connection:
             assert connection.scalar(text("SELECT 1")) == 1
-        monkeypatch.setattr(patience, "SECONDS", 1.5)
+        monkeypatch.setattr(postgresql_timeout, "SECONDS", 1.5)
         with pytest.raises(CatalogError, match="cannot be reached"), database.read() as connection:
             connection.execute(text("SELECT pg_sleep(600)"))
         with database.read() as connection, database.unhurried(connection):

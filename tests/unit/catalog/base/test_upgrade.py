@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from alembic import command
 from sqlalchemy import text
 
-from backupd.catalog.base import migrations, revision
+from backupd.catalog.base import database as revision
+from backupd.catalog.base import migrations
 from backupd.catalog.base.database import Database
 from backupd.catalog.session import open_catalog
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.record import BackupState
+from backupd.model.backup_record import BackupState
+from backupd.model.hold import Sighting
 from backupd.model.job import JobState
-from backupd.model.sighting import Sighting
+from backupd.model.proof import Phase
 
 _BACKUPS = (
     "INSERT INTO backups (id, server, kind, state, started_at, finished_at, bytes_source, bytes_stored, bytes_new,"

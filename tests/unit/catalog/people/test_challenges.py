@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backupd.catalog.session import Catalog
-from backupd.model.challenge import Challenge
+from backupd.model.access import Challenge
 from backupd.model.errors import NotFoundError, RefusedError
 
 NOW = datetime(2026, 11, 21, 4, 25, tzinfo=UTC)

@@ -14,7 +14,7 @@ from backupd.app.retention.retention import Applied
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.hold import Hold, HoldKind
-from backupd.model.progress import Report
+from backupd.model.job import Report
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from tests.support.catalog.histories import NOW, rules, stored, view

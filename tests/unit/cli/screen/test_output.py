@@ -11,8 +11,8 @@ import pytest
 from backupd.app.binlogs.search import Found
 from backupd.cli.commands.binlog import _tell
 from backupd.cli.screen.output import Screen, visible
+from backupd.model.binlog import Change, ChangeKind, Ending, Segment, Transaction
 from backupd.model.errors import BackupdError
-from backupd.model.server.logs import Change, ChangeKind, Ending, Segment, Transaction
 
 HOSTILE = "a\x1b[31mRED\x07\x9b2J\u202eevil\u2066\x7f"
 WRITTEN_OUT = "a\\x1b[31mRED\\x07\\x9b2J\\u202eevil\\u2066\\x7f"

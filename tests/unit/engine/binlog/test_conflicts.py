@@ -10,7 +10,7 @@ from backupd.engine.binlog.changes import Changes
 from backupd.engine.binlog.conflicts import Conflict, Conflicts
 from backupd.engine.binlog.rows import TableMap
 from backupd.engine.binlog.statements import Effect
-from backupd.model.server.logs import ChangeKind, Transaction
+from backupd.model.binlog import ChangeKind, Transaction
 from tests.support.logs.binlogs import FLAVOURS, Logs, all_of, real_logs, why_not
 
 # The transactions of the chapter "conflicts", in order.

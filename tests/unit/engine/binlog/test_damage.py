@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from backupd.model.binlog import Ending
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.server.logs import Ending
 from tests.support.dice import rounds, thrown
 from tests.support.logs.binlogs import (
     FLAVOURS,

@@ -10,8 +10,8 @@ from backupd.engine.binlog.walk import walk
 from backupd.engine.replay.applier_mariadb import refuse_repeated
 from backupd.engine.replay.pipe import refuse_inexact
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Flavour, Position, Role, ServerInfo, Version
-from backupd.model.server.gtid import plus
+from backupd.model.gtid import plus
+from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
 from tests.support.logs.binlogs import all_of, real_logs, why_not
 
 

@@ -29,7 +29,7 @@ from backupd.model.errors import (
     TablesChangedError,
     ToolError,
 )
-from backupd.model.server.facts import Receipts
+from backupd.model.server_facts import Receipts
 from backupd.process.folders import remove_dead
 from tests.support.logs.stream import Extraction, Folder
 from tests.support.servers import mysql

@@ -16,9 +16,9 @@ from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dump.dump_client import ClientDump, client_dump_tool
 from backupd.engine.dump.dump_split import Splitter
 from backupd.engine.schema.files import read_tables
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ToolError
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName
 from tests.support.dice import thrown
 from tests.support.servers import mysql, zoo
 from tests.support.servers.dumps import dump, load, wanted

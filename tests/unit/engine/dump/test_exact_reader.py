@@ -15,8 +15,8 @@ from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.schema.definition_text import parse_table
 from backupd.engine.schema.files import read_tables
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError
+from backupd.model.table import TableName
 from tests.support.dice import size
 from tests.support.servers import zoo
 from tests.support.servers.dumps import dump, load, wanted

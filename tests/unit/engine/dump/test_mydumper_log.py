@@ -8,8 +8,8 @@ import pytest
 
 from backupd.engine.dump.insert_file import inspect
 from backupd.engine.dump.mydumper_log import DumpLog, read_metadata
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 
 A, B, C = (TableName("shop", name) for name in ("a", "b$x", "c"))
 OLD = """

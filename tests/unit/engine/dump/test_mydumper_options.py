@@ -10,9 +10,9 @@ from backupd.engine.dump.contract import DumpRequest, DumpTable
 from backupd.engine.dump.tool import MyDumper, mydumper_tool
 from backupd.engine.schema.definition_text import Column, Columns
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ToolError, ToolMissingError
-from backupd.model.server.facts import Flavour, Tool, Version
+from backupd.model.server_facts import Flavour, Tool, Version
+from backupd.model.table import TableName
 from tests.support.servers.dumps import wanted
 
 ID = Column("id", "int(11)")

@@ -11,8 +11,8 @@ from backupd.engine.dump.contract import DumpRequest, DumpTable
 from backupd.engine.dump.tool import mydumper_tool
 from backupd.engine.schema.files import read_tables
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName
 from tests.support.servers import mysql, zoo
 from tests.support.servers.dumps import connection_to, dump, load, wanted
 from tests.support.servers.mariadb import PrivateServer

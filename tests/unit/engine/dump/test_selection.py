@@ -7,7 +7,7 @@ from typing import Any
 
 from backupd.engine.dump.selection import Selection, select
 from backupd.engine.sql.tables import Table
-from backupd.model.backup.table import TableName, TablePattern
+from backupd.model.table import TableName, TablePattern
 
 
 def table(schema: str, name: str, size: int = 100, engine: str = "InnoDB") -> Table:

@@ -17,10 +17,9 @@ from backupd.engine.dump.table_reader import dump_quiet
 from backupd.engine.schema.files import read_tables
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.dialect import dialect_of
-from backupd.model.backup.dump import Outcome, data_path, definition_path, triggers_path
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.server_facts import Flavour, Version
+from backupd.model.table import Outcome, TableName, data_path, definition_path, triggers_path
 from tests.support.servers import mysql, zoo
 from tests.support.servers.dumps import HEAD
 from tests.support.servers.flavours import BOTH, as_root, server_of

@@ -21,9 +21,9 @@ from backupd.engine.dump.mydumper_run import MyDumperRun
 from backupd.engine.dump.tool import MyDumper, mydumper_tool
 from backupd.engine.schema.files import TableDefinition, read_tables
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError, ServerError, ToolError
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName
 from tests.support.dice import size
 from tests.support.servers.dumps import connection_to, dump, load, processes_in, wanted
 from tests.support.servers.mariadb import PrivateServer

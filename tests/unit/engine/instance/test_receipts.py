@@ -12,7 +12,7 @@ from backupd.engine.instance.receipts import (
     read_receipts,
 )
 from backupd.model.errors import StreamError
-from backupd.model.server.facts import Position
+from backupd.model.server_facts import Position
 
 CHECKPOINTS = b"""backup_type = full-backuped
 from_lsn = 0

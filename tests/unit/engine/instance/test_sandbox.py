@@ -9,7 +9,7 @@ import pytest
 from backupd.engine.instance.sandbox import confine, is_available, worker
 from backupd.model.errors import ToolError
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 from tests.support.servers.backups import give_to_worker
 from tests.support.stores.places import runs_as_root
 

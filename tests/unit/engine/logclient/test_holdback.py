@@ -18,7 +18,7 @@ from backupd.engine.logclient.holdback import tried
 from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Flavour, Position
+from backupd.model.server_facts import Flavour, Position
 from tests.support.logs.streaming import (
     FAST,
     Streaming,

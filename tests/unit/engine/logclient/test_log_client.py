@@ -10,7 +10,7 @@ import pytest
 from backupd.engine.logclient.log_client import BinlogTool, EndKind, binlog_tool, connection_id, end_kind, not_made
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError
-from backupd.model.server.facts import Flavour, Tool, Version
+from backupd.model.server_facts import Flavour, Tool, Version
 from tests.support.servers.mysql import beside, mysqld, why_not
 
 TOOL = Tool("mysqlbinlog", "/opt/bin/mysqlbinlog", Version(9, 7, 4), "Ver 9.7.4")

@@ -15,9 +15,8 @@ from backupd.engine.physical.datafiles import (
     verify_tables,
     without_earlier_names,
 )
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.table import TableName
 from backupd.model.errors import DamagedError, UnrestorableError
+from backupd.model.table import BaseTable, TableName
 
 INCREMENT = [
     "ibdata1.delta", "ibdata1.meta", "ib_logfile0", "xtrabackup_info", "backup-my.cnf", "undo001.delta", "undo001.meta",

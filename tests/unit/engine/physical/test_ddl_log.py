@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from backupd.engine.physical.ddl_log import unread_changes
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 
 def test_tables_behind_an_exchange_are_named_unless_innodb_knows_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options
 from backupd.engine.physical.external import ExternalTablespace, assert_local, find_external, remap
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.process.run import run
+from backupd.process.pipeline import run
 from tests.support.logs.stream import write_files
 from tests.support.servers.backups import MEMORY, Taken, give_to_database, give_to_worker, prepare, take, the_tool
 from tests.support.servers.mariadb import PrivateServer

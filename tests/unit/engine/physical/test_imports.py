@@ -13,7 +13,7 @@ from backupd.engine.physical.imports import ImportWatch, Removals, has_old_pages
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import TablesChangedError, ToolError
-from backupd.model.server.facts import Position, Receipts
+from backupd.model.server_facts import Position, Receipts
 from tests.support.imports import import_tablespace
 from tests.support.servers import mysql
 from tests.support.servers.backups import take

@@ -20,8 +20,8 @@ from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent
 from backupd.engine.physical.mariabackup import REDO, MariaBackup, reached_lsn
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
-from backupd.model.progress import silent
-from backupd.process.run import run
+from backupd.model.job import silent
+from backupd.process.pipeline import run
 from restore.fetch.prepare import prepare as prepare_to_restore
 from tests.support.logs.stream import Folder
 from tests.support.servers.backups import (

@@ -10,9 +10,9 @@ from backupd.engine.instance.sandbox import can_confine, is_available
 from backupd.engine.physical.preparation import check_logs, prepare_step
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError
-from backupd.model.server.facts import Tool, Version
+from backupd.model.server_facts import Tool, Version
 from backupd.process.command import Command
-from backupd.process.run import run
+from backupd.process.pipeline import run
 
 TOOL = Tool("xtrabackup", "/usr/bin/true", Version(2, 4, 4), "")
 

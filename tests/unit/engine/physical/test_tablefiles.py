@@ -20,11 +20,10 @@ from backupd.engine.physical.tablefiles import (
     table_of,
 )
 from backupd.engine.sql.filenames import decode_file_name
-from backupd.model.backup.inventory import BaseTable
-from backupd.model.backup.manifest import Body, BodyFacts, decode_body, encode_body
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ToolError, UnrestorableError
-from backupd.model.server.facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.manifest import Body, BodyFacts, decode_body, encode_body
+from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.table import BaseTable, TableName
 from tests.support.servers.mariadb import PrivateServer
 
 NAMES = (

@@ -19,7 +19,7 @@ from backupd.engine.instance.receipts import read_receipts
 from backupd.engine.physical.capture import CaptureRequest, Data, FileEvent, FileList, verify_files
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError
-from backupd.process.run import run
+from backupd.process.pipeline import run
 from tests.support.logs.stream import Extraction
 from tests.support.servers.backups import MEMORY, Taken, children, connection_to, give_to_worker, prepare, signal_all
 from tests.support.servers.under_test import TOOLS, ToolUnderTest, under_test

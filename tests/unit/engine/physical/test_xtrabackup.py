@@ -24,7 +24,7 @@ from backupd.model.errors import (
     StreamError,
     ToolError,
 )
-from backupd.model.server.facts import Position, Receipts, Tool, Version
+from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.process.runtime import passable_directory
 from tests.support.logs.stream import Folder, end, sparse, whole
 from tests.support.servers.backups import children, connection_to

@@ -11,8 +11,8 @@ from backupd.engine.instance.receipts import XTRABACKUP, parse_receipts, read_re
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
-from backupd.model.progress import Progress
-from backupd.model.server.facts import Receipts, Tool, Version
+from backupd.model.job import Progress
+from backupd.model.server_facts import Receipts, Tool, Version
 from restore.fetch.prepare import prepare
 from tests.support.logs.stream import write_files
 from tests.support.servers.xtrabackup_files import DATA, FIRST, FULL, SECOND, tool_at

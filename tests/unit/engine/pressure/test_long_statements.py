@@ -14,7 +14,7 @@ from backupd.engine.pressure.gauges import Gauge, Reading
 from backupd.engine.pressure.long_statements import changing, running
 from backupd.engine.pressure.query_gauge import query_gauges
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of
 from tests.support.servers.server import Server, query
 

@@ -9,8 +9,8 @@ import pytest
 
 from backupd.engine.schema.accounts import Accounts, _Account, _mysql_account, _Row, _Script, quote_text, read_accounts
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import quote_name
-from backupd.model.server.facts import Flavour, Version
+from backupd.model.server_facts import Flavour, Version
+from backupd.model.table import quote_name
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 
 _OBJECTS = (

@@ -8,7 +8,7 @@ import pytest
 
 from backupd.engine.schema.accounts import read_accounts
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Version
+from backupd.model.server_facts import Version
 from tests.support.servers.mysql import MySQLServer, beside, mysqld, release_of, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())

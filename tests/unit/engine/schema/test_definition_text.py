@@ -13,7 +13,7 @@ from backupd.engine.schema.definition_text import (
 from backupd.engine.schema.files import read_definition, understand, write_definition
 from backupd.engine.schema.scripts import Stored, made_trigger, script, statements
 from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys
-from backupd.model.backup.table import TableName
+from backupd.model.table import TableName
 
 ORDERS = TableName("shop", "orders")
 MARIADB = """\

@@ -19,8 +19,8 @@ from backupd.engine.schema.files import (
 from backupd.engine.schema.schema_scripts import SchemaScripts, read_schema
 from backupd.engine.schema.scripts import statements
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import NotFoundError
+from backupd.model.table import TableName, quote_name
 from tests.support.servers import zoo
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of
 from tests.support.servers.mysql import root_programs

@@ -18,9 +18,9 @@ from backupd.engine.schema.schema_scripts import read_schema
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Session, readable
 from backupd.engine.sql.tables import list_tables
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Role
+from backupd.model.server_facts import Role
+from backupd.model.table import TableName
 from restore.cutover.lock_holders import lock_holders
 from restore.cutover.rename_statement import Renaming
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of

@@ -8,7 +8,7 @@ from backupd.engine.server.census import Census, external_paths, take_census
 from backupd.engine.server.probe import examine, read_dialect
 from backupd.engine.server.risks import recovery_risks
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import ExternalPath, Flavour
+from backupd.model.server_facts import ExternalPath, Flavour
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.stores.places import give_to_database
 

@@ -17,7 +17,7 @@ from backupd.engine.server.history import (
 )
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
-from backupd.model.server.facts import Position, Role
+from backupd.model.server_facts import Position, Role
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 
 

@@ -8,7 +8,7 @@ from backupd.engine.server.probe import examine, flavour_of, probe
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ServerError
-from backupd.model.server.facts import Flavour, Position, Role, ServerInfo, Version
+from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
 from tests.support.servers.mariadb import (
     BACKUP_PASSWORD,
     BACKUP_USER,

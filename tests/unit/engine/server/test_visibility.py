@@ -5,8 +5,8 @@ from __future__ import annotations
 from backupd.engine.server.grants import Grants, parse_grants, read_grants
 from backupd.engine.server.visibility import hidden, unreadable, unseen
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName, TablePattern
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName, TablePattern
 from tests.support.servers.flavours import server_of
 
 

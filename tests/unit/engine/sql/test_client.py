@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from backupd.engine.sql.client import Connection, error_code, is_denied
 from backupd.engine.sql.option_files import CLIENT_GROUPS, read_option_file
-from backupd.model.backup.table import quote_name
 from backupd.model.errors import ConfigurationError, ServerError
-from backupd.process.optionfile import render_options
+from backupd.model.table import quote_name
+from backupd.process.runtime import render_options
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 
 AWKWARD = r"""

@@ -17,8 +17,8 @@ from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.witness import checksums, object_counts, take
-from backupd.model.backup.table import TableName
-from backupd.model.server.facts import Flavour, Role, Version
+from backupd.model.server_facts import Flavour, Role, Version
+from backupd.model.table import TableName
 from restore.datadir.checks import PASSED, check_tables
 from restore.datadir.start import forget_replication
 from tests.support.servers import mysql

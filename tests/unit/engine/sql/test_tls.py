@@ -19,9 +19,9 @@ from backupd.engine.logclient.run import log_client, make_intake
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options, ssl_mode
 from backupd.engine.sql.tls import Tls, arguments, is_this_host
-from backupd.model.backup.table import TableName
 from backupd.model.errors import ServerError, ToolError
-from backupd.model.server.facts import Flavour
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName
 from tests.support.logs.streaming import (
     PASSWORD,
     USER,

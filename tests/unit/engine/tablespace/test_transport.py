@@ -11,9 +11,9 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.tablespace.transport import Imported, can_import, export_tables, files_of, import_tables
-from backupd.model.backup.table import TableName
 from backupd.model.errors import CancelledError
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.table import TableName
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind
 from tests.support.servers.server import Server
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.model.backup.table import TableName
 from backupd.model.errors import UsageError
+from backupd.model.table import TableName
 from restore.cutover.aside_names import beside
 
 

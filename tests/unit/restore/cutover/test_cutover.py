@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError, ServerError, UsageError
+from backupd.model.table import TableName, quote_name
 from restore.cutover import cutover as handover
 from restore.cutover.cutover import Goal, Patience, Triggers, settle
 from tests.support.dice import rounds, thrown

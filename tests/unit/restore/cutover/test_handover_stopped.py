@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError
-from backupd.model.progress import Progress
+from backupd.model.job import Progress
+from backupd.model.table import TableName
 from restore.cutover.cutover import LostError, Patience, pending, settle
 from tests.support.restores.handing import (
     ASIDE,

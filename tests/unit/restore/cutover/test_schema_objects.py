@@ -14,10 +14,10 @@ import pytest
 from backupd.engine.schema.files import read_tables
 from backupd.engine.schema.schema_scripts import read_schema
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
 from backupd.model.errors import DamagedError
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.table import TableName
+from backupd.model.text import new_id
 from backupd.transfer.seal.unseal import Unsealer
 from restore.cutover.schema_objects import (
     SchemaObject,

@@ -9,9 +9,9 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
-from backupd.model.backup.proof import Check, Phase, Tally, Witness
-from backupd.model.progress import Progress, silent
-from backupd.model.server.facts import Position
+from backupd.model.job import Progress, silent
+from backupd.model.proof import Check, Phase, Tally, Witness
+from backupd.model.server_facts import Position
 from restore.datadir.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in
 from restore.fetch.sources import Loaded
 from restore.scratch.proof import make_proof

@@ -10,8 +10,8 @@ import pytest
 from backupd.engine.instance.launch import OWN_ACCOUNT
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
-from backupd.model.backup.proof import Check, Tally, Witness
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.proof import Check, Tally, Witness
 from restore.datadir.checks import CHECKSUMS, DEFINITIONS, compare_with_witness
 from tests.support.servers.mariadb import PrivateServer
 

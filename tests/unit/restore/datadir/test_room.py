@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import Entry, Part, StoredObject
 from backupd.model.errors import RefusedError
+from backupd.model.manifest import Entry, Part, StoredObject
 from restore.datadir.room import RESERVE, measure, refuse_too_small
 
 MIB = 1024 * 1024

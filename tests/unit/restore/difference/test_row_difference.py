@@ -10,8 +10,8 @@ import pytest
 
 from backupd.engine.schema.files import read_table
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import CancelledError
+from backupd.model.table import TableName, quote_name
 from restore.difference.definitions import LIVE_ONLY, RESTORED_ONLY
 from restore.difference.row_difference import Pair, TableDifference, difference
 from tests.support.dice import rounds, thrown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import Entry, Part
+from backupd.model.manifest import Entry, Part
 from restore.fetch.assembly import Assembly, lay_out
 
 PART = 8192

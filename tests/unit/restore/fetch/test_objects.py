@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import Body, Entry, Header
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -18,7 +17,8 @@ from backupd.model.errors import (
     DestinationError,
     KeyUnusableError,
 )
-from backupd.model.progress import Progress, silent
+from backupd.model.job import Progress, silent
+from backupd.model.manifest import Body, Entry, Header
 from restore.fetch.objects import Fetched, Opener, fetch
 from storage.contract import layout
 from storage.contract.destination import Destination

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backupd.model.backup.manifest import Entry
 from backupd.model.errors import DamagedError, RefusedError
+from backupd.model.manifest import Entry
 from restore.fetch import path_names as names
 from restore.fetch.path_names import check_collisions, check_entries, colliding, is_case_sensitive
 from tests.support.keys import Keys

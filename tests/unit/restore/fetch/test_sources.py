@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.model.backup.manifest import Body, Header
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
-from backupd.model.server.facts import Position, Receipts, Version
+from backupd.model.manifest import Body, Header
+from backupd.model.server_facts import Position, Receipts, Version
 from backupd.transfer.guards.lease import utc_now
 from backupd.transfer.seal.unseal import Unsealer
 from backupd.transfer.sweep.deletion import mark

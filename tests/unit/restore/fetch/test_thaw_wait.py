@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import ArchivedError, DamagedError
-from backupd.model.progress import Report, silent
+from backupd.model.job import Report, silent
+from backupd.model.proof import Phase
 from restore.fetch.chain import Stopwatch, fetch_members
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Loaded

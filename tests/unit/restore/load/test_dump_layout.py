@@ -6,19 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backupd.model.backup.dump import (
+from backupd.model.server_facts import Position
+from backupd.model.table import (
     DumpedTable,
     DumpFacts,
     Outcome,
+    TableName,
+    TablePattern,
     data_path,
     decode_name,
     definition_path,
     encode_name,
+    fits_any,
+    quote_name,
     schema_folder,
     triggers_path,
 )
-from backupd.model.backup.table import TableName, TablePattern, fits_any, quote_name
-from backupd.model.server.facts import Position
 
 NAMES = st.text(min_size=1, max_size=64)
 

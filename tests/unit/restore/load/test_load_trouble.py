@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpedTable
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import ServerError
-from backupd.model.progress import Progress
+from backupd.model.job import Progress
+from backupd.model.table import DumpedTable, TableName, quote_name
 from restore.load import table_load as tableload
 from restore.load.parallel_load import load
 from restore.load.staging_schema import drop_staging

@@ -13,8 +13,7 @@ from backupd.engine.dump.contract import DumpRequest, DumpTable
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.schema.files import read_tables, write_definition
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpedTable, Outcome, data_path, definition_path
-from backupd.model.backup.table import TableName, quote_name
+from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
 from restore.load import table_load as tableload
 from restore.load.parallel_load import load
 from tests.support.dice import size

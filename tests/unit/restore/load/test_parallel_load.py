@@ -10,10 +10,9 @@ from threading import Event
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpedTable, Outcome, data_path, definition_path
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import BusyError, CancelledError, RefusedError, UsageError
-from backupd.model.progress import Progress
+from backupd.model.job import Progress
+from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
 from restore.load import journal as loadjournal
 from restore.load import table_load as tableload
 from restore.load.journal import Journal

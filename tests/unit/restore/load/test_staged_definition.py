@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backupd.engine.schema.files import TableDefinition, understand
-from backupd.model.backup.table import TableName
 from backupd.model.errors import StreamError
+from backupd.model.table import TableName
 from restore.load import row_file as datafile
 from restore.load.row_file import Kind, statements
 from restore.load.staged_definition import staged_table

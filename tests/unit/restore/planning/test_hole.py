@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from backupd.model.binlog import Branch, BranchReason, Ending, Run, Stop
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Run, Stop
-from backupd.recovery.route import RouteLeg
+from backupd.model.server_facts import Position
 from backupd.recovery.runs import Place
+from backupd.recovery.windows import RouteLeg
 from restore.planning.log_history import History, Material
 from restore.planning.past_end import OlderError
 from restore.planning.plan import Plan

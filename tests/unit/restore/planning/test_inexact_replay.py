@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from backupd.model.binlog import Transaction
 from backupd.model.errors import RefusedError
-from backupd.model.server.logs import Transaction
 from restore.planning.inexact_replay import InexactError, open_before, over_temporary, refuse_pipe
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

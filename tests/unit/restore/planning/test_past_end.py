@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.binlog import Branch, BranchReason, Ending, Run, SegmentKey, Stop
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Run, SegmentKey, Stop
-from backupd.recovery.route import RouteLeg
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
 from backupd.recovery.runs import Place
+from backupd.recovery.windows import RouteLeg
 from restore.planning.log_history import History, Material
 from restore.planning.past_end import OlderError, Stream
 from restore.planning.plan import Plan

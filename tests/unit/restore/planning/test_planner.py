@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import Stats
-from backupd.model.backup.record import BackupKind, BackupRecord, BackupState, Copy, partial_words
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, partial_words
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.server.facts import Position
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
 from restore.planning.backup_points import same_position
 from restore.planning.plan import Plan, Rate
 from restore.planning.planner import Preferences, make_plan

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from backupd.model.backup.record import BackupRecord
+from backupd.model.backup_record import BackupRecord
+from backupd.model.binlog import ReplayMethod, SegmentKey, Stop
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayMethod, SegmentKey, Stop
-from backupd.recovery.route import RouteLeg, Span
+from backupd.model.server_facts import Position
+from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.log_history import History, Material, TargetResolver
 from restore.planning.plan import Rate
 from restore.planning.starting_backup import Choice, Manner, choose

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError, UsageError
+from backupd.model.table import TableName
 from restore.planning.table_names import Renaming, goals
 
 ORDERS, ITEMS = TableName("shop", "orders"), TableName("shop", "items")

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.model.backup.table import TableName
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop
+from backupd.model.server_facts import Position
+from backupd.model.table import TableName
 from restore.planning.plan import Plan, Rate
 from restore.planning.table_names import goals
 from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, no_table

@@ -6,10 +6,10 @@ from threading import Event
 
 import pytest
 
+from backupd.model.binlog import Ending, ReplayLeg, ReplayMethod, ReplaySpec, Segment, Stop
 from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError, RefusedError
-from backupd.model.progress import silent
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Ending, ReplayLeg, ReplayMethod, ReplaySpec, Segment, Stop
+from backupd.model.job import silent
+from backupd.model.server_facts import Position
 from backupd.transfer.logs import segment_seal as segmentseal
 from backupd.transfer.logs.superseded_pieces import drop_pieces
 from backupd.transfer.seal.unseal import Unsealer

@@ -12,8 +12,8 @@ import pytest
 from backupd.engine.binlog.changes import Changes
 from backupd.engine.binlog.statements import effect, masked
 from backupd.engine.replay.table_filter import patterns, skipped_statement
-from backupd.model.backup.table import TableName
-from backupd.model.server.logs import Change, ChangeKind, Transaction
+from backupd.model.binlog import Change, ChangeKind, Transaction
+from backupd.model.table import TableName
 from restore.replay.related_tables import Relatives, relatives
 from tests.support.dice import rounds, thrown
 

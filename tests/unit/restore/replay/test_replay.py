@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from backupd.engine.instance.launch import LaunchedServer
+from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.model.progress import Progress
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayMethod, Stop
+from backupd.model.job import Progress
+from backupd.model.server_facts import Position
 from tests.support import sample
 from tests.support.load import Writers
 from tests.support.restores.rolling import (

@@ -18,10 +18,10 @@ import pytest
 from backupd.engine.instance.sandbox import is_available
 from backupd.engine.replay import applier
 from backupd.engine.replay.scratch_source import LogSource, log_source
+from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
-from backupd.model.progress import Progress
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayMethod
+from backupd.model.job import Progress
+from backupd.model.server_facts import Position
 from restore.replay import replay as replaying
 from tests.support import sample
 from tests.support.restores.rolling import (
@@ -147,8 +147,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from tests.support.restores.rolling import MARIADB, Logs, roll, running_copy
-from backupd.model.server.logs import Stop
-from backupd.model.server.facts import Position
+from backupd.model.binlog import Stop
+from backupd.model.server_facts import Position
 place, socket, program, server_id, start_file, pos, gtid, stop_file, stop_pos, stop_gtid, *files = sys.argv[1:]
 source = SimpleNamespace(socket=socket, program=lambda: program, server_id=int(server_id))
 what = Logs(tuple(map(Path, files)), Position(start_file, int(pos), gtid),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.physical.preparation import innodb_place
-from backupd.model.backup.proof import Phase
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Position
 from restore.datadir.state import State
 from restore.fetch.chain import merged
 from restore.replay import roll_forward as rollforward

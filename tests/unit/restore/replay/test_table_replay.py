@@ -12,9 +12,9 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from backupd.model.backup.table import TableName
+from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import RefusedError, ServerError
-from backupd.model.server.logs import ReplayMethod
+from backupd.model.table import TableName
 from tests.support.dice import rounds, size, thrown
 from tests.support.restores.narrowed import Shelf, base_of, checksums, narrowed_copy, relatives_of, replayed
 from tests.support.restores.rolling import MARIADB, Kind, asking, both, here, logs, place_before, roll

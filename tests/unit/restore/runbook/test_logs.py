@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.clock import format_time
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, Transaction
+from backupd.model.binlog import Branch, BranchReason, Ending, Transaction
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
 from backupd.transfer.logs import segments
 from restore.runbook.logs import choose_logs
 from storage.contract import layout

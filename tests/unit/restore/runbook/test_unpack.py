@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import Entry
+from backupd.model.manifest import Entry
 from restore.runbook.unpack import render_unpack
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination

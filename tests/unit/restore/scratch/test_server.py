@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.table import TableName
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.table import TableName
+from backupd.model.text import new_id
 from backupd.transfer.guards.pin import pins
 from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.checks import examine
@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_no_server_out
     script = f"""
 import os, signal
 from pathlib import Path
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from backupd.transfer.seal.unseal import Unsealer
 from restore.scratch.server import ScratchSpec, scratch_instance
 from storage.local.destination import FilesystemDestination

@@ -11,10 +11,10 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.tablespace.transport import can_import, export_tables, import_tables
-from backupd.model.backup.table import TableName, TablePattern
+from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.progress import silent
-from backupd.model.server.logs import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
+from backupd.model.job import silent
+from backupd.model.table import TableName, TablePattern
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
 from restore.fetch.sources import Loaded, load_chain

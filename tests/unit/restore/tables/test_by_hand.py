@@ -13,8 +13,8 @@ import pytest
 from backupd.backup.dump.logical import LogicalOutcome
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options
-from backupd.model.server.facts import Flavour
-from backupd.process.optionfile import option_file
+from backupd.model.server_facts import Flavour
+from backupd.process.runtime import option_file
 from restore.tables.sql_files import SCRIPT, write_sql
 from tests.support.dice import SOAK
 from tests.support.keys import Keys

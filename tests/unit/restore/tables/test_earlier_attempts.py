@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError
+from backupd.model.table import TableName
 from restore.cutover.cutover import HandedOver
 from restore.load.staging_schema import Staging
 from restore.planning.table_names import goals

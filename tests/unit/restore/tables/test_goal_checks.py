@@ -9,8 +9,8 @@ import pytest
 
 from backupd.engine.schema.files import understand
 from backupd.engine.sql.client import Connection, Session
-from backupd.model.backup.table import TableName
 from backupd.model.errors import RefusedError
+from backupd.model.table import TableName
 from restore.cutover.table_inventory import Shelf
 from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
 from tests.support.restores.handing import shared

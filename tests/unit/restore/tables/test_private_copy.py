@@ -13,13 +13,12 @@ import pytest
 from backupd.engine.schema import files as ddl
 from backupd.engine.schema.schema_scripts import read_schema
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.dump import DumpedTable, triggers_path
-from backupd.model.backup.proof import Phase
-from backupd.model.backup.table import TableName
+from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import RefusedError
-from backupd.model.progress import silent
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
+from backupd.model.job import silent
+from backupd.model.proof import Phase
+from backupd.model.server_facts import Position
+from backupd.model.table import DumpedTable, TableName, triggers_path
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.seal.unseal import Unsealer
 from restore.tables.private_copy import TableCopySpec, loaded_instance

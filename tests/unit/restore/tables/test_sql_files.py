@@ -11,11 +11,10 @@ import pytest
 
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.client_options import client_options
-from backupd.model.backup.dump import data_path, definition_path, schema_folder, triggers_path
-from backupd.model.backup.table import TableName, quote_name
 from backupd.model.errors import RefusedError
-from backupd.model.server.facts import Flavour
-from backupd.process.optionfile import option_file
+from backupd.model.server_facts import Flavour
+from backupd.model.table import TableName, data_path, definition_path, quote_name, schema_folder, triggers_path
+from backupd.process.runtime import option_file
 from restore.tables.sql_files import README, SCRIPT, write_sql
 from tests.support.restores.dump_folder import add_table
 from tests.support.servers import mysql

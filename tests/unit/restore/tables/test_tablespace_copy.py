@@ -16,9 +16,9 @@ from backupd.engine.physical.strays import remove_strays
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import checksum_statement
 from backupd.engine.tablespace import transport as tablespace
-from backupd.model.backup.table import TableName
-from backupd.model.ids import new_id
-from backupd.model.progress import silent
+from backupd.model.job import silent
+from backupd.model.table import TableName
+from backupd.model.text import new_id
 from backupd.transfer.seal.unseal import Unsealer
 from restore.load.journal import Journal
 from restore.load.parallel_load import load

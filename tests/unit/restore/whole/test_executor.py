@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.sql.client import Connection
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import DamagedError, KeyUnusableError, NotFoundError, RefusedError, ToolMissingError
-from backupd.model.progress import Progress, silent
+from backupd.model.job import Progress, silent
+from backupd.model.proof import Phase
 from backupd.transfer.guards.pin import pins
 from backupd.transfer.seal.unseal import Unsealer
 from restore.datadir.staging import unfinished

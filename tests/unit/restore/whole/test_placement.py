@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.proof import Phase
 from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.proof import Phase
 from restore.datadir import staging
 from restore.datadir.ownership import Account, find_account
 from restore.datadir.staging import (

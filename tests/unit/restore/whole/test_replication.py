@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backupd.model.server.facts import ExternalPath, Flavour, Position, Role
+from backupd.model.server_facts import ExternalPath, Flavour, Position, Role
 from restore.fetch.refusals import remarks
 from restore.whole.replication import replica_remarks
 from tests.support.restores.taken import Taken

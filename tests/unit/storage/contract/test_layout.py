@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backupd.model.backup.manifest import Entry, Part
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, UsageError
-from backupd.model.server.logs import SegmentKey
+from backupd.model.manifest import Entry, Part
 from storage.contract import layout
 from storage.contract import tree_names as treenames
 from tests.support.dice import thrown

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from backupd.model.backup.manifest import CODEC
 from backupd.model.errors import DamagedError
+from backupd.model.manifest import CODEC
 from storage.contract import layout, objects
 from storage.memory import MemoryDestination
 from tests.contract.destination import keys, put

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.check.scrub import scrub
 from backupd.transfer.copy.repair import put_manifest_right, put_right

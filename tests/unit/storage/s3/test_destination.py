@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backupd.model.backup.manifest import StoredObject
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import (
     ArchivedError,
     DestinationError,
@@ -21,7 +21,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
-from backupd.model.server.logs import SegmentKey
+from backupd.model.manifest import StoredObject
 from storage.contract import layout, objects
 from storage.contract.config import S3Config
 from storage.contract.destination import Capability, ColdState, Destination, Tier, as_archive

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import Body, Header
 from backupd.model.errors import DamagedError
+from backupd.model.manifest import Body, Header
 from backupd.transfer.check.fsck import CatalogView, Finding, Invariant, examine, repair
 from backupd.transfer.guards.lease import Lease, Owner
 from backupd.transfer.guards.pin import Pin

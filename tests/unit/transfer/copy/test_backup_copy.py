@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, DestinationError, RefusedError
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.copy.backup_copy import Copied, Order, replicate
 from backupd.transfer.records.inventory import backup_ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backupd.model.progress import silent
+from backupd.model.job import silent
 from backupd.transfer.copy.backup_copy import Order, replicate
 from storage.contract import layout
 from storage.memory import MemoryDestination

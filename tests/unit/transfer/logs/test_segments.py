@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.model.backup.manifest import PART_SIZE
+from backupd.model.binlog import Branch, BranchReason, Ending, SegmentKey
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError, UsageError
-from backupd.model.server.facts import Position
-from backupd.model.server.logs import Branch, BranchReason, Ending, SegmentKey
+from backupd.model.manifest import PART_SIZE
+from backupd.model.server_facts import Position
 from backupd.transfer.check.fsck import Invariant, examine
 from backupd.transfer.check.scrub import scrub_segments
 from backupd.transfer.logs import segment_seal as segmentseal

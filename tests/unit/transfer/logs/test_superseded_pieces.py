@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from datetime import UTC, datetime, timedelta
 
+from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.model.errors import LockedError
-from backupd.model.server.logs import Branch, BranchReason, SegmentKey
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
 from backupd.transfer.sweep.collection import collect

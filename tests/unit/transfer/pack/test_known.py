@@ -102,7 +102,7 @@ def test_the_inventory_lists_manifests_and_says_which_are_damaged(place: MemoryD
 
 
 def test_a_manifest_with_a_hostile_object_name_is_damaged(place: MemoryDestination) -> None:
-    from backupd.model.backup.manifest import StoredObject, encode_header
+    from backupd.model.manifest import StoredObject, encode_header
 
     header = Stock(place).header(1, (StoredObject("../../etc/shadow", 1, "0" * 64),))
     put(place, layout.manifest_key("shop", backup_id(1)), encode_header(header))

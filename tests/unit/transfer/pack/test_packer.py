@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.model.backup.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
 from backupd.model.errors import DestinationFullError, StreamError
+from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
 from backupd.transfer.pack import packer as pack
 from backupd.transfer.pack.fanout import Fanout, known_everywhere
 from backupd.transfer.pack.packer import Packed, Packer

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from backupd.model.backup.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
 from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
+from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
 from backupd.transfer.copy.repair import put_manifest_right, put_segment_right
 from backupd.transfer.logs import segments
 from backupd.transfer.logs.segments import SegmentConflictError

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.model.backup.manifest import Header
 from backupd.model.errors import DamagedError, DestinationError, KeyUnusableError, ObjectMissingError, ToolMissingError
+from backupd.model.manifest import Header
 from backupd.transfer.check.fsck import Invariant, examine
 from backupd.transfer.logs import segments
 from backupd.transfer.records.inventory import read

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError
-from backupd.model.sighting import Sighting
+from backupd.model.hold import Sighting
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.guards.erase import Locks, each
 from backupd.transfer.guards.holds import Backup

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from backupd.model.backup.manifest import StoredObject, decode_header, encode_header
 from backupd.model.errors import BackupdError, ObjectMissingError
+from backupd.model.manifest import StoredObject, decode_header, encode_header
 from backupd.transfer.guards.erase import Locks
 from backupd.transfer.guards.holds import Kept
 from backupd.transfer.guards.lease import Lease, Owner

@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from backupd.model.backup.manifest import decode_header, encode_header
-from backupd.model.clock import Clock
 from backupd.model.errors import ObjectMissingError
+from backupd.model.manifest import decode_header, encode_header
+from backupd.model.text import Clock
 from backupd.transfer.guards.erase import Locks
 from backupd.transfer.guards.holds import Backup, Kept
 from backupd.transfer.guards.lease import Lease, Owner

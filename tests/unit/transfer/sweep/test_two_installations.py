@@ -18,8 +18,8 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.model.backup.manifest import encode_header
 from backupd.model.errors import BackupdError, BusyError, CancelledError, NotFoundError, RefusedError
+from backupd.model.manifest import encode_header
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.guards.pin import Pin
 from backupd.transfer.pack.intent import Intent

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.model.backup.manifest import Header
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError
+from backupd.model.manifest import Header
 from backupd.transfer.check.fsck import Invariant, examine
 from backupd.transfer.guards.holds import kept_at
 from backupd.transfer.guards.lease import leases

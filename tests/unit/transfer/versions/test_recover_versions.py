@@ -13,10 +13,10 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.model.backup.manifest import StoredObject
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentKey
 from backupd.model.errors import BusyError, ForbiddenError, LockedError, RefusedError, TamperedError
-from backupd.model.progress import silent
-from backupd.model.server.logs import Branch, BranchReason, Ending, Segment, SegmentKey
+from backupd.model.job import silent
+from backupd.model.manifest import StoredObject
 from backupd.transfer.check.fsck import examine
 from backupd.transfer.copy.repair import put_right
 from backupd.transfer.guards.marks import is_marked

@@ -17,10 +17,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.app.views.server import LastProof, Reason, ServerOverview, Status
 from backupd.model.access import Role
-from backupd.model.backup.proof import Phase
-from backupd.model.event import Severity
-from backupd.model.incident import Incident, Message, MessageKind, MessageState
+from backupd.model.event import Incident, Message, MessageKind, MessageState, Severity
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+from backupd.model.proof import Phase
 from tests.support.service.house import Clock
 from tests.support.service.rig import Rig, rig
 from tests.support.service.stage import CRM, EVIL, LEGACY, SHOP, Stage, settings_of

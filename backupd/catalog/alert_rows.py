@@ -1,0 +1,437 @@
+"""Rows of events: what happened, in the order it was written.
+
+Rows of messages: what is to be sent, what was, and what could not be.
+
+Rows of cursors: how far somebody has read the events, and other numbers that outlive a process.
+
+Rows of incidents: what is not as it should be, and what was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, delete, func, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.pages import EVER, Listed, Span, number_of
+from backupd.catalog.base.tables import cursors, events, incidents, messages
+from backupd.model.errors import NotFoundError, RefusedError, unknown
+from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
+
+
+class Events:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, event: Event) -> None:
+        with self._database.write() as connection:
+            insert_events(connection, [event])
+
+    def list(
+        self, *, server: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
+    ) -> tuple[Event, ...]:
+        """Newest first; ``after``: only those with a higher number."""
+        query = select(events).where(events.c.number > after).order_by(events.c.number.desc()).limit(limit)
+        for column, wanted in ((events.c.server, server), (events.c.kind, kind)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with self._database.read() as connection:
+            return tuple(_event(row) for row in connection.execute(query).mappings())
+
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        kind: str | None = None,
+        job_id: str | None = None,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[Event]:
+        """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
+        query = span.of(_of(servers, kind, job_id), events.c.at).order_by(events.c.number.desc()).limit(limit + 1)
+        if severity is not None:
+            query = query.where(events.c.severity == str(severity))
+        if after is not None:
+            query = query.where(events.c.number < number_of(after))
+        with self._database.read() as connection:
+            found = [_event(row) for row in connection.execute(query).mappings()]
+        return Listed.of(found, limit, lambda event: str(event.number))
+
+    def since(
+        self, number: int, servers: Collection[str] | None = None, *, job_id: str | None = None, limit: int = 1000
+    ) -> tuple[Event, ...]:
+        """Those with a higher number, oldest first."""
+        query = _of(servers, None, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
+        with self._database.read() as connection:
+            return tuple(_event(row) for row in connection.execute(query).mappings())
+
+    def newest(self) -> int:
+        """The highest number that was given, 0 for none."""
+        with self._database.read() as connection:
+            return int(connection.scalar(select(func.max(events.c.number))) or 0)
+
+    def last(
+        self, server: str, kinds: Collection[str], subject: str, *, severities: Collection[Severity] = tuple(Severity)
+    ) -> Event | None:
+        """The newest one of these kinds, and this grave, about this."""
+        query = (
+            select(events)
+            .where(
+                events.c.server == server,
+                events.c.kind.in_(kinds),
+                events.c.subject == subject,
+                events.c.severity.in_([str(one) for one in severities]),
+            )
+            .order_by(events.c.number.desc())
+            .limit(1)
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return _event(row) if row is not None else None
+
+    def forget(self, before: datetime) -> None:
+        """Remove events older than ``before``."""
+        with self._database.write() as connection:
+            connection.execute(delete(events).where(events.c.at < before))
+
+
+def _of(servers: Collection[str] | None, kind: str | None, job_id: str | None) -> Select[Any]:
+    query = select(events)
+    if servers is not None:
+        query = query.where(events.c.server.in_(servers))
+    for column, wanted in ((events.c.kind, kind), (events.c.job_id, job_id)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return query
+
+
+def insert_events(connection: Connection, found: Sequence[Event]) -> None:
+    """Record events within a transaction of the caller."""
+    if found:
+        connection.execute(
+            insert(events),
+            [
+                {
+                    "at": event.at,
+                    "kind": event.kind,
+                    "severity": str(event.severity),
+                    "server": event.server,
+                    "subject": event.subject,
+                    "message": event.message,
+                    "detail": event.detail,
+                    "hint": event.hint,
+                    "job_id": event.job_id,
+                }
+                for event in found
+            ],
+        )
+
+
+def _event(row: RowMapping) -> Event:
+    return Event(**{**row, "severity": Severity(row["severity"])})
+
+
+class Messages:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, message: Message) -> None:
+        with self._database.write() as connection:
+            insert_messages(connection, [message])
+
+    def get(self, message_id: str) -> Message:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(messages).where(messages.c.id == message_id)).mappings().first()
+        if row is None:
+            raise NotFoundError(f"there is no message {message_id}", hint="`backupd alerts messages` lists them")
+        return _message(row)
+
+    def list(
+        self,
+        *,
+        state: MessageState | None = None,
+        incident: str | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Message, ...]:
+        """Newest first; ``span``: when they were made; ``before``: only those older than the one with this id."""
+        query = span.of(select(messages), messages.c.created_at).order_by(messages.c.id.desc()).limit(limit)
+        if state is not None:
+            query = query.where(messages.c.state == str(state))
+        if incident is not None:
+            query = query.where(messages.c.incident_id == incident)
+        if before is not None:
+            query = query.where(messages.c.id < before)
+        return self._messages(query)
+
+    def first_about(self, incident_id: str) -> str:
+        """The incident that the first mail about this one is named by, which may have told of several; "" where there
+        is none."""
+        named = select(messages.c.incident_id).where(messages.c.content.like(f"%<{incident_id}@%"))
+        with self._database.read() as connection:
+            return str(connection.scalar(named.order_by(messages.c.created_at, messages.c.id).limit(1)) or "")
+
+    def due(self, channel: str, now: datetime, horizon: datetime, limit: int) -> tuple[Message, ...]:
+        """Those of ``channel`` to be sent now, the oldest first; also those whose next try lies after ``horizon``, as a
+        clock that was ahead has set it."""
+        return self._messages(
+            select(messages)
+            .where(
+                messages.c.state == str(MessageState.QUEUED),
+                messages.c.channel == channel,
+                (messages.c.next_try <= now) | (messages.c.next_try > horizon),
+            )
+            .order_by(messages.c.created_at, messages.c.id)
+            .limit(limit)
+        )
+
+    def waiting(self) -> dict[str, int]:
+        """How many are queued, by channel."""
+        query = (
+            select(messages.c.channel, func.count())
+            .where(messages.c.state == str(MessageState.QUEUED))
+            .group_by(messages.c.channel)
+        )
+        with self._database.read() as connection:
+            return {str(channel): int(count) for channel, count in connection.execute(query)}
+
+    def made_since(self, moment: datetime, kinds: Collection[MessageKind]) -> int:
+        """How many of these kinds were made since then; one that goes to several channels counts once."""
+        query = select(func.count(messages.c.created_at.distinct())).where(
+            messages.c.created_at > moment, messages.c.kind.in_([str(kind) for kind in kinds])
+        )
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def update(self, message: Message) -> None:
+        """Write how it fared."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(messages)
+                .where(messages.c.id == message.id)
+                .values(
+                    state=str(message.state),
+                    recipients=list(message.recipients),
+                    attempts=message.attempts,
+                    next_try=message.next_try,
+                    sent_at=message.sent_at,
+                    error=message.error,
+                )
+            )
+
+    def hurry(self, now: datetime, channel: str) -> None:
+        """What was tried in vain by ``channel`` is tried at once: it works again. What was never tried is due anyway,
+        or is just being sent by a command."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(messages)
+                .where(
+                    messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel, messages.c.attempts > 0
+                )
+                .values(next_try=now)
+            )
+
+    def forget(self, before: datetime) -> None:
+        """Remove those that are over and older than ``before``."""
+        with self._database.write() as connection:
+            connection.execute(
+                delete(messages).where(messages.c.created_at < before, messages.c.state != str(MessageState.QUEUED))
+            )
+
+    def _messages(self, query: Any) -> tuple[Message, ...]:
+        with self._database.read() as connection:
+            return tuple(_message(row) for row in connection.execute(query).mappings())
+
+
+def insert_messages(connection: Connection, found: Sequence[Message]) -> None:
+    """Record messages within a transaction of the caller."""
+    if found:
+        connection.execute(
+            insert(messages),
+            [
+                {
+                    **{column.name: getattr(message, column.name) for column in messages.columns},
+                    "kind": str(message.kind),
+                    "state": str(message.state),
+                    "recipients": list(message.recipients),
+                }
+                for message in found
+            ],
+        )
+
+
+def _message(row: RowMapping) -> Message:
+    return Message(
+        **{
+            **row,
+            "kind": MessageKind(row["kind"]),
+            "state": MessageState(row["state"]),
+            "recipients": tuple(row["recipients"]),
+        }
+    )
+
+
+class Cursors:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> Mapping[str, int]:
+        with self._database.read() as connection:
+            return {str(row.name): int(row.number) for row in connection.execute(select(cursors))}
+
+    def move(self, numbers: Mapping[str, int]) -> None:
+        with self._database.write() as connection:
+            move_cursors(connection, numbers)
+
+
+def move_cursors(connection: Connection, numbers: Mapping[str, int]) -> None:
+    """Within a transaction of the caller."""
+    for name, number in numbers.items():
+        if not connection.execute(update(cursors).where(cursors.c.name == name).values(number=number)).rowcount:
+            connection.execute(insert(cursors).values(name=name, number=number))
+
+
+_NOT_WRITTEN_AGAIN = frozenset({"id", "acknowledged_by", "acknowledged_at"})
+"""Somebody else writes the last two, at any time."""
+
+
+class IncidentRows:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, incident_id: str) -> Incident:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _one(connection, incident_id)
+
+    def open(self) -> tuple[Incident, ...]:
+        """Those that are not over, the oldest first."""
+        with self._database.read() as connection:
+            return tuple(
+                _incident(row)
+                for row in connection.execute(
+                    select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.id)
+                ).mappings()
+            )
+
+    def recent(self, moment: datetime) -> tuple[Incident, ...]:
+        """Those that are not over, those of which nobody was told yet that they are, and those that ended after
+        ``moment``; the oldest first."""
+        query = select(incidents).where(
+            incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None) | (incidents.c.closed_at > moment)
+        )
+        with self._database.read() as connection:
+            return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
+
+    def list(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        is_open: bool | None = None,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Incident, ...]:
+        """Newest first; ``servers`` None: of all, and of none; ``is_open`` None: open or over; ``span``: when they were
+        opened; ``before``: only those older than the one with this id."""
+        query = span.of(select(incidents), incidents.c.opened_at).order_by(incidents.c.id.desc()).limit(limit)
+        if severity is not None:
+            query = query.where(incidents.c.severity == str(severity))
+        if servers is not None:
+            query = query.where(incidents.c.server.in_(servers))
+        if is_open is not None:
+            query = query.where(incidents.c.closed_at.is_(None) if is_open else incidents.c.closed_at.is_not(None))
+        if before is not None:
+            query = query.where(incidents.c.id < before)
+        with self._database.read() as connection:
+            return tuple(_incident(row) for row in connection.execute(query).mappings())
+
+    def changed_since(self, moment: datetime) -> tuple[Incident, ...]:
+        """Those that were opened, closed or heard of after ``moment``, the oldest first."""
+        query = select(incidents).where((incidents.c.last_at > moment) | (incidents.c.closed_at > moment))
+        with self._database.read() as connection:
+            return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
+
+    def record(self, changed: Sequence[Incident], messages: Sequence[Message], cursors: Mapping[str, int]) -> None:
+        """Write incidents, new or not, what is to be sent because of them, and how far was read: all or nothing."""
+        with self._database.write() as connection:
+            for incident in changed:
+                values = {column.name: getattr(incident, column.name) for column in incidents.columns}
+                values["severity"] = str(incident.severity)
+                again = {name: value for name, value in values.items() if name not in _NOT_WRITTEN_AGAIN}
+                if not connection.execute(
+                    update(incidents).where(incidents.c.id == incident.id).values(again)
+                ).rowcount:
+                    connection.execute(insert(incidents).values(values))
+            insert_messages(connection, messages)
+            move_cursors(connection, cursors)
+
+    def restate(self, event: Event) -> None:
+        """The open incident of the kind, server and subject of ``event`` has its words now. Nothing without one."""
+        now = {"message": event.message, "detail": event.detail, "hint": event.hint}
+        one = and_(
+            incidents.c.closed_at.is_(None),
+            incidents.c.kind == event.kind,
+            incidents.c.server == event.server,
+            incidents.c.subject == event.subject,
+        )
+        with self._database.read() as connection:
+            found = connection.execute(select(incidents).where(one)).mappings().first()
+        if found is not None and any(found[name] != text for name, text in now.items()):
+            with self._database.write() as connection:
+                connection.execute(update(incidents).where(one).values(now))
+
+    def acknowledge(self, incident_id: str, by: str, now: datetime) -> Incident:
+        """No reminder of it is sent any more. Raises NotFoundError, RefusedError when it is over or somebody has done
+        so before."""
+        with self._database.write() as connection:
+            done = connection.execute(
+                update(incidents)
+                .where(
+                    incidents.c.id == incident_id,
+                    incidents.c.closed_at.is_(None),
+                    incidents.c.acknowledged_at.is_(None),
+                )
+                .values(acknowledged_by=by, acknowledged_at=now, next_reminder=None)
+            ).rowcount
+            found = _one(connection, incident_id)
+            if not done:
+                why = "it is over" if found.closed_at else f"{found.acknowledged_by} has acknowledged it already"
+                raise RefusedError(
+                    f"incident {incident_id} needs no acknowledgement: {why}",
+                    hint="`backupd alerts` lists what is open",
+                )
+            return found
+
+    def forget(self, before: datetime) -> None:
+        """Remove those that were over before ``before``."""
+        with self._database.write() as connection:
+            connection.execute(delete(incidents).where(incidents.c.closed_at < before))
+
+
+def _one(connection: Connection, incident_id: str) -> Incident:
+    row = connection.execute(select(incidents).where(incidents.c.id == incident_id)).mappings().first()
+    if row is None:
+        raise unknown("incident", incident_id, lists="alerts --all")
+    return _incident(row)
+
+
+def _incident(row: RowMapping) -> Incident:
+    return Incident(**{**row, "severity": Severity(row["severity"])})

@@ -1,0 +1,423 @@
+"""Rows of backups and of their copies.
+
+Rows of identities: which database servers answered under each server's name.
+
+Rows of absences: servers that a backup took out of rotation, until the program that brings them back has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, exists, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.base.tables import absences, backups, commits, copies, identities
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import NotFoundError, RefusedError, unknown
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Identity, Position, Verdict
+
+_CHUNK = 500
+"""Ids in one statement: SQLite allows 32,766 values, older builds 999."""
+
+
+class Backups:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: BackupRecord, *, replace: bool = False) -> None:
+        """Record a committed backup and its copies, all or nothing.
+
+        ``replace`` is for rebuilding: an older row of the same id gives way. Without it a second row raises
+        RefusedError.
+        """
+        with self._database.write() as connection:
+            if replace:
+                connection.execute(delete(backups).where(backups.c.id == record.id))
+            elif connection.scalar(select(exists().where(backups.c.id == record.id))):
+                raise RefusedError(f"backup {record.id} is in the catalog already")
+            connection.execute(insert(backups).values(**_columns(record)))
+            if (digest := record.manifest or record.found) and not record.foreign:
+                _commit(connection, record.id, digest)
+            if record.copies:
+                connection.execute(insert(copies), [_copy_columns(record.id, copy) for copy in record.copies])
+
+    def get(self, backup_id: str) -> BackupRecord:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(backups).where(backups.c.id == backup_id)).mappings().first()
+            if row is None:
+                raise _not_found(backup_id)
+            return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()), _strangers(connection))
+
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        kind: BackupKind | None = None,
+        state: BackupState | None = None,
+        limit: int | None = None,
+        foreign: bool = False,
+    ) -> tuple[BackupRecord, ...]:
+        """Newest first. Without ``state`` every state is listed, deleted ones too; only with ``foreign`` those that are
+        that, so that nobody counts on one without having asked for it."""
+        query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
+        for column, wanted in ((backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        if not foreign:
+            query = query.where(~backups.c.foreign)
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
+        return tuple(_record(row, found.get(row["id"], ()), strangers) for row in rows)
+
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        kind: BackupKind | None = None,
+        state: BackupState | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[BackupRecord]:
+        """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
+        is no cursor."""
+        query = span.of(page(select(backups), backups.c.finished_at, backups.c.id, after, limit), backups.c.finished_at)
+        if servers is not None:
+            query = query.where(backups.c.server.in_(servers))
+        for column, wanted in ((backups.c.kind, kind), (backups.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
+        return Listed.of(
+            [_record(row, found.get(row["id"], ()), strangers) for row in rows],
+            limit,
+            lambda record: cursor_of(record.finished_at, record.id),
+        )
+
+    def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
+        """The newest complete backup of a server."""
+        return next(iter(self.list(server, kind=kind, state=BackupState.COMPLETE, limit=1)), None)
+
+    def servers(self) -> tuple[str, ...]:
+        """Every server that has a row, also those that are no longer configured."""
+        with self._database.read() as connection:
+            return tuple(connection.scalars(select(backups.c.server).distinct().order_by(backups.c.server)))
+
+    def set_state(self, backup_id: str, state: BackupState) -> None:
+        """Raises NotFoundError."""
+        self._change(backup_id, state=str(state))
+
+    def set_missing(self, backup_id: str, missing: Sequence[str], doubtful: str) -> None:
+        """What a look at its files told; see ``BackupRecord``. Raises NotFoundError."""
+        self._change(backup_id, missing=list(missing), doubtful=doubtful)
+
+    def announce(self, backup_id: str, manifest: str) -> None:
+        """A run of this installation is about to commit the backup, with a manifest of this SHA-256."""
+        with self._database.write() as connection:
+            _commit(connection, backup_id, manifest)
+
+    def committed(self, backup_id: str) -> str:
+        """The SHA-256 of the manifest of a backup that a run of this installation committed, or was about to, or that
+        was adopted, whether it has a row or not; "" for any other."""
+        with self._database.read() as connection:
+            return connection.scalar(select(commits.c.manifest).where(commits.c.backup_id == backup_id)) or ""
+
+    def digest(self, backup_id: str) -> str:
+        """The SHA-256 of its manifest, "" where it is not known."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                select(backups.c.manifest, backups.c.found).where(backups.c.id == backup_id)
+            ).first()
+            return row.manifest or row.found if row is not None else ""
+
+    def adopt(self, backup_id: str) -> None:
+        """From now on it counts as one of this installation's own. Raises NotFoundError."""
+        with self._database.write() as connection:
+            found = connection.scalar(select(backups.c.found).where(backups.c.id == backup_id))
+            if found is None:
+                raise _not_found(backup_id)
+            connection.execute(update(backups).where(backups.c.id == backup_id).values(foreign=False))
+            _commit(connection, backup_id, found)
+
+    def pin(self, backup_id: str, *, pinned: bool = True) -> None:
+        """Keep the backup whatever retention says, or no longer. Raises NotFoundError."""
+        self._change(backup_id, pinned=pinned)
+
+    def remove(self, backup_id: str) -> None:
+        """Forget the backup and its copies. Quiet when it is gone already."""
+        with self._database.write() as connection:
+            connection.execute(delete(backups).where(backups.c.id == backup_id))
+
+    def add_copy(self, backup_id: str, copy: Copy) -> None:
+        """Record that a destination holds the backup; an older row of it is replaced. Raises NotFoundError."""
+        with self._database.write() as connection:
+            if not connection.scalar(select(exists().where(backups.c.id == backup_id))):
+                raise _not_found(backup_id)
+            connection.execute(delete(copies).where(_is_copy(backup_id, copy.destination)))
+            connection.execute(insert(copies).values(**_copy_columns(backup_id, copy)))
+
+    def remove_copy(self, backup_id: str, destination: str) -> None:
+        """Quiet when there is none."""
+        with self._database.write() as connection:
+            connection.execute(delete(copies).where(_is_copy(backup_id, destination)))
+
+    def mark_copy_verified(self, backup_id: str, destination: str, now: datetime) -> None:
+        """Every byte of the copy was read and is as it was stored. Raises NotFoundError."""
+        self._change_copy(backup_id, destination, state=_unless_deleted("complete"), verified_at=now)
+
+    def mark_copy_damaged(self, backup_id: str, destination: str) -> None:
+        """``verified_at`` stays: it tells until when the copy was good. Raises NotFoundError."""
+        self._change_copy(backup_id, destination, state=_unless_deleted("damaged"))
+
+    def set_copy_state(self, backup_id: str, destination: str, state: str) -> BackupState:
+        """``state``: complete, damaged or deleted. The backup follows: it is deleted when every copy is, else complete
+        when one is, else damaged; gives what it is now. Raises NotFoundError."""
+        with self._database.write() as connection:
+            _update_copy(connection, backup_id, destination, state=state)
+            states = set(connection.scalars(select(copies.c.state).where(copies.c.backup_id == backup_id)))
+            whole = next(
+                one for one in (BackupState.COMPLETE, BackupState.DAMAGED, BackupState.DELETED) if str(one) in states
+            )
+            connection.execute(update(backups).where(backups.c.id == backup_id).values(state=str(whole)))
+        return whole
+
+    def _change(self, backup_id: str, **values: Any) -> None:
+        with self._database.write() as connection:
+            if not connection.execute(update(backups).where(backups.c.id == backup_id).values(**values)).rowcount:
+                raise _not_found(backup_id)
+
+    def _change_copy(self, backup_id: str, destination: str, **values: Any) -> None:
+        with self._database.write() as connection:
+            _update_copy(connection, backup_id, destination, **values)
+
+
+def _commit(connection: Connection, backup_id: str, manifest: str) -> None:
+    connection.execute(delete(commits).where(commits.c.backup_id == backup_id))
+    connection.execute(insert(commits).values(backup_id=backup_id, manifest=manifest))
+
+
+def _unless_deleted(state: str) -> Any:
+    """A copy that is marked deleted stays so, whatever is found out about its bytes."""
+    return case((copies.c.state == str(BackupState.DELETED), str(BackupState.DELETED)), else_=state)
+
+
+def _update_copy(connection: Connection, backup_id: str, destination: str, **values: Any) -> None:
+    if not connection.execute(update(copies).where(_is_copy(backup_id, destination)).values(**values)).rowcount:
+        raise NotFoundError(
+            f"the catalog knows no copy of backup {backup_id} at {destination}",
+            hint="`backupd fsck` compares the catalog with the destinations",
+        )
+
+
+def _is_copy(backup_id: str, destination: str) -> Any:
+    return (copies.c.backup_id == backup_id) & (copies.c.destination == destination)
+
+
+def _not_found(backup_id: str) -> NotFoundError:
+    return unknown("backup", backup_id, lists="backups")
+
+
+def _columns(record: BackupRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "server": record.server,
+        "kind": str(record.kind),
+        "state": str(record.state),
+        "parent": record.parent,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "bytes_source": record.stats.bytes_source,
+        "bytes_stored": record.stats.bytes_stored,
+        "bytes_new": record.stats.bytes_new,
+        "files": record.stats.files,
+        "files_linked": record.stats.files_linked,
+        **position_columns(record.position),
+        "flavour": record.flavour,
+        "server_version": record.server_version,
+        "tool_version": record.tool_version,
+        "pinned": record.pinned,
+        "warnings": list(record.warnings),
+        "from_lsn": record.from_lsn,
+        "to_lsn": record.to_lsn,
+        "server_uuid": record.server_uuid,
+        "reason": record.reason,
+        "table_set": record.table_set,
+        "tables_missing": record.tables_missing,
+        "manifest": record.manifest,
+        "missing": None if record.missing is None else list(record.missing),
+        "doubtful": record.doubtful,
+        "found": record.found,
+        "foreign": record.foreign,
+    }
+
+
+def _copy_columns(backup_id: str, copy: Copy) -> dict[str, Any]:
+    return {
+        "backup_id": backup_id,
+        "destination": copy.destination,
+        "state": copy.state,
+        "stored_at": copy.stored_at,
+        "verified_at": copy.verified_at,
+    }
+
+
+def position_columns(position: Position) -> dict[str, Any]:
+    """A position as the three columns that two tables have for it."""
+    return {"position_file": position.file, "position_pos": position.pos, "position_gtid": position.gtid}
+
+
+def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
+    """Name and uuid of each server that answered under a name that is not shown to be its own."""
+    return frozenset(
+        (row.server, row.uuid)
+        for row in connection.execute(
+            select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))
+        )
+    )
+
+
+def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[str, str]]) -> BackupRecord:
+    return BackupRecord(
+        id=row["id"],
+        server=row["server"],
+        kind=BackupKind(row["kind"]),
+        state=BackupState(row["state"]),
+        parent=row["parent"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        stats=Stats(row["bytes_source"], row["bytes_stored"], row["bytes_new"], row["files"], row["files_linked"]),
+        position=Position(row["position_file"], row["position_pos"], row["position_gtid"]),
+        flavour=row["flavour"],
+        server_version=row["server_version"],
+        tool_version=row["tool_version"],
+        pinned=row["pinned"],
+        warnings=tuple(row["warnings"]),
+        copies=tuple(found),
+        from_lsn=row["from_lsn"],
+        to_lsn=row["to_lsn"],
+        server_uuid=row["server_uuid"],
+        reason=row["reason"],
+        table_set=row["table_set"],
+        tables_missing=row["tables_missing"],
+        manifest=row["manifest"],
+        missing=None if row["missing"] is None else tuple(row["missing"]),
+        doubtful=row["doubtful"],
+        found=row["found"],
+        foreign=row["foreign"],
+        apart=(row["server"], row["server_uuid"]) in strangers,
+    )
+
+
+def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
+    found: dict[str, list[Copy]] = {}
+    for start in range(0, len(ids), _CHUNK):
+        query = select(copies).where(copies.c.backup_id.in_(ids[start : start + _CHUNK])).order_by(copies.c.destination)
+        for row in connection.execute(query).mappings():
+            copy = Copy(row["destination"], row["state"], row["stored_at"], row["verified_at"])
+            found.setdefault(row["backup_id"], []).append(copy)
+    return found
+
+
+class Identities:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, server: str) -> tuple[Identity, ...]:
+        """In the order in which they were first met."""
+        return tuple(one for one in self.all() if one.server == server)
+
+    def all(self) -> tuple[Identity, ...]:
+        with self._database.read() as connection:
+            rows = (
+                connection.execute(
+                    select(identities).order_by(identities.c.server, identities.c.since, identities.c.uuid)
+                )
+                .mappings()
+                .all()
+            )
+        return tuple(_identity(row) for row in rows)
+
+    def put(self, identity: Identity) -> None:
+        """One that was known is replaced."""
+        with self._database.write() as connection:
+            connection.execute(
+                delete(identities).where(
+                    (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)
+                )
+            )
+            connection.execute(insert(identities).values(**{**asdict(identity), "verdict": str(identity.verdict)}))
+
+    def accept(self, identity: Identity, by: str) -> Identity:
+        """From now on it is the server of that name."""
+        accepted = replace(identity, verdict=Verdict.OWN, accepted_by=by)
+        self.put(accepted)
+        return accepted
+
+
+def _identity(row: RowMapping) -> Identity:
+    return Identity(**{**row, "verdict": Verdict(row["verdict"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """``job_id``: the backup for which ``server`` is away; ``after``: the program that brings it back, "" for none."""
+
+    server: str
+    job_id: str
+    since: datetime
+    after: str = ""
+
+
+class Absences:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, absence: Absence) -> None:
+        """A server is away once: an absence that was not ended goes on under the name of the new one."""
+        with self._database.write() as connection:
+            connection.execute(delete(absences).where(absences.c.server == absence.server))
+            connection.execute(
+                insert(absences).values(
+                    server=absence.server, job_id=absence.job_id, since=absence.since, after=absence.after
+                )
+            )
+
+    def end(self, server: str, job_id: str) -> bool:
+        """Was it still there under the name of this job?"""
+        with self._database.write() as connection:
+            return bool(
+                connection.execute(
+                    delete(absences).where(absences.c.server == server, absences.c.job_id == job_id)
+                ).rowcount
+            )
+
+    def of(self, server: str) -> Absence | None:
+        with self._database.read() as connection:
+            row = connection.execute(select(absences).where(absences.c.server == server)).mappings().first()
+        return _absence(row) if row is not None else None
+
+    def all(self) -> tuple[Absence, ...]:
+        with self._database.read() as connection:
+            rows = connection.execute(select(absences).order_by(absences.c.server)).mappings()
+            return tuple(_absence(row) for row in rows)
+
+
+def _absence(row: RowMapping) -> Absence:
+    return Absence(row["server"], row["job_id"], row["since"], row["after"])

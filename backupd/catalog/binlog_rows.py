@@ -1,0 +1,605 @@
+"""In which segment of a branch a transaction lies, by the sets of executed ones at both ends of each segment.
+
+What is executed only grows along a branch, so the file is found by halving. Only where a server of MariaDB lets the
+numbers of a domain go back (not in strict mode) every segment has to be looked at.
+
+Binary logs: branches, segments and their copies, runs, gaps, and how far each destination has come.
+
+Rows of lags: of each hour the longest that a destination was behind its server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
+
+from backupd.catalog import binlog_runs as binlogruns
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.tables import (
+    binlog_branches,
+    binlog_copies,
+    binlog_gaps,
+    binlog_lags,
+    binlog_segments,
+    binlog_streams,
+)
+from backupd.catalog.binlog_runs import (
+    branch_columns,
+    branch_of,
+    copy_of,
+    gap_columns,
+    gap_of,
+    segment_columns,
+    segment_of,
+)
+from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord
+from backupd.model.errors import NotFoundError
+from backupd.model.gtid import covers
+from backupd.model.text import format_time
+
+_S = binlog_segments.c
+_BATCH = 5_000
+_WHAT = (_S.number, _S.start_pos, _S.end_pos, _S.gtids_before, _S.gtids_after)
+
+
+def place_of_gtid(
+    connection: Connection,
+    branch: int,
+    branch_id: str,
+    gtid: str,
+    *,
+    mariadb: bool,
+) -> SegmentKey | None:
+    """The longest segment that ``gtid`` lies in. Raises ValueError for what is no GTID."""
+    covers("", gtid, mariadb=mariadb)
+    first, last = (connection.scalar(select(end(_S.number)).where(_S.branch == branch)) for end in (func.min, func.max))
+    if first is None or last is None:
+        return None
+    low, high = first, last
+    while low < high:
+        middle = (low + high) // 2
+        row = _furthest(connection, branch, middle)
+        if row is None or covers(row.gtids_after, gtid, mariadb=mariadb):
+            high = middle
+        else:
+            low = row.number + 1
+    found = _furthest(connection, branch, low)
+    if found is not None and (key := _within(_file(connection, branch, found.number), gtid, branch_id, mariadb)):
+        return key
+    if mariadb:
+        everything = select(*_WHAT).where(_S.branch == branch).order_by(_S.number, _S.start_pos)
+        return _within(connection.execute(everything.execution_options(yield_per=_BATCH)), gtid, branch_id, mariadb)
+    return None
+
+
+def _furthest(connection: Connection, branch: int, number: int) -> Any:
+    """Of the first file from ``number`` on, what ends last."""
+    following = select(func.min(_S.number)).where(_S.branch == branch, _S.number >= number).scalar_subquery()
+    return connection.execute(
+        select(*_WHAT).where(_S.branch == branch, _S.number == following).order_by(_S.end_pos.desc()).limit(1)
+    ).first()
+
+
+def _file(connection: Connection, branch: int, number: int) -> Iterable[Any]:
+    return connection.execute(select(*_WHAT).where(_S.branch == branch, _S.number == number)).all()
+
+
+def _within(rows: Iterable[Any], gtid: str, branch_id: str, mariadb: bool) -> SegmentKey | None:
+    found = [
+        SegmentKey(branch_id, row.number, row.start_pos, row.end_pos)
+        for row in rows
+        if covers(row.gtids_after, gtid, mariadb=mariadb) and not covers(row.gtids_before, gtid, mariadb=mariadb)
+    ]
+    return max(found, key=lambda key: (key.number, key.end - key.start), default=None)
+
+
+COMPLETE, DAMAGED = "complete", "damaged"
+
+Place = tuple[int, int]
+"""(number of a file, position in it), within a branch."""
+
+_logs_S, _C = binlog_segments.c, binlog_copies.c
+_SAME = (
+    (_C.branch == _logs_S.branch)
+    & (_C.number == _logs_S.number)
+    & (_C.start_pos == _logs_S.start_pos)
+    & (_C.end_pos == _logs_S.end_pos)
+)
+
+
+class Binlogs:
+    """Every method is one transaction and raises CatalogError when the database fails.
+
+    Runs are kept up to date in the transaction that changes segments. "Log order" is by file number, then start, the
+    longer of two segments with the same start first.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # -- branches
+
+    def add_branch(self, branch: Branch) -> None:
+        """What was known of the same branch gives way."""
+        with self._database.write() as connection:
+            here = (binlog_branches.c.server == branch.server) & (binlog_branches.c.id == branch.id)
+            values = branch_columns(branch)
+            if not connection.execute(update(binlog_branches).where(here).values(**values)).rowcount:
+                connection.execute(insert(binlog_branches).values(**values))
+
+    def branches(self, server: str) -> tuple[Branch, ...]:
+        """Oldest first."""
+        query = (
+            select(binlog_branches)
+            .where(binlog_branches.c.server == server)
+            .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
+        )
+        with self._database.read() as connection:
+            return tuple(branch_of(row) for row in connection.execute(query).mappings())
+
+    def servers(self) -> tuple[str, ...]:
+        """Every server that has a branch, also those that are no longer configured."""
+        with self._database.read() as connection:
+            return tuple(
+                connection.scalars(select(binlog_branches.c.server).distinct().order_by(binlog_branches.c.server))
+            )
+
+    # -- segments
+
+    def digest(self, server: str, key: SegmentKey) -> str:
+        """SHA-256 of the plain bytes of a segment, "" where it is not known."""
+        query = (
+            select(_logs_S.sha256)
+            .join(binlog_branches, binlog_branches.c.number == _logs_S.branch)
+            .where(
+                binlog_branches.c.server == server,
+                binlog_branches.c.id == key.branch,
+                _logs_S.number == key.number,
+                _logs_S.start_pos == key.start,
+                _logs_S.end_pos == key.end,
+            )
+        )
+        with self._database.read() as connection:
+            return connection.scalar(query) or ""
+
+    def add_segment(self, segment: Segment, destination: str, stored: int, at: datetime) -> None:
+        """Record that ``destination`` holds the segment in ``stored`` sealed bytes; the same again changes nothing but
+        the copy. A piece whose file turns out to end with it becomes the whole of it, wherever it lies. Raises
+        NotFoundError when the branch was never added."""
+        self.add_segments([(segment, stored)], destination, at)
+
+    def add_segments(self, found: Iterable[tuple[Segment, int]], destination: str, at: datetime) -> None:
+        """The same for several, all or none: each with its sealed bytes."""
+        with self._database.write() as connection:
+            for segment, stored in found:
+                _add(connection, segment, destination, stored, at)
+
+    def drop_segments(
+        self, server: str, keys: Iterable[SegmentKey], destination: str, *, stored_by: datetime | None = None
+    ) -> tuple[SegmentKey, ...]:
+        """They are not at ``destination`` any more; a segment without any copy is forgotten. Unknown ones are passed
+        over, and with ``stored_by`` those that were stored there later. Gives those whose copy was forgotten."""
+        dropped: list[SegmentKey] = []
+        with self._database.write() as connection:
+            for number, found in _by_branch(connection, server, keys).items():
+                whole = {key for key in found if _is_whole(connection, number, key)}
+                here = _C.destination == destination
+                if stored_by is not None:
+                    here &= _C.stored_at <= stored_by
+                gone = [
+                    key
+                    for key in found
+                    if connection.execute(delete(binlog_copies).where(_is_copy(number, key), here)).rowcount
+                ]
+                for key in gone:
+                    connection.execute(
+                        delete(binlog_segments).where(_is(number, key), ~exists().where(_is_copy(number, key)))
+                    )
+                binlogruns.removed(connection, number, whole.intersection(gone), destination)
+                dropped += gone
+        return tuple(dropped)
+
+    def mark_damaged(self, server: str, key: SegmentKey, destination: str) -> None:
+        """The copy is not what was stored: no run there holds it any more. Raises NotFoundError."""
+        with self._database.write() as connection:
+            number = _branch(connection, server, key.branch)
+            if _spoil(connection, number, key, destination) and _is_whole(connection, number, key):
+                binlogruns.removed(connection, number, [key], destination)
+
+    def mark_verified(self, server: str, keys: Iterable[SegmentKey], destination: str, at: datetime) -> None:
+        """Every byte of these copies was read and is as it was stored. Unknown ones are passed over."""
+        with self._database.write() as connection:
+            for number, found in _by_branch(connection, server, keys).items():
+                for key in found:
+                    here = _is_copy(number, key) & (_C.destination == destination)
+                    was = connection.scalar(select(_C.state).where(here))
+                    connection.execute(update(binlog_copies).where(here).values(state=COMPLETE, verified_at=at))
+                    if was == DAMAGED:
+                        (record,) = _records(connection, server, select(binlog_segments).where(_is(number, key)))
+                        binlogruns.added(
+                            connection, number, record.segment, destination, record.destinations[destination].stored
+                        )
+
+    def segments(
+        self,
+        server: str,
+        branch: str,
+        *,
+        from_place: Place | None = None,
+        to_place: Place | None = None,
+        destination: str | None = None,
+    ) -> tuple[SegmentRecord, ...]:
+        """In log order, those that hold something of ``[from_place, to_place)``: pieces, and whole files beside them.
+        With ``destination`` only what is whole there. An unknown branch has none."""
+        with self._database.read() as connection:
+            query = _select(connection, server, branch, from_place, to_place, destination)
+            return tuple(_records(connection, server, query)) if query is not None else ()
+
+    def each_segment(
+        self,
+        server: str,
+        branch: str,
+        *,
+        from_place: Place | None = None,
+        to_place: Place | None = None,
+        destination: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[SegmentRecord]:
+        """The same one by one, however many there are; of those in which something may have committed between ``since``
+        and ``until``. Several short transactions: what is added meanwhile behind the place reached is seen, too."""
+        place = from_place
+        while True:
+            with self._database.read() as connection:
+                query = _select(connection, server, branch, place, to_place, destination)
+                if query is None:
+                    return
+                if since is not None:
+                    query = query.where(_logs_S.last_at >= since)
+                if until is not None:
+                    query = query.where(_logs_S.first_at <= until)
+                found = list(_records(connection, server, query.limit(_BATCH)))
+            # A batch ends with a file, so that nothing of it is told twice.
+            last = found[-1].key.number if len(found) == _BATCH else None
+            whole = [record for record in found if record.key.number != last]
+            if last is not None and not whole:
+                raise AssertionError(f"{_BATCH} segments of one file")
+            yield from whole
+            if last is None:
+                return
+            place = (last, 0)
+
+    def stored_bytes(self, server: str, branch: str, destination: str, first: int, last: int) -> int:
+        """Sealed bytes at ``destination`` of files ``first`` to ``last``, pieces beside whole files counted too."""
+        with self._database.read() as connection:
+            number = _known_branch(connection, server, branch)
+            return int(
+                connection.scalar(
+                    select(func.coalesce(func.sum(_C.stored), 0)).where(
+                        _C.branch == number, _C.number >= first, _C.number <= last, _C.destination == destination
+                    )
+                )
+                or 0
+            )
+
+    def holding(self, server: str, branch: str, number: int, pos: int) -> SegmentRecord | None:
+        """The segment in which the byte at ``pos`` lies, the whole file before a piece; where ``pos`` is the end of all
+        there is of the file, the one that ends there."""
+        with self._database.read() as connection:
+            found = (
+                list(_records(connection, server, query))
+                if (query := _select(connection, server, branch, (number, max(pos - 1, 0)), (number, pos + 1), None))
+                is not None
+                else []
+            )
+        inside = [record for record in found if record.key.start <= pos < record.key.end]
+        ending = [record for record in found if record.key.end == pos]
+        return max(inside or ending, key=lambda record: record.segment.size, default=None)
+
+    def holding_gtid(self, server: str, gtid: str) -> tuple[SegmentRecord, ...]:
+        """Of each branch the segment in which the transaction lies, as far as the sets at both ends of a segment tell.
+
+        Several branches may have one: ids repeat after a restore. Raises ValueError for what is no GTID.
+        """
+        with self._database.read() as connection:
+            found: list[SegmentRecord] = []
+            for row in connection.execute(
+                select(binlog_branches).where(binlog_branches.c.server == server).order_by(binlog_branches.c.number)
+            ).mappings():
+                branch = branch_of(row)
+                key = place_of_gtid(connection, row["number"], branch.id, gtid, mariadb=branch.flavour == "mariadb")
+                if key is not None:
+                    query = select(binlog_segments).where(_is(row["number"], key))
+                    found += _records(connection, server, query)
+            return tuple(found)
+
+    # -- runs, confirmed places, gaps
+
+    def runs(self, server: str, destination: str | None = None) -> tuple[Run, ...]:
+        """Oldest branch first, then by destination, in log order."""
+        with self._database.read() as connection:
+            return binlogruns.read(connection, server, destination)
+
+    def confirm(self, server: str, destination: str, branch: str, place: Place, at: datetime) -> None:
+        """Everything that the server had committed by ``at`` (its clock and ours) is at ``destination``: ``place`` was
+        the end of its log then. Where nothing is stored yet that means nothing. Raises NotFoundError for an unknown
+        branch."""
+        with self._database.write() as connection:
+            binlogruns.confirm(connection, _branch(connection, server, branch), destination, place, at)
+
+    def add_gap(self, gap: Gap) -> None:
+        """What was known of a gap after the same place gives way, but for when it was noticed."""
+        with self._database.write() as connection:
+            values = gap_columns(gap)
+            keep = {name: value for name, value in values.items() if name != "noticed_at"}
+            if not connection.execute(update(binlog_gaps).where(_is_gap(gap)).values(**keep)).rowcount:
+                connection.execute(insert(binlog_gaps).values(**values))
+
+    def remove_gap(self, gap: Gap) -> None:
+        """What was missing was found. Quiet when it is gone already."""
+        with self._database.write() as connection:
+            connection.execute(delete(binlog_gaps).where(_is_gap(gap)))
+
+    def gaps(self, server: str) -> tuple[Gap, ...]:
+        """By branch, in the order in which they were noticed."""
+        query = (
+            select(binlog_gaps)
+            .where(binlog_gaps.c.server == server)
+            .order_by(binlog_gaps.c.branch, binlog_gaps.c.noticed_at, binlog_gaps.c.after_file, binlog_gaps.c.after_pos)
+        )
+        with self._database.read() as connection:
+            return tuple(gap_of(row) for row in connection.execute(query).mappings())
+
+    # -- the stream's own state
+
+    def stream_state(self, server: str) -> tuple[Mapping[str, Any], datetime] | None:
+        """What the process that streams said of itself last, and when; None when it never said anything."""
+        with self._database.read() as connection:
+            row = connection.execute(select(binlog_streams).where(binlog_streams.c.server == server)).mappings().first()
+        return (row["status"], row["updated_at"]) if row is not None else None
+
+    def set_stream_state(self, server: str, status: Mapping[str, Any], at: datetime) -> None:
+        with self._database.write() as connection:
+            connection.execute(delete(binlog_streams).where(binlog_streams.c.server == server))
+            connection.execute(insert(binlog_streams).values(server=server, status=dict(status), updated_at=at))
+
+
+def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> None:
+    number = _branch(connection, segment.server, segment.branch)
+    place = _is(number, segment.key)
+    ending = connection.scalar(select(_logs_S.ending).where(place))
+    if ending is None:
+        connection.execute(insert(binlog_segments).values(**segment_columns(number, segment)))
+    elif ending == Ending.OPEN and segment.is_final:
+        connection.execute(update(binlog_segments).where(place).values(**segment_columns(number, segment)))
+        for name, size in connection.execute(
+            select(_C.destination, _C.stored).where(
+                _is_copy(number, segment.key), _C.destination != destination, _C.state == COMPLETE
+            )
+        ).all():
+            binlogruns.added(connection, number, segment, name, size)
+    here = _is_copy(number, segment.key) & (_C.destination == destination)
+    known = connection.scalar(select(_C.state).where(here))
+    values = {"state": COMPLETE, "stored": stored, "stored_at": at, "verified_at": None}
+    if known is None:
+        connection.execute(
+            insert(binlog_copies).values(**_key_columns(number, segment.key), destination=destination, **values)
+        )
+    else:
+        connection.execute(update(binlog_copies).where(here).values(**values))
+    if known != COMPLETE or ending == Ending.OPEN:
+        binlogruns.added(connection, number, segment, destination, stored)
+
+
+def _branch(connection: Connection, server: str, branch: str) -> int:
+    number = _known_branch(connection, server, branch)
+    if number is None:
+        raise NotFoundError(
+            f"the catalog knows no branch {branch} of {server}",
+            hint="`backupd fsck --repair` takes in what the destinations know",
+        )
+    return number
+
+
+def _known_branch(connection: Connection, server: str, branch: str) -> int | None:
+    return connection.scalar(
+        select(binlog_branches.c.number).where(binlog_branches.c.server == server, binlog_branches.c.id == branch)
+    )
+
+
+def _by_branch(connection: Connection, server: str, keys: Iterable[SegmentKey]) -> dict[int, list[SegmentKey]]:
+    named: dict[str, list[SegmentKey]] = {}
+    for key in keys:
+        named.setdefault(key.branch, []).append(key)
+    found = {_known_branch(connection, server, branch): group for branch, group in named.items()}
+    return {number: group for number, group in found.items() if number is not None}
+
+
+def _key_columns(branch: int, key: SegmentKey) -> dict[str, Any]:
+    return {"branch": branch, "number": key.number, "start_pos": key.start, "end_pos": key.end}
+
+
+def _is(branch: int, key: SegmentKey) -> Any:
+    return (
+        (_logs_S.branch == branch)
+        & (_logs_S.number == key.number)
+        & (_logs_S.start_pos == key.start)
+        & (_logs_S.end_pos == key.end)
+    )
+
+
+def _is_copy(branch: int, key: SegmentKey) -> Any:
+    return (_C.branch == branch) & (_C.number == key.number) & (_C.start_pos == key.start) & (_C.end_pos == key.end)
+
+
+def _is_whole(connection: Connection, branch: int, key: SegmentKey) -> bool:
+    """Is it the whole of a file?"""
+    return key.start == 0 and bool(
+        connection.scalar(select(exists().where(_is(branch, key), _logs_S.ending != "open")))
+    )
+
+
+def _is_gap(gap: Gap) -> Any:
+    columns = binlog_gaps.c
+    return (
+        (columns.server == gap.server)
+        & (columns.branch == gap.branch)
+        & (columns.destination == gap.destination)
+        & (columns.after_file == gap.after.file)
+        & (columns.after_pos == gap.after.pos)
+    )
+
+
+def _spoil(connection: Connection, branch: int, key: SegmentKey, destination: str) -> bool:
+    """Was it good until now? Raises NotFoundError."""
+    here = _is_copy(branch, key) & (_C.destination == destination)
+    before = connection.scalar(select(_C.state).where(here))
+    if before is None:
+        raise NotFoundError(
+            f"the catalog knows no copy of {key} at {destination}",
+            hint="`backupd fsck` compares the catalog with the destinations",
+        )
+    connection.execute(update(binlog_copies).where(here).values(state=DAMAGED))
+    return bool(before != DAMAGED)
+
+
+def _select(
+    connection: Connection,
+    server: str,
+    branch: str,
+    from_place: Place | None,
+    to_place: Place | None,
+    destination: str | None,
+) -> Select[Any] | None:
+    number = _known_branch(connection, server, branch)
+    if number is None:
+        return None
+    query = (
+        select(binlog_segments)
+        .where(_logs_S.branch == number)
+        .order_by(_logs_S.number, _logs_S.start_pos, _logs_S.end_pos.desc())
+    )
+    if from_place is not None:
+        query = query.where(
+            _logs_S.number >= from_place[0], (_logs_S.number > from_place[0]) | (_logs_S.end_pos > from_place[1])
+        )
+    if to_place is not None:
+        query = query.where(
+            _logs_S.number <= to_place[0], (_logs_S.number < to_place[0]) | (_logs_S.start_pos < to_place[1])
+        )
+    if destination is not None:
+        query = query.where(exists().where(_SAME, _C.destination == destination, _C.state == COMPLETE))
+    return query
+
+
+def _records(connection: Connection, server: str, query: Select[Any]) -> Iterator[SegmentRecord]:
+    """Rows of segments in their order, with all their copies."""
+    wanted = query.subquery()
+    names: Sequence[str] = ("branch", "number", "start_pos", "end_pos")
+    same = [wanted.c[name] == _C[name] for name in names]
+    rows = connection.execute(
+        select(
+            wanted,
+            binlog_branches.c.id.label("branch_id"),
+            _C.destination,
+            _C.state,
+            _C.stored,
+            _C.stored_at,
+            _C.verified_at,
+        )
+        .join(binlog_branches, binlog_branches.c.number == wanted.c.branch)
+        .outerjoin(binlog_copies, same[0] & same[1] & same[2] & same[3])
+        .order_by(wanted.c.number, wanted.c.start_pos, wanted.c.end_pos.desc(), _C.destination)
+    ).mappings()
+    segment: Segment | None = None
+    copies: dict[str, CopyState] = {}
+    for row in rows:
+        found = segment_of(row, server, row["branch_id"])
+        if segment is not None and found.key != segment.key:
+            yield _record(segment, copies)
+            copies = {}
+        segment = found
+        if row["destination"] is not None:
+            copies[row["destination"]] = copy_of(row)
+    if segment is not None:
+        yield _record(segment, copies)
+
+
+def _record(segment: Segment, copies: Mapping[str, CopyState]) -> SegmentRecord:
+    return SegmentRecord(segment, copies, max((copy.stored for copy in copies.values()), default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """In the hour that begins at ``hour`` up to ``seconds`` of commits were not yet at the destination; at ``at``."""
+
+    server: str
+    destination: str
+    hour: datetime
+    seconds: float
+    at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            "hour": format_time(self.hour),
+            "seconds": round(self.seconds, 3),
+            "at": format_time(self.at),
+        }
+
+
+class Lags:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, server: str, destination: str, seconds: float, at: datetime) -> None:
+        """Recorded where it is the worst of its hour so far."""
+        hour = at.replace(minute=0, second=0, microsecond=0)
+        here = (
+            (binlog_lags.c.server == server) & (binlog_lags.c.destination == destination) & (binlog_lags.c.hour == hour)
+        )
+        with self._database.write() as connection:
+            known = connection.scalar(select(binlog_lags.c.seconds).where(here))
+            if known is None:
+                connection.execute(
+                    insert(binlog_lags).values(
+                        server=server, destination=destination, hour=hour, seconds=seconds, at=at
+                    )
+                )
+            elif seconds > known:
+                connection.execute(update(binlog_lags).where(here).values(seconds=seconds, at=at))
+
+    def list(self, server: str, since: datetime, *, destination: str | None = None) -> tuple[Lag, ...]:
+        """Of every hour that ended after ``since``, oldest first."""
+        begin = since.replace(minute=0, second=0, microsecond=0)
+        query = (
+            select(binlog_lags)
+            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
+            .order_by(binlog_lags.c.hour, binlog_lags.c.destination)
+        )
+        if destination is not None:
+            query = query.where(binlog_lags.c.destination == destination)
+        with self._database.read() as connection:
+            return tuple(Lag(**row) for row in connection.execute(query).mappings())
+
+    def worst(self, server: str, since: datetime) -> dict[str, float]:
+        """Of each destination the most seconds it was behind in any hour since then: the RPO that was achieved."""
+        begin = since.replace(minute=0, second=0, microsecond=0)
+        query = (
+            select(binlog_lags.c.destination, func.max(binlog_lags.c.seconds).label("worst"))
+            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
+            .group_by(binlog_lags.c.destination)
+        )
+        with self._database.read() as connection:
+            return {row.destination: row.worst for row in connection.execute(query)}
+
+    def forget(self, before: datetime) -> None:
+        """Remove hours that began before then."""
+        with self._database.write() as connection:
+            connection.execute(delete(binlog_lags).where(binlog_lags.c.hour < before))

@@ -1,0 +1,409 @@
+"""Rows of replications: backups that are not at a destination yet where they belong. None is forgotten before it has
+arrived, or does not belong there any more.
+
+Rows of scrubs: when each share of what is stored was last read again.
+
+Rows of marks of deletion: what this installation itself knows of what lies at a destination.
+
+Whoever may put files there can put a mark with any time in it, and say that a person wanted it. A row begins when the
+mark was put from here, or was first seen here.
+
+Rows of deposits: the digests of the stored bytes of proofs and witnesses that this installation put at
+destinations.
+
+Rows of thaws: what each job of that kind has asked out of an archive class, object by object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.tables import deposits, jobs, marks, replications, scrubs, thaws
+from backupd.catalog.jobs import insert_jobs
+from backupd.model.hold import Sighting
+from backupd.model.job import JobRecord
+from backupd.model.text import format_time
+from backupd.model.thaw import ThawCount, Thawing, ThawItem, ThawState
+
+WAITING, COPYING, FAILING = "waiting", "copying", "failing"
+
+_R = replications.c
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """``state``: waiting, copying, or failing: then ``message`` says why, ``attempts`` how often in a row, and it is
+    tried again at ``not_before``. ``since``: when it was found missing. ``bytes_done`` of ``bytes_total`` stored bytes,
+    in the last attempt."""
+
+    backup_id: str
+    destination: str
+    state: str
+    attempts: int
+    not_before: datetime | None
+    since: datetime
+    updated_at: datetime
+    bytes_total: int = 0
+    bytes_done: int = 0
+    message: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "backup": self.backup_id,
+            "destination": self.destination,
+            "state": self.state,
+            "attempts": self.attempts,
+            "not_before": format_time(self.not_before) if self.not_before else None,
+            "since": format_time(self.since),
+            "updated_at": format_time(self.updated_at),
+            "bytes_total": self.bytes_total,
+            "bytes_done": self.bytes_done,
+            "message": self.message,
+        }
+
+
+class Replications:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self, destination: str | None = None) -> tuple[Replication, ...]:
+        """By destination, newest backup first."""
+        query = select(replications).order_by(_R.destination, _R.backup_id.desc())
+        if destination is not None:
+            query = query.where(_R.destination == destination)
+        with self._database.read() as connection:
+            return tuple(Replication(**row) for row in connection.execute(query).mappings())
+
+    def expect(self, destination: str, sizes: Mapping[str, int], now: datetime) -> None:
+        """Backups (id: stored bytes) that belong there from now on; what is known of one already stays."""
+        with self._database.write() as connection:
+            known = set(connection.scalars(select(_R.backup_id).where(_R.destination == destination)))
+            rows = [
+                {
+                    "backup_id": name,
+                    "destination": destination,
+                    "state": WAITING,
+                    "attempts": 0,
+                    "not_before": None,
+                    "since": now,
+                    "updated_at": now,
+                    "bytes_total": size,
+                    "bytes_done": 0,
+                    "message": "",
+                }
+                for name, size in sizes.items()
+                if name not in known
+            ]
+            if rows:
+                connection.execute(insert(replications), rows)
+
+    def copying(self, backup_id: str, destination: str, done: int, total: int, now: datetime) -> None:
+        self._change(backup_id, destination, state=COPYING, bytes_done=done, bytes_total=total, updated_at=now)
+
+    def failing(self, backup_id: str, destination: str, now: datetime, *, not_before: datetime, message: str) -> None:
+        self._change(
+            backup_id,
+            destination,
+            state=FAILING,
+            attempts=_R.attempts + 1,
+            not_before=not_before,
+            message=message,
+            updated_at=now,
+        )
+
+    def forget(self, destination: str, backups: Collection[str]) -> None:
+        """They have arrived, or do not belong there any more."""
+        with self._database.write() as connection:
+            for name in backups:
+                connection.execute(delete(replications).where(_is(name, destination)))
+
+    def _change(self, backup_id: str, destination: str, **values: Any) -> None:
+        with self._database.write() as connection:
+            connection.execute(update(replications).where(_is(backup_id, destination)).values(**values))
+
+
+def _is(backup_id: str, destination: str) -> Any:
+    return (_R.backup_id == backup_id) & (_R.destination == destination)
+
+
+_CHUNK = 500
+"""Shares in one statement: SQLite allows 32,766 values, older builds 999."""
+
+
+class Scrubs:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def done(self, server: str, destination: str) -> Mapping[int, datetime]:
+        """When each share was last read; those that never were are missing."""
+        query = select(scrubs.c.share, scrubs.c.done_at).where(
+            scrubs.c.server == server, scrubs.c.destination == destination
+        )
+        with self._database.read() as connection:
+            return {row.share: row.done_at for row in connection.execute(query)}
+
+    def record(self, server: str, destination: str, shares: Iterable[int], now: datetime) -> None:
+        """These shares have just been read."""
+        found = sorted(set(shares))
+        if not found:
+            return
+        with self._database.write() as connection:
+            for start in range(0, len(found), _CHUNK):
+                connection.execute(
+                    delete(scrubs).where(
+                        scrubs.c.server == server,
+                        scrubs.c.destination == destination,
+                        scrubs.c.share.in_(found[start : start + _CHUNK]),
+                    )
+                )
+            connection.execute(
+                insert(scrubs),
+                [{"server": server, "destination": destination, "share": share, "done_at": now} for share in found],
+            )
+
+
+Backup = tuple[str, str]
+"""(server, backup id)"""
+
+
+class Marks:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def look(self, destination: str, there: Mapping[Backup, datetime], now: datetime) -> dict[Backup, Sighting]:
+        """What is known of each mark that is ``there`` now, with the times at which the place says that they were
+        stored. What was not known is seen for the first time; so is one that was stored at another time than the one
+        that was known. What is not there any more is forgotten."""
+        with self._database.read() as connection:
+            rows = _rows(connection, destination)
+        if all(owner in rows and rows[owner]["stored_at"] == stored for owner, stored in there.items()) and (
+            len(rows) == len(there)
+        ):
+            return {owner: _sighting(row) for owner, row in rows.items()}
+        with self._database.write() as connection:
+            rows = _rows(connection, destination)
+            for owner in rows.keys() - there.keys():
+                connection.execute(delete(marks).where(_marks_is(destination, owner)))
+            for owner, stored in there.items():
+                row = rows.get(owner)
+                if row is not None and row["stored_at"] is None:
+                    connection.execute(update(marks).where(_marks_is(destination, owner)).values(stored_at=stored))
+                elif row is None or row["stored_at"] != stored:
+                    _put(connection, destination, owner, Sighting(now), stored)
+            return {owner: _sighting(row) for owner, row in _rows(connection, destination).items()}
+
+    def take(self, destination: str, owner: Backup, now: datetime, *, stored: datetime | None, confirmed: bool) -> None:
+        """The rules, or with ``confirmed`` a person, want the backup gone. ``stored``: when the mark that is there was
+        stored, as the place says; None where there is none yet. The time of a known one stays."""
+        with self._database.write() as connection:
+            row = _rows(connection, destination).get(owner)
+            before = None if row is None or stored is None or row["stored_at"] not in (None, stored) else _sighting(row)
+            since, already = (now, False) if before is None else (before.since, before.confirmed)
+            _put(connection, destination, owner, Sighting(since, ours=True, confirmed=confirmed or already), stored)
+
+    def forget(self, destination: str, owner: Backup) -> None:
+        """It is wanted again."""
+        with self._database.write() as connection:
+            connection.execute(delete(marks).where(_marks_is(destination, owner)))
+
+
+def _marks_is(destination: str, owner: Backup) -> ColumnElement[bool]:
+    return (marks.c.destination == destination) & (marks.c.server == owner[0]) & (marks.c.backup_id == owner[1])
+
+
+def _rows(connection: Connection, destination: str) -> dict[Backup, Mapping[str, Any]]:
+    found = connection.execute(select(marks).where(marks.c.destination == destination)).mappings()
+    return {(row["server"], row["backup_id"]): dict(row) for row in found}
+
+
+def _put(connection: Connection, destination: str, owner: Backup, known: Sighting, stored: datetime | None) -> None:
+    connection.execute(delete(marks).where(_marks_is(destination, owner)))
+    connection.execute(
+        insert(marks).values(
+            destination=destination,
+            server=owner[0],
+            backup_id=owner[1],
+            since=known.since,
+            stored_at=stored,
+            ours=known.ours,
+            confirmed=known.confirmed,
+        )
+    )
+
+
+def _sighting(row: Mapping[str, Any]) -> Sighting:
+    return Sighting(row["since"], ours=bool(row["ours"]), confirmed=bool(row["confirmed"]))
+
+
+_MANY = 500
+
+
+class Deposits:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def at(self, destination: str) -> dict[str, str]:
+        """SHA-256 (64 hex) by key."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(deposits.c.key, deposits.c.sha256).where(deposits.c.destination == destination)
+            )
+            return {row.key: row.sha256 for row in found}
+
+    def put(self, destination: str, key: str, sha256: str) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                delete(deposits).where((deposits.c.destination == destination) & (deposits.c.key == key))
+            )
+            connection.execute(insert(deposits).values(destination=destination, key=key, sha256=sha256))
+
+    def forget(self, destination: str, keys: Collection[str]) -> None:
+        todo = sorted(keys)
+        with self._database.write() as connection:
+            for start in range(0, len(todo), _MANY):
+                connection.execute(
+                    delete(deposits).where(
+                        (deposits.c.destination == destination) & deposits.c.key.in_(todo[start : start + _MANY])
+                    )
+                )
+
+
+_ROWS = 1000
+_CHANGING = ("tier", "state", "requested_at", "expected_at", "ready_until", "message")
+
+
+class Thaws:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, job: JobRecord, items: Iterable[ThawItem]) -> None:
+        """Record a job together with everything that it has to ask for."""
+        rows = [_columns(item) for item in items]
+        with self._database.write() as connection:
+            insert_jobs(connection, [job])
+            for start in range(0, len(rows), _ROWS):
+                connection.execute(insert(thaws), rows[start : start + _ROWS])
+
+    def of(
+        self,
+        thaw_id: str,
+        *,
+        state: ThawState | Collection[ThawState] | None = None,
+        part: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[ThawItem, ...]:
+        """In the order in which they were to be asked for, as far as parts tell."""
+        query = select(thaws).where(thaws.c.thaw_id == thaw_id)
+        if state is not None:
+            states = {state} if isinstance(state, ThawState) else state
+            query = query.where(thaws.c.state.in_([str(one) for one in states]))
+        if part is not None:
+            query = query.where(thaws.c.part == part)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(thaws.c.destination, thaws.c.key).limit(limit)).mappings()
+            return tuple(_item(row) for row in rows)
+
+    def count(self, thaw_id: str) -> Thawing:
+        grouped = (
+            select(
+                thaws.c.part,
+                thaws.c.destination,
+                thaws.c.state,
+                func.count().label("objects"),
+                func.sum(thaws.c.size).label("bytes"),
+                func.max(thaws.c.expected_at).label("expected_at"),
+                func.min(thaws.c.ready_until).label("ready_until"),
+            )
+            .where(thaws.c.thaw_id == thaw_id)
+            .group_by(thaws.c.part, thaws.c.destination, thaws.c.state)
+            .order_by(thaws.c.part, thaws.c.destination, thaws.c.state)
+        )
+        with self._database.read() as connection:
+            found = connection.execute(grouped).mappings()
+            return Thawing(
+                thaw_id,
+                tuple(
+                    ThawCount(
+                        row["part"],
+                        row["destination"],
+                        ThawState(row["state"]),
+                        row["objects"],
+                        int(row["bytes"]),
+                        row["expected_at"],
+                        row["ready_until"],
+                    )
+                    for row in found
+                ),
+            )
+
+    def record(self, items: Sequence[ThawItem]) -> None:
+        """Write down how these stand now; what they are of does not change."""
+        change = (
+            update(thaws)
+            .where(
+                thaws.c.thaw_id == bindparam("of_thaw"),
+                thaws.c.destination == bindparam("of_destination"),
+                thaws.c.key == bindparam("of_key"),
+            )
+            .values({name: bindparam(f"new_{name}") for name in _CHANGING})
+        )
+        if items:
+            with self._database.write() as connection:
+                connection.execute(
+                    change,
+                    [
+                        {
+                            "of_thaw": item.thaw_id,
+                            "of_destination": item.destination,
+                            "of_key": item.key,
+                            **{f"new_{name}": value for name, value in _columns(item).items() if name in _CHANGING},
+                        }
+                        for item in items
+                    ],
+                )
+
+    def raise_tier(self, thaw_id: str, tier: str, arguments: Mapping[str, Any]) -> int:
+        """Everything that is not there yet is to be asked for at ``tier``, which the job's ``arguments`` name from now
+        on; how much that is. What is under way keeps the tier that it was asked for at until a faster one is taken."""
+        ours = thaws.c.thaw_id == thaw_id
+        with self._database.write() as connection:
+            asked = connection.execute(
+                update(thaws)
+                .where(ours, thaws.c.state.in_([str(ThawState.THAWING), str(ThawState.RAISED)]))
+                .values(state=str(ThawState.RAISED))
+            ).rowcount
+            new = connection.execute(
+                update(thaws).where(ours, thaws.c.state == str(ThawState.WANTED)).values(tier=tier)
+            ).rowcount
+            connection.execute(update(jobs).where(jobs.c.id == thaw_id).values(arguments=dict(arguments)))
+            return int(asked + new)
+
+    def forget(self) -> int:
+        """Remove rows whose job is forgotten."""
+        with self._database.write() as connection:
+            return int(connection.execute(delete(thaws).where(thaws.c.thaw_id.not_in(select(jobs.c.id)))).rowcount)
+
+
+def _columns(item: ThawItem) -> dict[str, Any]:
+    return {column.name: getattr(item, column.name) for column in thaws.columns} | {"state": str(item.state)}
+
+
+def _item(row: RowMapping) -> ThawItem:
+    return ThawItem(**{**row, "state": ThawState(row["state"])})

@@ -1,0 +1,533 @@
+"""Rows of jobs: a queue, a lease on each job that runs, and what became of it.
+
+A lease is the pair of a job and a token. The token grows with every new owner, and whoever writes names the one it
+holds, so that a process that slept through being declared dead can no longer say anything about its job.
+
+Rows of schedules: up to which due time each leg of each server has been dealt with.
+
+Rows of holds and pauses: at most one of each kind for each server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Select, Update, bindparam, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.alert_rows import insert_events
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.base.tables import holds, jobs, phases_from, phases_json, schedules
+from backupd.model.errors import BackupdError, RefusedError, unknown
+from backupd.model.event import Event
+from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
+from backupd.model.proof import Phase
+
+FRESH = timedelta(minutes=5)
+"""A job of a process that cannot be seen from here is dead when its heartbeat is older."""
+
+OPEN = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
+"""States of a job that is not over."""
+
+_CLAIMING = 0x6261636B75706A
+"""Key of the advisory lock that claimers of one PostgreSQL database take turns by: the letters ``backupj``."""
+
+Allowed = Callable[[JobRecord, Sequence[JobRecord]], bool]
+"""May this queued job start now, with those running?"""
+
+
+class Jobs:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: JobRecord) -> None:
+        """Record a job in one of its first states. Raises RefusedError for an id that exists."""
+        with self._database.write() as connection:
+            if connection.scalar(select(exists().where(jobs.c.id == record.id))):
+                raise RefusedError(f"job {record.id} is in the catalog already")
+            insert_jobs(connection, [record])
+
+    enqueue = add
+    """The same, as those call it who leave the work to a worker."""
+
+    # -- the lease
+
+    def claim(self, owner: str, now: datetime, *, allowed: Allowed = lambda _job, _running: True) -> JobRecord | None:
+        """Take the oldest queued job whose time has come and which ``allowed`` lets start, as running for ``owner``.
+
+        Claimers take turns, so no job is taken twice and ``allowed`` sees every job that others have just taken.
+        """
+        with self._database.write() as connection:
+            if not self._database.sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CLAIMING})
+            running = _records(connection, _in_state(JobState.RUNNING))
+            waiting = _in_state(JobState.QUEUED).where(or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
+            for job in _records(connection, waiting.order_by(jobs.c.queued_at, jobs.c.id)):
+                if not allowed(job, running):
+                    continue
+                taken = _move(job.id, JobState.RUNNING, job.token).values(
+                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now, message="", hint=""
+                )
+                if connection.execute(taken).rowcount:  # else it was cancelled in this very moment
+                    return _one(connection, job.id)
+        return None
+
+    def adopt(self, job_id: str, token: int, owner: str, now: datetime) -> JobRecord:
+        """``owner`` goes on with a running job that was claimed for it, under a token of its own.
+
+        Raises RefusedError when ``token`` is not the job's newest or the job is over, NotFoundError.
+        """
+        return self._write(job_id, token, {"owner": owner, "token": token + 1, "heartbeat_at": now})
+
+    def heartbeat(self, job_id: str, token: int, now: datetime, progress: Mapping[str, Any] | None = None) -> str:
+        """Say that the job is alive and how far it is; gives who asked to stop it, empty when nobody did.
+
+        Raises RefusedError when the job is no longer the caller's, NotFoundError.
+        """
+        values = {} if progress is None else {"progress": dict(progress)}
+        return self._write(job_id, token, {"heartbeat_at": now, **values}).cancel_by
+
+    def assert_held(self, job_id: str, token: int) -> None:
+        """Raises RefusedError when the job is no longer the caller's, NotFoundError."""
+        record = self.get(job_id)
+        if (record.state, record.token) != (JobState.RUNNING, token):
+            raise _taken_over(record)
+
+    def finish(
+        self,
+        job_id: str,
+        state: JobState,
+        now: datetime,
+        *,
+        token: int,
+        error: BackupdError | None = None,
+        result: str = "",
+        bytes: int = 0,  # noqa: A002  the model's word
+        phases: Sequence[Phase] = (),
+        then: Sequence[JobRecord] = (),
+        events: Sequence[Event] = (),
+    ) -> JobRecord:
+        """End a job in ``state``, a last one. ``bytes`` of plaintext moved; ``result``: the id of what it made.
+        ``then``: jobs that follow from it; they and ``events`` are recorded with it, or nothing is.
+
+        Raises RefusedError when the job is over or ``token`` is not its newest: a worker that slept through being
+        declared abandoned must not call itself successful. Raises NotFoundError.
+        """
+        if JOB_MOVES[state]:
+            raise ValueError(f"no job ends as {state}")
+        ending = _move(job_id, state, token).values(
+            finished_at=now,
+            message=error.message if error else "",
+            detail=error.detail if error else "",
+            hint=error.hint if error else "",
+            result=result,
+            bytes=bytes,
+            phases=phases_json(phases),
+        )
+        with self._database.write() as connection:
+            changed = connection.execute(ending).rowcount
+            record = _one(connection, job_id)
+            if changed:
+                insert_jobs(connection, then)
+                insert_events(connection, events)
+                return record
+            if record.token != token and record.state is JobState.RUNNING:
+                raise _taken_over(record)
+            raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
+
+    def request_cancel(self, job_id: str, by: str, now: datetime) -> JobRecord:
+        """Cancel a queued or waiting job at once; ask the owner of a running one to stop. Asking twice changes nothing.
+
+        Raises RefusedError for a job that is over, NotFoundError.
+        """
+        with self._database.write() as connection:
+            ending = {"state": str(JobState.CANCELLED), "cancel_by": by, "finished_at": now}
+            queued = (
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+                .values(**ending, message=f"cancelled by {by} before it began")
+            )
+            waiting = (
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING))
+                .values(**ending, message=f"cancelled by {by} while it waited")
+            )
+            asked = (
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.RUNNING), jobs.c.cancel_by == "")
+                .values(cancel_by=by)
+            )
+            changed = any(connection.execute(change).rowcount for change in (queued, waiting, asked))
+            record = _one(connection, job_id)
+            if not changed and record.state is not JobState.RUNNING:
+                raise RefusedError(f"job {job_id} is {record.state}: there is nothing to cancel")
+            return record
+
+    def pull_back(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
+        """Jobs that were queued more than ``horizon`` after ``now``, by a clock that was ahead, count as queued now and
+        wait for nothing. Gives them as they were."""
+        ahead = jobs.c.queued_at > now + horizon
+        with self._database.read() as connection:
+            found = _records(connection, _in_state(JobState.QUEUED).where(ahead))
+        if found:
+            with self._database.write() as connection:
+                connection.execute(
+                    update(jobs)
+                    .where(jobs.c.state == str(JobState.QUEUED), ahead)
+                    .values(queued_at=now, not_before=None)
+                )
+        return found
+
+    def say_waiting(self, job_id: str, message: str, hint: str) -> None:
+        """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+                .values(message=message, hint=hint)
+            )
+
+    def waiting(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
+        """Waiting jobs that are to be looked at now; also those whose time is more than ``horizon`` ahead, which a
+        clock that was ahead has set."""
+        due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now, jobs.c.not_before > now + horizon)
+        with self._database.read() as connection:
+            return _records(connection, _in_state(JobState.WAITING).where(due).order_by(jobs.c.queued_at, jobs.c.id))
+
+    def go_on_waiting(
+        self,
+        job_id: str,
+        until: datetime,
+        message: str,
+        *,
+        hint: str = "",
+        progress: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """When a waiting job is to be looked at next, and what it waits for; nothing happens to one that is over."""
+        told: dict[str, Any] = {"progress": progress, "arguments": arguments}
+        with self._database.write() as connection:
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING))
+                .values(
+                    not_before=until,
+                    message=message,
+                    hint=hint,
+                    **{name: dict(value) for name, value in told.items() if value is not None},
+                )
+            )
+
+    def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
+        """Running jobs whose ``owner`` is not alive.
+
+        ``is_alive`` says None of an owner that cannot be seen from here: then a heartbeat of the last five minutes
+        counts as life.
+        """
+        found = []
+        for job in self.list(state=JobState.RUNNING):
+            alive = is_alive(job.owner)
+            if alive is None:
+                seen = job.heartbeat_at or job.started_at
+                alive = seen is not None and now - seen < FRESH
+            if not alive:
+                found.append(job)
+        return tuple(found)
+
+    def _write(self, job_id: str, token: int, values: dict[str, Any]) -> JobRecord:
+        """Change a running job that is the caller's."""
+        with self._database.write() as connection:
+            changed = connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state == str(JobState.RUNNING))
+                .values(values)
+            ).rowcount
+            record = _one(connection, job_id)
+            if not changed:
+                raise _taken_over(record)
+            return record
+
+    def get(self, job_id: str) -> JobRecord:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _one(connection, job_id)
+
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        kind: str | None = None,
+        state: JobState | Collection[JobState] | None = None,
+        leg: str | None = None,
+        previous: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> tuple[JobRecord, ...]:
+        """Newest first. ``state``: one or several; ``since``: those queued then or later."""
+        states = {state} if isinstance(state, JobState) else state
+        query = select(jobs) if states is None else _in_state(*states)
+        for column, wanted in (
+            (jobs.c.server, server),
+            (jobs.c.kind, kind),
+            (jobs.c.leg, leg),
+            (jobs.c.previous, previous),
+        ):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        if since is not None:
+            query = query.where(jobs.c.queued_at >= since)
+        with self._database.read() as connection:
+            return _records(connection, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
+
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        kind: str | None = None,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[JobRecord]:
+        """One page of the list; ``servers`` None: of all, and of none; ``span``: when they were queued. Raises
+        UsageError for what is no cursor."""
+        query = span.of(page(select(jobs), jobs.c.queued_at, jobs.c.id, after, limit), jobs.c.queued_at)
+        if servers is not None:
+            query = query.where(jobs.c.server.in_(servers))
+        for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            return Listed.of(_records(connection, query), limit, lambda job: cursor_of(job.queued_at, job.id))
+
+    def prune(self, older_than: datetime) -> tuple[str, ...]:
+        """Remove jobs that were over before ``older_than``, and give their ids.
+
+        Of each server, kind and leg the last one stays, and the last that succeeded.
+        """
+        last = select(func.max(jobs.c.id)).group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
+        with self._database.write() as connection:
+            over = select(jobs.c.id).where(
+                jobs.c.state.not_in([str(state) for state in OPEN]),
+                func.coalesce(jobs.c.finished_at, jobs.c.queued_at) < older_than,
+                jobs.c.id.not_in(last),
+                jobs.c.id.not_in(last.where(jobs.c.state == str(JobState.SUCCEEDED))),
+            )
+            gone = tuple(connection.scalars(over))
+            for start in range(0, len(gone), 500):
+                connection.execute(delete(jobs).where(jobs.c.id.in_(gone[start : start + 500])))
+            return gone
+
+
+def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
+    """Record jobs, as ``Jobs.add`` does, within a transaction of the caller."""
+    if wrong := [record.state for record in records if record.state not in FIRST_STATES]:
+        raise ValueError(f"no job begins as {wrong[0]}")
+    if records:
+        connection.execute(insert(jobs), [_columns(record) for record in records])
+
+
+def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime) -> None:
+    """End queued jobs (id: why) as skipped, within a transaction of the caller. Raises RefusedError when one of them is
+    not queued any more."""
+    for job_id, reason in reasons.items():
+        if not connection.execute(
+            update(jobs)
+            .where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+            .values(state=str(JobState.SKIPPED), finished_at=now, message=reason, hint="")
+        ).rowcount:
+            raise RefusedError(f"job {job_id} does not wait any more")
+
+
+def _taken_over(record: JobRecord) -> RefusedError:
+    how = "it was taken over" if record.state is JobState.RUNNING else f"it is {record.state}"
+    return RefusedError(
+        f"job {record.id} is no longer this process's: {how}", hint=f"see: backupd jobs show {record.id}"
+    )
+
+
+def _move(job_id: str, state: JobState, token: int) -> Update:
+    """To ``state``, from any from which the table of moves allows it."""
+    sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
+    return (
+        update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state.in_(sources))
+        .values(state=str(state))
+    )
+
+
+def _in_state(*states: JobState) -> Select[Any]:
+    return select(jobs).where(jobs.c.state.in_([str(state) for state in states]))
+
+
+def _records(connection: Connection, query: Select[Any]) -> tuple[JobRecord, ...]:
+    return tuple(_record(row) for row in connection.execute(query).mappings())
+
+
+def _one(connection: Connection, job_id: str) -> JobRecord:
+    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
+    if row is None:
+        raise unknown("job", job_id, lists="jobs")
+    return _record(row)
+
+
+def _columns(record: JobRecord) -> dict[str, Any]:
+    columns = {column.name: getattr(record, column.name) for column in jobs.columns}
+    return {
+        **columns,
+        "state": str(record.state),
+        "arguments": dict(record.arguments),
+        "progress": dict(record.progress) if record.progress else None,
+        "phases": phases_json(record.phases),
+    }
+
+
+def _record(row: RowMapping) -> JobRecord:
+    return JobRecord(**{**row, "state": JobState(row["state"]), "phases": phases_from(row["phases"])})
+
+
+Key = tuple[str, str]
+"""Server and leg."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A leg since ``since``; every due time up to ``handled`` has its row among the jobs.
+
+    ``cadence`` is what was followed, in words of the caller; empty while the leg is in no configuration: then nothing
+    after ``handled`` has a row yet.
+    """
+
+    server: str
+    leg: str
+    cadence: str
+    since: datetime
+    handled: datetime
+
+    @property
+    def key(self) -> Key:
+        return self.server, self.leg
+
+
+class Schedules:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> dict[Key, Schedule]:
+        with self._database.read() as connection:
+            return _all(connection)
+
+    def settle(
+        self,
+        before: Mapping[Key, Schedule],
+        after: Sequence[Schedule],
+        *,
+        jobs: Sequence[JobRecord] = (),
+        events: Sequence[Event] = (),
+        skipped: Mapping[str, str] | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        """Write ``after``, ``jobs`` and ``events``, and end the queued jobs ``skipped`` (id: why) at ``now``, all or
+        nothing.
+
+        ``before``: the rows as the decision saw them. Raises RefusedError when one of those written has changed since:
+        then somebody else dealt with the same due times; or when one of ``skipped`` has just been started.
+        """
+        with self._database.write() as connection:
+            found = _all(connection)
+            changed = [row.key for row in after if found.get(row.key) != before.get(row.key)]
+            if changed:
+                raise RefusedError(
+                    f"{len(changed)} schedules were changed by another process",
+                    detail=", ".join("/".join(key) for key in changed[:10]),
+                    hint="is a second backupd service at work on this catalog?",
+                )
+            new = [row for row in after if row.key not in found]
+            old = [row for row in after if row.key in found]
+            if new:
+                connection.execute(
+                    insert(schedules),
+                    [
+                        {
+                            "server": row.server,
+                            "leg": row.leg,
+                            "cadence": row.cadence,
+                            "since": row.since,
+                            "handled": row.handled,
+                        }
+                        for row in new
+                    ],
+                )
+            if old:
+                connection.execute(
+                    _UPDATE,
+                    [
+                        {
+                            "at_server": row.server,
+                            "at_leg": row.leg,
+                            "cadence": row.cadence,
+                            "since": row.since,
+                            "handled": row.handled,
+                        }
+                        for row in old
+                    ],
+                )
+            if skipped and now is not None:
+                skip_jobs(connection, skipped, now)
+            insert_jobs(connection, jobs)
+            insert_events(connection, events)
+
+
+_UPDATE = update(schedules).where(schedules.c.server == bindparam("at_server"), schedules.c.leg == bindparam("at_leg"))
+
+
+def _all(connection: Connection) -> dict[Key, Schedule]:
+    return {(row.server, row.leg): Schedule(*row) for row in connection.execute(select(schedules))}
+
+
+class Holds:
+    """Every method is one transaction and raises CatalogError when the database fails. ``server`` ``*``: every one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def set(self, server: str, kind: HoldKind, reason: str, by: str, now: datetime) -> Hold:
+        """A new reason replaces an older one of the same kind."""
+        hold = Hold(server, HoldKind(kind), reason, by, now)
+        with self._database.write() as connection:
+            connection.execute(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind))))
+            connection.execute(insert(holds).values(server=server, kind=str(kind), reason=reason, set_by=by, since=now))
+        return hold
+
+    def release(self, server: str, kind: HoldKind) -> bool:
+        """Was there one? That of every server is only released under the name ``*``."""
+        with self._database.write() as connection:
+            found = connection.execute(delete(holds).where((holds.c.server == server) & (holds.c.kind == str(kind))))
+            return bool(found.rowcount)
+
+    def of(self, server: str, kind: HoldKind | None = None) -> tuple[Hold, ...]:
+        """Everything that concerns ``server``, its own before that of every server."""
+        found = [
+            hold
+            for hold in self.all()
+            if hold.server in (server, EVERY_SERVER) and (kind is None or hold.kind is HoldKind(kind))
+        ]
+        return tuple(sorted(found, key=lambda hold: (hold.server != server, hold.kind)))
+
+    def all(self) -> tuple[Hold, ...]:
+        with self._database.read() as connection:
+            rows = connection.execute(select(holds).order_by(holds.c.server, holds.c.kind)).mappings()
+            return tuple(_hold(row) for row in rows)
+
+
+def _hold(row: RowMapping) -> Hold:
+    return Hold(row["server"], HoldKind(row["kind"]), row["reason"], row["set_by"], row["since"])

@@ -1,0 +1,325 @@
+"""What is read of all servers at once, in a few statements however many servers there are: for whoever shows them at a
+glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import case, func, select
+
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.tables import (
+    backups,
+    binlog_branches,
+    binlog_confirmed,
+    binlog_gaps,
+    binlog_lags,
+    binlog_runs,
+    binlog_streams,
+    copies,
+    identities,
+    jobs,
+    messages,
+    proofs,
+)
+from backupd.catalog.jobs import OPEN
+from backupd.model.backup_record import BackupState
+from backupd.model.event import MessageState
+from backupd.model.job import JobState
+from backupd.model.proof import PROVED, RESTORED
+from backupd.model.server_facts import Verdict
+
+Marker = tuple[object, ...]
+"""As long as it is the same, the same backups, copies and binary logs of a server are there and count."""
+
+BAD_ENDS = frozenset({JobState.FAILED, JobState.ABANDONED, JobState.PARTIAL, JobState.MISSED})
+"""Of a last job: somebody should look."""
+NOT_COUNTED = frozenset({JobState.CANCELLED, JobState.SKIPPED})
+"""Ends that say nothing of whether a job of its kind works."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastTest:
+    """The newest test restore of a server, and when one found its data good and as new as it was asked for.
+    ``warnings`` and ``older``: None of one of before there were any."""
+
+    id: str
+    backup_id: str
+    outcome: str
+    finished_at: datetime
+    tables_compared: int
+    error: str
+    proved_at: datetime | None
+    warnings: Sequence[str] | None
+    older: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LastJob:
+    """The last one that ended of its server, kind and leg. ``succeeded_at``: when one of them last did what it
+    should."""
+
+    id: str
+    server: str
+    kind: str
+    leg: str
+    state: JobState
+    finished_at: datetime | None
+    message: str
+    hint: str
+    succeeded_at: datetime | None
+
+
+def is_in_trouble(job: LastJob, others: Iterable[LastJob]) -> bool:
+    """Did it end badly, with nothing since that makes up for it? What a person asked for is made up for by any later
+    success of its server and kind; a schedule by its own."""
+    if job.state not in BAD_ENDS or job.leg or job.finished_at is None:
+        return job.state in BAD_ENDS
+    return not any(
+        one.succeeded_at is not None and one.succeeded_at > job.finished_at
+        for one in others
+        if (one.server, one.kind) == (job.server, job.kind)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Of one destination: backups with a complete copy, and the bytes of all that lies there."""
+
+    backups: int = 0
+    bytes: int = 0
+
+
+class Glances:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def mark(self) -> tuple[int, int] | None:
+        """Changes with what anybody writes into the catalog; None where that cannot be seen without asking it."""
+        if not self._database.sqlite:
+            return None
+        try:
+            found = Path(f"{self._database.name}-wal").stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def markers(self) -> dict[str, Marker]:
+        """By server."""
+        whole = case((copies.c.state == str(BackupState.COMPLETE), 1), else_=0)
+        alive = case((backups.c.state == str(BackupState.COMPLETE), 1), else_=0)
+        looked = case((backups.c.missing.is_not(None), 1), else_=0)
+        doubted = case((backups.c.doubtful != "", 1), else_=0)
+        foreign = case((backups.c.foreign, 1), else_=0)
+        own = case((identities.c.verdict != str(Verdict.STRANGER), 1), else_=0)
+        queries = (
+            select(
+                backups.c.server,
+                func.count(),
+                func.max(backups.c.finished_at),
+                func.sum(alive),
+                func.sum(looked),
+                func.sum(doubted),
+                func.sum(foreign),
+            ).group_by(backups.c.server),
+            select(identities.c.server, func.count(), func.sum(own)).group_by(identities.c.server),
+            select(backups.c.server, func.count(), func.count(copies.c.verified_at), func.sum(whole))
+            .join(copies, copies.c.backup_id == backups.c.id)
+            .group_by(backups.c.server),
+            select(binlog_branches.c.server, func.count(), func.max(binlog_branches.c.noticed_at)).group_by(
+                binlog_branches.c.server
+            ),
+            select(binlog_branches.c.server, func.count())
+            .join(binlog_runs, binlog_runs.c.branch == binlog_branches.c.number)
+            .group_by(binlog_branches.c.server),
+            select(binlog_branches.c.server, func.count())
+            .join(binlog_confirmed, binlog_confirmed.c.branch == binlog_branches.c.number)
+            .group_by(binlog_branches.c.server),
+            select(binlog_gaps.c.server, func.count(), func.max(binlog_gaps.c.noticed_at)).group_by(
+                binlog_gaps.c.server
+            ),
+        )
+        found: dict[str, list[object]] = {}
+        with self._database.read() as connection:
+            for number, query in enumerate(queries):
+                for server, *values in connection.execute(query):
+                    found.setdefault(server, []).extend((number, *values))
+        return {server: tuple(values) for server, values in found.items()}
+
+    def confirmed(self) -> dict[str, dict[str, datetime]]:
+        """Of each server's present branch: until when, by destination, all that was committed is stored."""
+        query = (
+            select(
+                binlog_branches.c.server,
+                binlog_branches.c.noticed_at,
+                binlog_branches.c.id,
+                binlog_confirmed.c.destination,
+                func.max(binlog_confirmed.c.at),
+            )
+            .join(binlog_confirmed, binlog_confirmed.c.branch == binlog_branches.c.number)
+            .group_by(
+                binlog_branches.c.server,
+                binlog_branches.c.noticed_at,
+                binlog_branches.c.id,
+                binlog_confirmed.c.destination,
+            )
+            .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
+        )
+        present: dict[str, tuple[str, dict[str, datetime]]] = {}
+        with self._database.read() as connection:
+            for server, _noticed, branch, destination, at in connection.execute(query):
+                if server not in present or present[server][0] != branch:
+                    present[server] = (branch, {})
+                present[server][1][destination] = at
+        return {server: places for server, (_branch, places) in present.items()}
+
+    def streams(self) -> dict[str, tuple[Mapping[str, Any], datetime]]:
+        """What each stream said of itself last, and when."""
+        with self._database.read() as connection:
+            return {row.server: (row.status, row.updated_at) for row in connection.execute(select(binlog_streams))}
+
+    def lags(self, since: datetime) -> dict[tuple[str, str], float]:
+        """By server and destination: the most seconds that it was behind in any hour since then."""
+        begin = since.replace(minute=0, second=0, microsecond=0)
+        query = (
+            select(binlog_lags.c.server, binlog_lags.c.destination, func.max(binlog_lags.c.seconds))
+            .where(binlog_lags.c.hour >= begin)
+            .group_by(binlog_lags.c.server, binlog_lags.c.destination)
+        )
+        with self._database.read() as connection:
+            return {(server, place): worst for server, place, worst in connection.execute(query)}
+
+    def tests(self) -> dict[str, LastTest]:
+        """By server."""
+        newest = (
+            select(proofs.c.server, func.max(proofs.c.finished_at).label("at")).group_by(proofs.c.server).subquery()
+        )
+        good = (
+            select(proofs.c.server, func.max(proofs.c.finished_at).label("at"))
+            .where(proofs.c.outcome.in_([PROVED, RESTORED]) & proofs.c.older.is_not(True))
+            .group_by(proofs.c.server)
+            .subquery()
+        )
+        query = (
+            select(
+                proofs.c.server,
+                proofs.c.id,
+                proofs.c.backup_id,
+                proofs.c.outcome,
+                proofs.c.finished_at,
+                proofs.c.tables_compared,
+                proofs.c.error,
+                good.c.at,
+                proofs.c.warnings,
+                proofs.c.older,
+            )
+            .join(newest, (newest.c.server == proofs.c.server) & (newest.c.at == proofs.c.finished_at))
+            .outerjoin(good, good.c.server == proofs.c.server)
+            .order_by(proofs.c.id)
+        )
+        with self._database.read() as connection:
+            return {server: LastTest(*rest) for server, *rest in connection.execute(query)}
+
+    def last_jobs(self) -> tuple[LastJob, ...]:
+        """One for each server, kind and leg. Jobs that were cancelled, and runs that a rule skipped, do not count."""
+        ended = jobs.c.state.not_in([*map(str, OPEN), *map(str, NOT_COUNTED)])
+        last = select(func.max(jobs.c.id)).where(ended).group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
+        good = (
+            select(jobs.c.server, jobs.c.kind, jobs.c.leg, func.max(jobs.c.finished_at).label("at"))
+            .where(jobs.c.state == str(JobState.SUCCEEDED))
+            .group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
+            .subquery()
+        )
+        query = (
+            select(
+                jobs.c.id,
+                jobs.c.server,
+                jobs.c.kind,
+                jobs.c.leg,
+                jobs.c.state,
+                jobs.c.finished_at,
+                jobs.c.message,
+                jobs.c.hint,
+                good.c.at,
+            )
+            .outerjoin(
+                good, (good.c.server == jobs.c.server) & (good.c.kind == jobs.c.kind) & (good.c.leg == jobs.c.leg)
+            )
+            .where(jobs.c.id.in_(last))
+            .order_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
+        )
+        with self._database.read() as connection:
+            return tuple(
+                LastJob(
+                    row.id,
+                    row.server,
+                    row.kind,
+                    row.leg,
+                    JobState(row.state),
+                    row.finished_at,
+                    row.message,
+                    row.hint,
+                    row.at,
+                )
+                for row in connection.execute(query)
+            )
+
+    def ended_jobs(self, since: datetime) -> dict[tuple[str, str, str], int]:
+        """How many ended since then, by server, kind and state."""
+        query = (
+            select(jobs.c.server, jobs.c.kind, jobs.c.state, func.count())
+            .where(
+                func.coalesce(jobs.c.finished_at, jobs.c.queued_at) >= since,
+                jobs.c.state.not_in([str(state) for state in OPEN]),
+            )
+            .group_by(jobs.c.server, jobs.c.kind, jobs.c.state)
+        )
+        with self._database.read() as connection:
+            return {(server, kind, state): count for server, kind, state, count in connection.execute(query)}
+
+    def stock(self) -> dict[str, Stock]:
+        """By destination. Objects that several backups share are counted with the one that stored them first; where
+        that is gone, the largest that is left tells the least that must be there."""
+        by_server = (
+            select(
+                copies.c.destination,
+                backups.c.server,
+                func.count(),
+                func.sum(backups.c.bytes_new),
+                func.max(backups.c.bytes_stored),
+            )
+            .join(backups, backups.c.id == copies.c.backup_id)
+            .where(copies.c.state == str(BackupState.COMPLETE))
+            .group_by(copies.c.destination, backups.c.server)
+        )
+        logs = select(binlog_runs.c.destination, func.sum(binlog_runs.c.stored)).group_by(binlog_runs.c.destination)
+        found: dict[str, Stock] = {}
+        with self._database.read() as connection:
+            for place, _server, count, fresh, largest in connection.execute(by_server):
+                before = found.get(place, Stock())
+                found[place] = Stock(before.backups + count, before.bytes + max(int(fresh), int(largest)))
+            for place, stored in connection.execute(logs):
+                before = found.get(place, Stock())
+                found[place] = Stock(before.backups, before.bytes + int(stored))
+        return found
+
+    def messages(self) -> dict[MessageState, int]:
+        """How many there are in each state."""
+        query = select(messages.c.state, func.count()).group_by(messages.c.state)
+        with self._database.read() as connection:
+            found = {MessageState(state): count for state, count in connection.execute(query)}
+        return {state: found.get(state, 0) for state in MessageState}
+
+    def oldest_message(self) -> datetime | None:
+        """When the oldest one that still waits to be sent was made."""
+        with self._database.read() as connection:
+            oldest: datetime | None = connection.scalar(
+                select(func.min(messages.c.created_at)).where(messages.c.state == str(MessageState.QUEUED))
+            )
+        return oldest

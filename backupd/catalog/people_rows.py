@@ -1,0 +1,247 @@
+"""Rows of tokens: who may come in. A token's secret is nowhere; its digest is what finds it.
+
+Rows of sessions: who is logged in to the web page.
+
+Rows of key challenges: what was asked of whom, and when it was answered.
+
+Rows of requests with an Idempotency-Key: what was answered, so that asking again does nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.tables import challenges, requests, sessions, tokens
+from backupd.model.access import VALID_FOR, Challenge, Role, Session, Token
+from backupd.model.errors import RefusedError, unknown
+
+USED_EVERY = timedelta(minutes=5)
+"""How exactly the last use of a token is known: a write for each request would be too many."""
+
+
+class Tokens:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, token: Token) -> None:
+        """Raises RefusedError where one of its name still lets in: the audit tells who did what by that name."""
+        with self._database.write() as connection:
+            if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
+                connection.exec_driver_sql("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE")
+            for row in connection.execute(select(tokens).where(tokens.c.revoked_at.is_(None))).mappings():
+                other = _token(row)
+                if other.name.casefold() == token.name.casefold() and other.is_valid(token.created_at):
+                    raise RefusedError(
+                        f"there is a token {other.name!r} already: {other.id}",
+                        hint="revoke that one first, or give the new one another name: the audit shows it",
+                    )
+            connection.execute(
+                insert(tokens).values(
+                    id=token.id,
+                    name=token.name,
+                    role=str(token.role),
+                    digest=token.digest,
+                    servers=None if token.servers is None else sorted(token.servers),
+                    created_at=token.created_at,
+                    created_by=token.created_by,
+                    expires_at=token.expires_at,
+                    revoked_at=token.revoked_at,
+                    revoked_by=token.revoked_by,
+                    last_used_at=token.last_used_at,
+                )
+            )
+
+    def get(self, token_id: str) -> Token:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(tokens).where(tokens.c.id == token_id)).mappings().first()
+        if row is None:
+            raise unknown("token", token_id, lists="token list")
+        return _token(row)
+
+    def find(self, digest: str) -> Token | None:
+        """The one whose secret has this digest, whether it still counts or not."""
+        with self._database.read() as connection:
+            row = connection.execute(select(tokens).where(tokens.c.digest == digest)).mappings().first()
+        return None if row is None else _token(row)
+
+    def list(self) -> tuple[Token, ...]:
+        """Newest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id.desc()))
+            return tuple(_token(row) for row in rows.mappings())
+
+    def revoke(self, token_id: str, now: datetime, by: str) -> Token:
+        """It counts no more, nor do sessions that were begun with it. Revoking twice changes nothing. Raises
+        NotFoundError."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(tokens)
+                .where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
+                .values(revoked_at=now, revoked_by=by)
+            )
+            connection.execute(sessions.delete().where(sessions.c.token_id == token_id))
+        return self.get(token_id)
+
+    def used(self, token_id: str, now: datetime) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                update(tokens)
+                .where(
+                    tokens.c.id == token_id,
+                    or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < now - USED_EVERY),
+                )
+                .values(last_used_at=now)
+            )
+
+
+def _token(row: RowMapping) -> Token:
+    servers = row["servers"]
+    return Token(**{**row, "role": Role(row["role"]), "servers": None if servers is None else frozenset(servers)})
+
+
+class Sessions:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, session: Session) -> None:
+        """Those that have expired go."""
+        with self._database.write() as connection:
+            connection.execute(delete(sessions).where(sessions.c.expires_at <= session.created_at))
+            connection.execute(
+                insert(sessions).values(
+                    digest=session.digest,
+                    token_id=session.token_id,
+                    csrf=session.csrf,
+                    created_at=session.created_at,
+                    expires_at=session.expires_at,
+                    address=session.address,
+                )
+            )
+
+    def find(self, digest: str, now: datetime) -> Session | None:
+        """None when it has expired."""
+        with self._database.read() as connection:
+            row = connection.execute(select(sessions).where(sessions.c.digest == digest, sessions.c.expires_at > now))
+            found = row.mappings().first()
+        return None if found is None else Session(**found)
+
+    def remove(self, digest: str) -> None:
+        with self._database.write() as connection:
+            connection.execute(delete(sessions).where(sessions.c.digest == digest))
+
+
+class Challenges:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, challenge: Challenge) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                insert(challenges).values(
+                    id=challenge.id,
+                    fingerprint=challenge.fingerprint,
+                    name=challenge.name,
+                    issued_at=challenge.issued_at,
+                    digest=challenge.digest,
+                    answered_at=challenge.answered_at,
+                    answered_by=challenge.answered_by,
+                )
+            )
+
+    def get(self, challenge_id: str) -> Challenge:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(challenges).where(challenges.c.id == challenge_id)).mappings().first()
+        if row is None:
+            raise unknown("challenge", challenge_id, lists="keys", what="the open ones")
+        return _challenge(row)
+
+    def list(self, fingerprint: str | None = None) -> tuple[Challenge, ...]:
+        """Newest first."""
+        query = select(challenges).order_by(challenges.c.issued_at.desc(), challenges.c.id.desc())
+        if fingerprint is not None:
+            query = query.where(challenges.c.fingerprint == fingerprint)
+        with self._database.read() as connection:
+            return tuple(_challenge(row) for row in connection.execute(query).mappings())
+
+    def answer(self, challenge_id: str, now: datetime, by: str) -> None:
+        """Raises RefusedError when it is answered already (of two answers the first one counts), or has lapsed."""
+        with self._database.write() as connection:
+            done = connection.execute(
+                update(challenges)
+                .where(
+                    challenges.c.id == challenge_id,
+                    challenges.c.answered_at.is_(None),
+                    challenges.c.issued_at >= now - VALID_FOR,
+                )
+                .values(answered_at=now, answered_by=by)
+            )
+            if not done.rowcount:
+                raise RefusedError(
+                    f"the challenge {challenge_id} is answered already, or older than {VALID_FOR.days} days",
+                    hint="`backupd keys` lists the open ones",
+                )
+
+
+def _challenge(row: RowMapping) -> Challenge:
+    return Challenge(**row)
+
+
+REMEMBERED = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An earlier request. ``digest``: of all that it asked; ``status`` None: it is still being worked on."""
+
+    digest: str
+    at: datetime
+    status: int | None
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Requests:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, actor: str, key: str, digest: str, now: datetime) -> Asked | None:
+        """Note that this is being worked on; or give the request that had the same key within the last day."""
+        same = (requests.c.actor == actor) & (requests.c.key == key)
+        with self._database.write() as connection:
+            if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
+                connection.exec_driver_sql("LOCK TABLE requests IN EXCLUSIVE MODE")
+            connection.execute(delete(requests).where(requests.c.at < now - REMEMBERED))
+            row = connection.execute(select(requests).where(same)).mappings().first()
+            if row is not None:
+                return Asked(row["digest"], row["at"], row["status"], row["headers"] or {}, row["body"] or b"")
+            connection.execute(insert(requests).values(actor=actor, key=key, digest=digest, at=now))
+        return None
+
+    def finish(self, actor: str, key: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                update(requests)
+                .where(requests.c.actor == actor, requests.c.key == key)
+                .values(status=status, headers=dict(headers), body=body)
+            )
+
+    def forget(self, actor: str, key: str) -> None:
+        """It came to nothing: the same key may be tried again."""
+        with self._database.write() as connection:
+            connection.execute(delete(requests).where(requests.c.actor == actor, requests.c.key == key))

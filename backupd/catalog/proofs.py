@@ -1,0 +1,240 @@
+"""Rows of proofs: one for each test restore, good or bad. They outlive the backups that they proved.
+
+Rows of witnesses: what the source's tables looked like at a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from sqlalchemy import Select, delete, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.backup_rows import position_columns
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.base.tables import phases_from, phases_json, proofs, witnesses
+from backupd.model.errors import NotFoundError
+from backupd.model.proof import WITHDRAWN, Check, Proof, Witness
+from backupd.model.server_facts import Position
+
+
+class Proofs:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, proof: Proof) -> None:
+        """Record a proof; one of the same id is replaced."""
+        with self._database.write() as connection:
+            connection.execute(delete(proofs).where(proofs.c.id == proof.id))
+            connection.execute(
+                insert(proofs).values(
+                    id=proof.id,
+                    server=proof.server,
+                    backup_id=proof.backup_id,
+                    target=proof.target,
+                    outcome=proof.outcome,
+                    started_at=proof.started_at,
+                    finished_at=proof.finished_at,
+                    phases=phases_json(proof.phases),
+                    checks=[check.as_json() for check in proof.checks],
+                    tables_compared=proof.tables_compared,
+                    error=proof.error,
+                    warnings=list(proof.warnings),
+                    older=proof.older,
+                    tables_present=proof.tables_present,
+                    not_looked_at=proof.not_looked_at,
+                    withdrawn=proof.withdrawn,
+                )
+            )
+
+    def withdraw(self, proof_id: str, why: str) -> None:
+        """It does not count any more. Quiet when it is gone."""
+        with self._database.write() as connection:
+            connection.execute(update(proofs).where(proofs.c.id == proof_id).values(outcome=WITHDRAWN, withdrawn=why))
+
+    def get(self, proof_id: str) -> Proof:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(proofs).where(proofs.c.id == proof_id)).mappings().first()
+        if row is None:
+            raise NotFoundError(f"there is no proof {proof_id}")
+        return _proof(row)
+
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        backup_id: str | None = None,
+        outcome: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Proof, ...]:
+        """Newest first."""
+        query = select(proofs).order_by(proofs.c.finished_at.desc(), proofs.c.id.desc()).limit(limit)
+        for column, wanted in ((proofs.c.server, server), (proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with self._database.read() as connection:
+            return tuple(_proof(row) for row in connection.execute(query).mappings())
+
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        backup_id: str | None = None,
+        outcome: str | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[Proof]:
+        """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
+        is no cursor."""
+        query = span.of(page(select(proofs), proofs.c.finished_at, proofs.c.id, after, limit), proofs.c.finished_at)
+        if servers is not None:
+            query = query.where(proofs.c.server.in_(servers))
+        for column, wanted in ((proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with self._database.read() as connection:
+            found = [_proof(row) for row in connection.execute(query).mappings()]
+        return Listed.of(found, limit, lambda proof: cursor_of(proof.finished_at, proof.id))
+
+    def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
+        return next(iter(self.list(server, outcome=outcome, limit=1)), None)
+
+
+def _proof(row: RowMapping) -> Proof:
+    return Proof(
+        id=row["id"],
+        server=row["server"],
+        backup_id=row["backup_id"],
+        target=row["target"],
+        outcome=row["outcome"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        phases=phases_from(row["phases"]),
+        checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in row["checks"]),
+        tables_compared=row["tables_compared"],
+        error=row["error"],
+        warnings=tuple(row["warnings"] or ()),
+        older=bool(row["older"]),
+        tables_present=row["tables_present"],
+        not_looked_at=row["not_looked_at"],
+        withdrawn=row["withdrawn"],
+    )
+
+
+class Witnesses:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, witness_id: str, witness: Witness, *, backup_id: str | None = None) -> None:
+        """Record a witness; ``backup_id`` when it was read in the very moment of that backup. Same id: replaced."""
+        with self._database.write() as connection:
+            connection.execute(delete(witnesses).where(witnesses.c.id == witness_id))
+            connection.execute(
+                insert(witnesses).values(
+                    id=witness_id,
+                    server=witness.server,
+                    backup_id=backup_id,
+                    taken_at=witness.taken_at,
+                    **position_columns(witness.position),
+                    seconds=witness.seconds,
+                    # as_json rounds the seconds for readers; what is kept is exact
+                    payload={**witness.as_json(), "seconds": witness.seconds},
+                )
+            )
+
+    def get(self, witness_id: str) -> Witness:
+        """Raises NotFoundError."""
+        found = self._first(_newest().where(witnesses.c.id == witness_id))
+        if found is None:
+            raise NotFoundError(f"there is no witness {witness_id}")
+        return found
+
+    def latest(self, server: str) -> Witness | None:
+        return self._first(_newest().where(witnesses.c.server == server))
+
+    def of_backup(self, backup_id: str) -> Witness | None:
+        """The witness that was read in the moment of this backup."""
+        return self._first(_newest().where(witnesses.c.backup_id == backup_id))
+
+    def at_position(self, server: str, position: Position) -> Witness | None:
+        """The newest witness of exactly this place in the binary log.
+
+        File and offset decide where the server writes a binary log. Without one (empty file) the GTID does, and
+        with neither nothing can be said: None.
+        """
+        query = _newest().where(witnesses.c.server == server)
+        if position.file:
+            return self._first(
+                query.where(witnesses.c.position_file == position.file, witnesses.c.position_pos == position.pos)
+            )
+        if position.gtid:
+            return self._first(query.where(witnesses.c.position_gtid == position.gtid))
+        return None
+
+    def between(
+        self,
+        server: str,
+        since: datetime,
+        until: datetime,
+        *,
+        limit: int | None = None,
+    ) -> tuple[Witness, ...]:
+        """Those that were taken from ``since`` to ``until``, both included, newest first; with backups or not."""
+        query = (
+            _newest()
+            .where(witnesses.c.server == server, witnesses.c.taken_at >= since, witnesses.c.taken_at <= until)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            payloads: list[object] = [row[0] for row in connection.execute(query)]
+        return tuple(Witness.from_json(payload) for payload in payloads if isinstance(payload, dict))
+
+    def ids(self, server: str) -> tuple[str, ...]:
+        """Of all that are known, oldest first."""
+        with self._database.read() as connection:
+            return tuple(
+                connection.scalars(
+                    select(witnesses.c.id)
+                    .where(witnesses.c.server == server)
+                    .order_by(witnesses.c.taken_at, witnesses.c.id)
+                )
+            )
+
+    def backup_of(self, witness_id: str) -> str | None:
+        """The backup in whose very moment it was read. Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(witnesses.c.backup_id).where(witnesses.c.id == witness_id)).first()
+        if row is None:
+            raise NotFoundError(f"there is no witness {witness_id}")
+        return row[0] if row[0] is None else str(row[0])
+
+    def forget_before(self, server: str, moment: datetime) -> None:
+        """Remove those of no backup that are older."""
+        with self._database.write() as connection:
+            connection.execute(
+                delete(witnesses).where(
+                    witnesses.c.server == server, witnesses.c.backup_id.is_(None), witnesses.c.taken_at < moment
+                )
+            )
+
+    def forget(self, backup_id: str) -> None:
+        """Remove the witnesses of a backup that is gone."""
+        with self._database.write() as connection:
+            connection.execute(delete(witnesses).where(witnesses.c.backup_id == backup_id))
+
+    def _first(self, query: Select[tuple[object]]) -> Witness | None:
+        with self._database.read() as connection:
+            payload = connection.execute(query.limit(1)).scalar()
+        return Witness.from_json(payload) if isinstance(payload, dict) else None
+
+
+def _newest() -> Select[tuple[object]]:
+    return select(witnesses.c.payload).order_by(witnesses.c.taken_at.desc(), witnesses.c.id.desc())

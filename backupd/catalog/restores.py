@@ -1,0 +1,459 @@
+"""Rows of restores. A failed or abandoned one can run again: what it fetched is still in its staging folder.
+
+Rows of plans: what a restore would do, as somebody was shown it, to be started by its id for a while.
+
+How fast each phase went lately: the ground under a plan's estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, delete, exists, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.base.database import Database
+from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.base.tables import jobs, phases_from, phases_json, plans, proofs, restores
+from backupd.catalog.jobs import OPEN, insert_jobs
+from backupd.model.errors import BusyError, NotFoundError, RefusedError
+from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
+from backupd.model.proof import Phase
+from backupd.model.text import format_time
+
+
+class Restores:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, record: RestoreRecord) -> None:
+        """Record a restore that begins now. Raises RefusedError for an id that exists."""
+        with self._database.write() as connection:
+            _insert(connection, record)
+
+    def queue(self, record: RestoreRecord, job: JobRecord) -> RestoreRecord:
+        """A restore that waits for ``job``, both recorded or neither: a new one, or one that is over and is gone on
+        with. Raises BusyError where another one into the same place waits or runs."""
+        with self._database.write() as connection:
+            busy = connection.scalar(
+                select(restores.c.id)
+                .where(
+                    restores.c.server == record.server,
+                    restores.c.datadir == record.datadir,
+                    restores.c.state.in_(_OPEN),
+                )
+                .limit(1)
+            )
+            if busy is not None:
+                raise BusyError(
+                    f"restore {busy} into {record.datadir} waits or runs already",
+                    hint="follow that one, or cancel its job first",
+                )
+            if connection.scalar(select(exists().where(restores.c.id == record.id))):
+                _move(
+                    connection,
+                    record.id,
+                    JobState.QUEUED,
+                    finished_at=None,
+                    error="",
+                    owner="",
+                    job_id=job.id,
+                    target=record.target,
+                    backup_id=record.backup_id,
+                    request=_plain(record.request),
+                )
+            else:
+                _insert(connection, record)
+            insert_jobs(connection, [job])
+            return _one(connection, record.id)
+
+    def requeue(self, restore_id: str, job_id: str) -> RestoreRecord:
+        """One that is over waits for another job. Raises RefusedError from any other state, NotFoundError."""
+        with self._database.write() as connection:
+            return _move(connection, restore_id, JobState.QUEUED, finished_at=None, error="", owner="", job_id=job_id)
+
+    def take_up(self, restore_id: str, job_id: str, owner: str) -> RestoreRecord:
+        """One that waits, or that is over without having succeeded, runs as ``job_id``. Its phases stay. Raises
+        RefusedError from any other state, NotFoundError."""
+        with self._database.write() as connection:
+            return _move(
+                connection, restore_id, JobState.RUNNING, finished_at=None, error="", owner=owner, job_id=job_id
+            )
+
+    def keep_outcome(self, restore_id: str, outcome: Mapping[str, Any]) -> None:
+        """What it came to, with what was asked for. Raises NotFoundError."""
+        with self._database.write() as connection:
+            record = _one(connection, restore_id)
+            connection.execute(
+                update(restores)
+                .where(restores.c.id == restore_id)
+                .values(request={**(record.request or {}), "outcome": dict(outcome)})
+            )
+
+    def settle(self, now: datetime) -> tuple[RestoreRecord, ...]:
+        """End what waits for, or runs as, a job that is over, as that ended; gives those."""
+        query = (
+            select(restores.c.id, jobs.c.state, jobs.c.message)
+            .select_from(restores.outerjoin(jobs, restores.c.job_id == jobs.c.id))
+            .where(
+                restores.c.state.in_(_OPEN),
+                restores.c.job_id != "",
+                jobs.c.state.is_(None) | jobs.c.state.not_in([str(state) for state in OPEN]),
+            )
+        )
+        with self._database.read() as connection:
+            over = connection.execute(query).all()
+        ended = []
+        for restore_id, state, message in over:
+            as_it_ended = {str(one): one for one in (JobState.CANCELLED, JobState.FAILED)}
+            try:
+                ended.append(
+                    self.finish(
+                        restore_id,
+                        as_it_ended.get(state, JobState.ABANDONED),
+                        now,
+                        error=message or "its job is over, and said nothing of it",
+                    )
+                )
+            except RefusedError:
+                continue  # another process was faster
+        return tuple(ended)
+
+    def phase_done(self, restore_id: str, phase: Phase) -> RestoreRecord:
+        """Append a finished phase to a running restore; one of the same name is replaced (it ran again).
+
+        Raises RefusedError when the restore is not running, NotFoundError.
+        """
+        with self._database.write() as connection:
+            record = _one(connection, restore_id)
+            if record.state is not JobState.RUNNING:
+                raise RefusedError(f"restore {restore_id} is {record.state}, not running")
+            phases = [done for done in record.phases if done.name != phase.name] + [phase]
+            connection.execute(update(restores).where(restores.c.id == restore_id).values(phases=phases_json(phases)))
+            return _one(connection, restore_id)
+
+    def finish(
+        self, restore_id: str, state: JobState, now: datetime, *, error: str = "", phases: Sequence[Phase] | None = None
+    ) -> RestoreRecord:
+        """End a running restore; ``phases`` None keeps those recorded on the way.
+
+        Raises RefusedError when it is over, NotFoundError.
+        """
+        with self._database.write() as connection:
+            return _move(
+                connection,
+                restore_id,
+                state,
+                finished_at=now,
+                error=error,
+                **({} if phases is None else {"phases": phases_json(phases)}),
+            )
+
+    def get(self, restore_id: str) -> RestoreRecord:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _one(connection, restore_id)
+
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        state: JobState | None = None,
+        datadir: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[RestoreRecord, ...]:
+        """Newest first."""
+        query = select(restores).order_by(restores.c.started_at.desc(), restores.c.id.desc()).limit(limit)
+        for column, wanted in ((restores.c.server, server), (restores.c.state, state), (restores.c.datadir, datadir)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def page(
+        self,
+        servers: Collection[str] | None = None,
+        *,
+        state: JobState | None = None,
+        span: Span = EVER,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Listed[RestoreRecord]:
+        """One page of the list; ``servers`` None: of all; ``span``: when they were begun. Raises UsageError for what is
+        no cursor."""
+        query = span.of(
+            page(select(restores), restores.c.started_at, restores.c.id, after, limit), restores.c.started_at
+        )
+        if servers is not None:
+            query = query.where(restores.c.server.in_(servers))
+        if state is not None:
+            query = query.where(restores.c.state == str(state))
+        with self._database.read() as connection:
+            found = [_record(row) for row in connection.execute(query).mappings()]
+        return Listed.of(found, limit, lambda record: cursor_of(record.started_at, record.id))
+
+    def abandon_dead(self, is_alive: Callable[[str], bool], now: datetime) -> tuple[RestoreRecord, ...]:
+        """End as abandoned every running restore whose ``owner`` is not alive; gives those."""
+        ended = []
+        for record in self.list(state=JobState.RUNNING):
+            if is_alive(record.owner):
+                continue
+            try:
+                ended.append(
+                    self.finish(record.id, JobState.ABANDONED, now, error="the process that ran this restore is gone")
+                )
+            except RefusedError:
+                continue  # it ended by itself, or another process abandoned it, since we looked
+        return tuple(ended)
+
+
+_OPEN = (str(JobState.QUEUED), str(JobState.RUNNING))
+
+
+def _insert(connection: Connection, record: RestoreRecord) -> None:
+    if connection.scalar(select(exists().where(restores.c.id == record.id))):
+        raise RefusedError(f"restore {record.id} is in the catalog already")
+    connection.execute(
+        insert(restores).values(
+            id=record.id,
+            server=record.server,
+            backup_id=record.backup_id,
+            target=record.target,
+            datadir=record.datadir,
+            state=str(record.state),
+            started_at=record.started_at,
+            finished_at=record.finished_at,
+            phases=phases_json(record.phases),
+            error=record.error,
+            owner=record.owner,
+            job_id=record.job_id,
+            request=_plain(record.request),
+        )
+    )
+
+
+def _plain(request: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return dict(request) if request else None
+
+
+def _move(connection: Connection, restore_id: str, state: JobState, **values: object) -> RestoreRecord:
+    sources = [str(source) for source, moves in RESTORE_MOVES.items() if state in moves]
+    changed = connection.execute(
+        update(restores)
+        .where(restores.c.id == restore_id, restores.c.state.in_(sources))
+        .values(state=str(state), **values)
+    ).rowcount
+    record = _one(connection, restore_id)
+    if not changed:
+        raise RefusedError(f"restore {restore_id} is {record.state}, it cannot become {state}")
+    return record
+
+
+def _one(connection: Connection, restore_id: str) -> RestoreRecord:
+    row = connection.execute(select(restores).where(restores.c.id == restore_id)).mappings().first()
+    if row is None:
+        raise NotFoundError(f"there is no restore {restore_id}")
+    return _record(row)
+
+
+def _record(row: RowMapping) -> RestoreRecord:
+    return RestoreRecord(
+        id=row["id"],
+        server=row["server"],
+        backup_id=row["backup_id"],
+        target=row["target"],
+        datadir=row["datadir"],
+        state=JobState(row["state"]),
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        phases=phases_from(row["phases"]),
+        error=row["error"],
+        owner=row["owner"],
+        job_id=row["job_id"],
+        request=row["request"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """``request``: what was asked for, and ``document``: the plan for that, both as JSON."""
+
+    id: str
+    server: str
+    made_at: datetime
+    made_by: str
+    expires_at: datetime
+    request: Mapping[str, Any]
+    document: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.document,
+            "id": self.id,
+            "server": self.server,
+            "made_at": format_time(self.made_at),
+            "made_by": self.made_by,
+            "expires_at": format_time(self.expires_at),
+            "request": dict(self.request),
+        }
+
+
+class Plans:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, plan: StoredPlan, now: datetime) -> None:
+        """Those that have expired go."""
+        with self._database.write() as connection:
+            connection.execute(delete(plans).where(plans.c.expires_at <= now))
+            connection.execute(
+                insert(plans).values(
+                    id=plan.id,
+                    server=plan.server,
+                    made_at=plan.made_at,
+                    made_by=plan.made_by,
+                    expires_at=plan.expires_at,
+                    request=dict(plan.request),
+                    document=dict(plan.document),
+                )
+            )
+
+    def get(self, plan_id: str, now: datetime) -> StoredPlan:
+        """Raises NotFoundError, also for one that has expired."""
+        with self._database.read() as connection:
+            row = (
+                connection.execute(select(plans).where(plans.c.id == plan_id, plans.c.expires_at > now))
+                .mappings()
+                .first()
+            )
+        if row is None:
+            raise NotFoundError(
+                f"there is no plan {plan_id[:80]}, or it has expired", hint="make the plan again, and start that one"
+            )
+        return StoredPlan(**row)
+
+
+SAMPLES = 20
+"""Runs of each sort that are looked at, newest first: old hardware should be forgotten."""
+
+OF_TABLES = ("extracted", "loaded", "handed_over")
+_WHOLE = "/%"
+"""Restores of whole servers have the path of a data directory; those of tables tell which ones, and where to."""
+_TELLING = 4 * 1024 * 1024
+"""Bytes of rows from which on a speed means something: below, it is the time that starting takes."""
+_SHORTEST = 0.001
+"""Seconds below which a phase says nothing about speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What is known of one phase.
+
+    ``bytes_per_second``: the median over runs that moved bytes, None when none did. ``seconds``: the median
+    duration. ``samples``: runs counted. ``server``: whose runs they are, None when the server has none of its own
+    and those of all servers were taken. ``start``, of ``rolled_forward``: the median duration of runs that replayed
+    next to nothing, which is what the applier takes to begin; the speed is that of the others, without it. None: no
+    such run.
+    """
+
+    phase: str
+    bytes_per_second: float | None
+    seconds: float
+    samples: int
+    server: str | None
+    start: float | None = None
+
+    def estimate(self, size: int) -> float:
+        """Seconds that this phase takes for ``size`` bytes; without a rate, its median duration."""
+        return size / self.bytes_per_second if self.bytes_per_second else self.seconds
+
+
+class Rates:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, server: str) -> Mapping[str, Rate]:
+        """Rates by phase name, from the server's own successful runs; phases it never ran, from all servers' runs."""
+        return {**rates(self._phases(None), None), **rates(self._phases(server), server)}
+
+    def of_tables(self, server: str) -> Mapping[str, Rate]:
+        """Rates of what only restores of tables do (``OF_TABLES``), likewise. Their other phases work on next to
+        nothing and say nothing about a whole server."""
+        of_tables = and_(restores.c.state == str(JobState.SUCCEEDED), restores.c.datadir.not_like(_WHOLE))
+        found = {}
+        for whose in (None, server):
+            phases = [
+                phase
+                for phase in self._recent(restores, of_tables, whose)
+                if phase.name in OF_TABLES and phase.bytes >= _TELLING
+            ]
+            found.update(rates(phases, whose))
+        return found
+
+    def _phases(self, server: str | None) -> list[Phase]:
+        succeeded = str(JobState.SUCCEEDED)
+        found: list[Phase] = []
+        # A failed test restore still fetched and prepared at a true speed only up to its failing phase, whose time
+        # means nothing; so only good ends count.
+        for table, state, values in (
+            (jobs, jobs.c.state, (succeeded, str(JobState.PARTIAL))),
+            (proofs, proofs.c.outcome, ("proved", "restored")),
+        ):
+            found.extend(self._recent(table, state.in_(values), server))
+        whole = and_(restores.c.state == succeeded, restores.c.datadir.like(_WHOLE))
+        return [*found, *self._recent(restores, whole, server)]
+
+    def _recent(self, table: Table, good: Any, server: str | None) -> Iterable[Phase]:
+        query = select(table.c.phases).where(good).order_by(table.c.finished_at.desc()).limit(SAMPLES)
+        if server is not None:
+            query = query.where(table.c.server == server)
+        with self._database.read() as connection:
+            return [phase for column in connection.execute(query).scalars() for phase in phases_from(column)]
+
+
+def rates(phases: Iterable[Phase], server: str | None) -> dict[str, Rate]:
+    """Medians by phase name."""
+    grouped: dict[str, list[Phase]] = {}
+    for phase in phases:
+        grouped.setdefault(phase.name, []).append(phase)
+    found = {}
+    for name, group in grouped.items():
+        if name == "rolled_forward":
+            found[name] = _replay_rate(group, server)
+            continue
+        speeds = [phase.bytes / phase.seconds for phase in group if phase.bytes > 0 and phase.seconds >= _SHORTEST]
+        found[name] = Rate(
+            phase=name,
+            bytes_per_second=median(speeds) if speeds else None,
+            seconds=median(phase.seconds for phase in group),
+            samples=len(group),
+            server=server,
+        )
+    return found
+
+
+def _replay_rate(group: Sequence[Phase], server: str | None) -> Rate:
+    """How fast the applier starts is no speed, and what it takes with little to do is no time that grows."""
+    little = [phase.seconds for phase in group if phase.bytes < _TELLING]
+    start = median(little) if little else None
+    speeds = [
+        phase.bytes / max(phase.seconds - (start or 0.0), _SHORTEST) for phase in group if phase.bytes >= _TELLING
+    ]
+    return Rate(
+        phase="rolled_forward",
+        bytes_per_second=median(speeds) if speeds else None,
+        seconds=median(phase.seconds for phase in group),
+        samples=len(group),
+        server=server,
+        start=start,
+    )

@@ -1,0 +1,167 @@
+"""A backup as the catalog and every interface show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from backupd.model.manifest import Stats
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
+
+
+class BackupKind(StrEnum):
+    PHYSICAL_FULL = "physical-full"
+    PHYSICAL_INCREMENTAL = "physical-incremental"
+    LOGICAL = "logical"
+
+
+class BackupState(StrEnum):
+    """Only committed backups have a row, so: usable, found damaged, or on its way out."""
+
+    COMPLETE = "complete"
+    DAMAGED = "damaged"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One destination's copy of a backup. ``state``: complete, damaged, or deleted (marked there, not yet swept)."""
+
+    destination: str
+    state: str
+    stored_at: datetime
+    verified_at: datetime | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            "state": self.state,
+            "stored_at": format_time(self.stored_at),
+            "verified_at": format_time(self.verified_at) if self.verified_at else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BackupRecord:
+    """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes.
+
+    ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
+    parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due. Of a
+    logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped; of a
+    physical one: how many its tool leaves out that the policy puts into no logical one either.
+    ``manifest``: SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody
+    found at a destination. ``protected``: are there as many verified copies as the policy wants? No row of the catalog
+    says so: whoever shows the record fills it in. ``apart``: it is of another server, which answered under this name
+    and which nobody has accepted, so no rule, no proof and no target but its own id means it. ``missing``: of a
+    physical backup, tables (as ``TableName.shown``) of which a file that they need is not in it; None where nobody
+    looked. ``doubtful``: why nobody should count on a restore of it, or of what builds on it, before a test restore has
+    shown that it works; empty as a rule. ``found``: SHA-256 of the manifest as it was found at a destination, of a
+    backup that no run of this catalog made. ``foreign``: nothing shows that this installation took it and nobody has
+    adopted it, so no rule, no proof and no target but its own id means it, and nothing removes it.
+    """
+
+    id: str
+    server: str
+    kind: BackupKind
+    state: BackupState
+    parent: str | None
+    started_at: datetime
+    finished_at: datetime
+    stats: Stats
+    position: Position
+    flavour: str
+    server_version: str
+    tool_version: str
+    pinned: bool = False
+    warnings: tuple[str, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    from_lsn: int = 0
+    to_lsn: int = 0
+    server_uuid: str = ""
+    reason: str = ""
+    table_set: str = ""
+    tables_missing: int = 0
+    manifest: str = ""
+    protected: bool = False
+    apart: bool = False
+    missing: tuple[str, ...] | None = None
+    doubtful: str = ""
+    found: str = ""
+    foreign: bool = False
+
+    @property
+    def not_dumped(self) -> int:
+        """Tables that another backup may well have. What a physical tool leaves out is in no other one, either."""
+        return self.tables_missing if self.kind is BackupKind.LOGICAL else len(self.missing or ())
+
+    @property
+    def is_partial(self) -> bool:
+        """Does it lack tables that others of its kind have?"""
+        return self.not_dumped > 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "server": self.server,
+            "kind": str(self.kind),
+            "state": str(self.state),
+            "parent": self.parent,
+            "started_at": format_time(self.started_at),
+            "finished_at": format_time(self.finished_at),
+            "bytes_source": self.stats.bytes_source,
+            "bytes_stored": self.stats.bytes_stored,
+            "bytes_new": self.stats.bytes_new,
+            "files": self.stats.files,
+            "files_linked": self.stats.files_linked,
+            "position": self.position.as_json(),
+            "flavour": self.flavour,
+            "server_version": self.server_version,
+            "tool_version": self.tool_version,
+            "pinned": self.pinned,
+            "warnings": list(self.warnings),
+            "from_lsn": self.from_lsn,
+            "to_lsn": self.to_lsn,
+            "reason": self.reason,
+            "set": self.table_set,
+            "tables_missing": self.tables_missing,
+            "partial": self.is_partial,
+            "missing": list(self.missing or ()),
+            "doubtful": self.doubtful,
+            "protected": self.protected,
+            "apart": self.apart,
+            "foreign": self.foreign,
+            "copies": [copy.as_json() for copy in self.copies],
+        }
+
+
+def partial_words(backup_id: str, names: Iterable[str]) -> str:
+    """What a plan, and the restore that follows it, say of a physical backup without these tables."""
+    listed = sorted(names)
+    return f"{backup_id} is partial: {len(listed)} tables are not in it and do not come back: {', '.join(listed)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BackupDetail:
+    """A backup's record with what its manifest adds: how many objects, for which keys, whether what it tells in the
+    clear is bound to what is sealed, and the SHA-256 of its runbook."""
+
+    record: BackupRecord
+    objects: int
+    recipients: Sequence[str]
+    codec: str
+    bound: bool = True
+    runbook_sha256: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.record.as_json(),
+            "objects": self.objects,
+            "recipients": list(self.recipients),
+            "codec": self.codec,
+            "bound": self.bound,
+            "runbook_sha256": self.runbook_sha256,
+        }

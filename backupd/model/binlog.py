@@ -1,0 +1,380 @@
+"""Binary logs as values: transactions, segments, runs of segments, branches of a server's history."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from backupd.model.gtid import plus
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time, parse_time
+
+INDEX_FORMAT = "backupd-index/1"
+MAGIC = b"\xfebin"
+FIRST_EVENT = len(MAGIC)
+"""Where the first event of a binary log starts."""
+
+
+_LOG_NAME = re.compile(r"[^-./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*\.[0-9]{6,10}")
+_LONGEST_NAME = 255
+
+
+def is_log_name(name: str) -> bool:
+    """Could a server's binary log be called so? No path, no option, nothing hidden: ``binlog.000042``."""
+    return _LOG_NAME.fullmatch(name) is not None and len(name.encode("utf-8", "surrogateescape")) <= _LONGEST_NAME
+
+
+class ChangeKind(StrEnum):
+    """What a transaction does to a table."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    CREATE = "create"
+    ALTER = "alter"
+    DROP = "drop"
+    TRUNCATE = "truncate"
+    RENAME = "rename"
+    OTHER = "other"
+    """Any other statement: accounts, routines, events, or data changed by a statement that is not understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """``rows``: how many row images, 0 for statements. ``name`` is empty for what concerns a schema or none."""
+
+    schema: str
+    name: str
+    kind: ChangeKind
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One transaction (or one statement that commits by itself) of a binary log, as the index keeps it.
+
+    It lies in ``[start, end)`` of its file, in bytes. ``gtid``: empty where the server gave none. ``at``: when it
+    committed, as well as the log tells: to the microsecond with ``precise``, else the second of its last event.
+    ``state``: "" as a rule, ``prepared``, ``committed`` or ``rolled back`` for the parts of an XA transaction, which
+    ``xid`` names. ``statement``: the text of what is not a row event, without secrets, shortened to 1,024 characters;
+    of what defines a table, a view or a trigger up to 64 KiB, since all that it names is of interest (indexes of
+    before: 1,024 of that, too; ``engine.binlogchanges.is_cut`` tells which are not whole).
+    """
+
+    gtid: str
+    start: int
+    end: int
+    at: datetime
+    precise: bool
+    server_id: int
+    changes: tuple[Change, ...] = ()
+    statement: str = ""
+    state: str = ""
+    xid: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "gtid": self.gtid,
+            "start": self.start,
+            "end": self.end,
+            "at": format_time(self.at),
+            "precise": self.precise,
+            "server_id": self.server_id,
+            "changes": [[c.schema, c.name, str(c.kind), c.rows] for c in self.changes],
+        }
+        for name in ("statement", "state", "xid"):
+            if value := getattr(self, name):
+                document[name] = value
+        return document
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Transaction:
+        return cls(
+            gtid=data["gtid"],
+            start=int(data["start"]),
+            end=int(data["end"]),
+            at=parse_time(data["at"]),
+            precise=bool(data["precise"]),
+            server_id=int(data["server_id"]),
+            changes=tuple(
+                Change(schema, name, ChangeKind(kind), int(rows)) for schema, name, kind, rows in data["changes"]
+            ),
+            statement=data.get("statement", ""),
+            state=data.get("state", ""),
+            xid=data.get("xid", ""),
+        )
+
+
+class Ending(StrEnum):
+    """How the part of a file that a segment holds comes to its end."""
+
+    OPEN = "open"
+    """The file goes on: this is a piece of one that is still being written."""
+    ROTATED = "rotated"
+    """A Rotate event: the next file follows without a hole."""
+    STOPPED = "stopped"
+    """A Stop event: the server was shut down cleanly; the next file follows."""
+    CRASHED = "crashed"
+    """Neither, but nothing is missing: the server had begun the next file and listed this one with just this size."""
+    CUT = "cut"
+    """Neither, and whether something followed in the file is not known: it was lost before its end was copied, say."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentKey:
+    """What names a segment of a server: bytes ``[start, end)`` of file ``number`` of a branch. Sorts in log order
+    within a branch."""
+
+    branch: str
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """An archived binary log, or an archived piece of one. Pieces are cut between transactions.
+
+    ``file``: its name at the source. ``start`` is 0 for the beginning of the file (its magic number), ``end`` excluded.
+    ``gtids_before`` and ``gtids_after``: everything that was executed at either end (in the writing of model.gtid; ""
+    where the server gave none). ``first_at`` and ``last_at``: earliest and latest commit inside, None without any.
+    ``precise``: are all its times exact to the microsecond? ``server_ids``: of all events inside. ``remarks``: what
+    makes recovery through it doubtful. ``sha256``: of its bytes, with the in-use flag (byte 21, bit 0x1) cleared.
+    """
+
+    server: str
+    branch: str
+    file: str
+    number: int
+    start: int
+    end: int
+    ending: Ending
+    gtids_before: str
+    gtids_after: str
+    transactions: int
+    first_at: datetime | None
+    last_at: datetime | None
+    precise: bool
+    server_ids: tuple[int, ...]
+    flavour: str
+    server_version: str
+    sha256: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> SegmentKey:
+        return SegmentKey(self.branch, self.number, self.start, self.end)
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def is_final(self) -> bool:
+        """Does nothing of its file come after it?"""
+        return self.ending is not Ending.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """One destination's copy of a segment. ``state``: complete or damaged; ``stored``: its sealed bytes."""
+
+    state: str
+    stored: int
+    stored_at: datetime
+    verified_at: datetime | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state == "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """A segment as the catalog knows it: with its copies by destination. ``stored``: the sealed bytes of one copy."""
+
+    segment: Segment
+    destinations: Mapping[str, CopyState]
+    stored: int
+
+    @property
+    def key(self) -> SegmentKey:
+        return self.segment.key
+
+
+class BranchReason(StrEnum):
+    """Why a branch of a server's history began."""
+
+    FIRST = "first"
+    RESTORE = "restore"
+    RESET = "reset"
+    FAILOVER = "failover"
+    LOST_TAIL = "lost-tail"
+    UNKNOWN = "unknown"
+    """The source's files do not go on from those that were archived; the branch's note says what is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One unbroken history of a server.
+
+    ``id``: of model.ids, so branches sort by when they were noticed (``noticed_at``). ``since``: until when the branch
+    before was certainly alive; it ended between ``since`` and ``noticed_at`` (None for the first). ``parent``: the
+    branch that it forked from and ``fork``: the last place, in the parent's writing, that both share; None where that
+    is not known, and then nothing is recovered across the fork. ``names_go_on``: are the parent's files before
+    ``first_number`` its own earlier files, too (a lost tail), so that places of both mean the same up to ``fork``?
+    ``baseline``: what a MySQL server had executed before the first file. Its files tell of what older files held, not
+    of what came with the data when the server was made from a backup (gtid_purged).
+    """
+
+    server: str
+    id: str
+    noticed_at: datetime
+    reason: BranchReason
+    server_uuid: str
+    flavour: str
+    basename: str
+    first_number: int
+    since: datetime | None = None
+    parent: str | None = None
+    fork: Position | None = None
+    names_go_on: bool = False
+    note: str = ""
+    baseline: str = ""
+
+    def executed(self, told: str) -> str:
+        """All that is executed at a place of the branch where its files tell of ``told``. Raises ValueError."""
+        return plus(self.baseline, told, mariadb=False) if self.baseline else told
+
+    def file(self, number: int) -> str:
+        """The name of a file; at least six digits, as servers write it."""
+        return f"{self.basename}.{number:06d}"
+
+    def number(self, name: str) -> int:
+        """42 for ``binlog.000042``; 0 for what is no file of this log."""
+        stem, _, number = name.rpartition(".")
+        return int(number) if stem == self.basename and number.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Segments of one branch at one destination, from ``(first_number, first_pos)`` to ``(last_number, last_pos)``,
+    without a hole between them. Sizes in bytes: ``size`` of the logs, ``stored`` sealed.
+
+    ``confirmed_at``: everything that the source had committed by then (its clock and ours) is in here, even where
+    nothing was committed lately; None when that was never asked. ``first_at``, ``last_at``: earliest and latest commit.
+    ``ending``: of its last segment. While that is OPEN, more of the last file may follow, so the next file does not
+    continue the run.
+    """
+
+    server: str
+    branch: str
+    destination: str
+    first_number: int
+    first_pos: int
+    last_number: int
+    last_pos: int
+    gtids_before: str
+    gtids_after: str
+    first_at: datetime | None
+    last_at: datetime | None
+    confirmed_at: datetime | None
+    size: int
+    stored: int
+    segments: int
+    transactions: int
+    remarks: tuple[str, ...] = ()
+    ending: Ending = Ending.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Binary logs that are not there: nothing between ``after`` and ``before`` can be replayed.
+
+    ``destination`` empty: at none. ``after``/``before``: the last place before it and the first after it; None where
+    nothing follows. ``from_at``/``to_at``: commits nearest to it on both sides, as far as known.
+    """
+
+    server: str
+    branch: str
+    destination: str
+    after: Position
+    before: Position | None
+    from_at: datetime | None
+    to_at: datetime | None
+    reason: str
+    noticed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a replay ends: before the event that starts at ``file:pos`` of ``branch``.
+
+    ``gtids``: all that is executed there. ``at``: commit time of the last transaction before it. ``next_gtid`` and
+    ``next_at``: of the first one that is left out, "" and None at the end of the archive.
+    """
+
+    branch: str
+    file: str
+    pos: int
+    gtids: str
+    at: datetime | None = None
+    next_gtid: str = ""
+    next_at: datetime | None = None
+
+    @property
+    def position(self) -> Position:
+        return Position(self.file, self.pos, self.gtids)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLeg:
+    """Binary logs of one sequence of names, replayed in one go: from ``start`` (where the copy stands) to ``stop``.
+
+    ``segments``: in log order, without a hole, from the first byte of the file that holds ``start``; those of a lost
+    tail's parent come before the branch's own. ``size`` (bytes) and ``transactions`` between both places; None where
+    nobody counted them.
+    """
+
+    segments: tuple[SegmentKey, ...]
+    start: Position
+    stop: Stop
+    size: int = 0
+    transactions: int | None = None
+
+
+class ReplayMethod(StrEnum):
+    APPLIER = "applier"
+    """A private source serves the files, and the restored server's own replication applies them."""
+    PIPE = "pipe"
+    """One mysqlbinlog, piped into a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySpec:
+    """What is replayed onto a restored backup, decided before a byte moves.
+
+    ``legs``: more than one where it goes across a fork. ``reason``: why this method. ``exclude``: GTIDs that are left
+    out. ``doubtful``: transactions of which the logs do not tell whether they belong before the target, in words.
+    ``size`` (bytes) and ``transactions``: what is replayed, at most. ``server_ids``: of all events, so that the
+    restored server can take another one. ``tables``: only these, quoted, are replayed, and what cannot be told from
+    them; empty for all.
+    """
+
+    legs: tuple[ReplayLeg, ...]
+    method: ReplayMethod
+    reason: str
+    size: int
+    transactions: int
+    server_ids: tuple[int, ...]
+    exclude: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = field(default=())
+    tables: tuple[str, ...] = ()
+
+    @property
+    def stop(self) -> Stop:
+        return self.legs[-1].stop

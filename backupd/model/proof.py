@@ -1,0 +1,184 @@
+"""What a test restore leaves behind, and what it compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time, parse_time
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One timed step: ``fetched``, ``prepared``, ``restored``, ``started``, ``rolled_forward``, ``verified``."""
+
+    name: str
+    seconds: float
+    bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "seconds": round(self.seconds, 3), "bytes": self.bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question asked of the restored data. ``outcome``: ``passed``, ``failed`` or ``skipped`` (with why)."""
+
+    name: str
+    outcome: str
+    detail: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "outcome": self.outcome, "detail": self.detail}
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Table checksums read on the source in one consistent snapshot.
+
+    ``position`` is that snapshot's place in the binary log. ``checksums`` maps ``schema.table`` (each name quoted
+    with backticks, inner backticks doubled) to the value of CHECKSUM TABLE; tables that no snapshot covers
+    (non-transactional engines) are in ``uncovered`` with the reason. ``objects`` counts views, triggers, routines,
+    events and users.
+
+    ``definitions``: kind (``table``, ``view``, ``trigger``, ``procedure`` ...) to name (quoted as above) to a digest of
+    its definition, "" where only its name is known, of all that was there at the snapshot for certain; None in
+    witnesses that are older than this. ``version``: of the server that printed the definitions. ``rows``: quoted table
+    name to its number of rows, of tables that no snapshot covers and that were counted while nothing could change.
+    """
+
+    server: str
+    taken_at: datetime
+    position: Position
+    checksums: Mapping[str, int]
+    uncovered: Mapping[str, str]
+    objects: Mapping[str, int]
+    seconds: float
+    definitions: Mapping[str, Mapping[str, str]] | None = None
+    version: str = ""
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "server": self.server,
+            "taken_at": format_time(self.taken_at),
+            "position": self.position.as_json(),
+            "checksums": dict(self.checksums),
+            "uncovered": dict(self.uncovered),
+            "objects": dict(self.objects),
+            "seconds": round(self.seconds, 3),
+        }
+        if self.definitions is not None:  # without them, the document is the one that earlier versions wrote
+            found |= {
+                "definitions": {kind: dict(names) for kind, names in self.definitions.items()},
+                "version": self.version,
+                "rows": dict(self.rows),
+            }
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Witness:
+        return cls(
+            server=data["server"],
+            taken_at=parse_time(data["taken_at"]),
+            position=Position.from_json(data["position"]),
+            checksums=dict(data["checksums"]),
+            uncovered=dict(data["uncovered"]),
+            objects=dict(data["objects"]),
+            seconds=float(data["seconds"]),
+            definitions=_definitions(data.get("definitions")),
+            version=str(data.get("version", "")),
+            rows=dict(data.get("rows", {})),
+        )
+
+
+def _definitions(data: Mapping[str, Mapping[str, str]] | None) -> Mapping[str, Mapping[str, str]] | None:
+    return None if data is None else {kind: dict(names) for kind, names in data.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a test restore looked at. ``equal``: tables whose rows were compared with the witness and are the same;
+    ``present``: tables that are there, defined as they were as far as that is known, of whose rows nothing is known;
+    ``unseen``: tables and other objects of the witness that could not be looked at."""
+
+    equal: int = 0
+    present: int = 0
+    unseen: int = 0
+
+    def __str__(self) -> str:
+        return f"tables equal: {self.equal}, present: {self.present}, not looked at: {self.unseen}"
+
+
+PROVED, RESTORED, FAILED, UNDECIDED, INEXACT = "proved", "restored", "failed", "undecided", "inexact"
+WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare, or not with all of
+    it), ``failed`` (the data is bad), ``undecided`` (something else kept the test from its end, which tells nothing of
+    the data), ``inexact``: the replay that was tested may give other rows than the source had, or ``withdrawn``: it was
+    good, and does not count any more, for the reason in ``withdrawn``. ``warnings``: of its plan, and of the restore.
+    ``older``: the target was the newest moment, and something later than what was restored is known to exist, or may;
+    such a proof is never ``proved`` and shows nothing of the server's present history. ``tables_compared``,
+    ``tables_present``, ``not_looked_at``: see ``Tally``."""
+
+    id: str
+    server: str
+    backup_id: str
+    target: str
+    outcome: str
+    started_at: datetime
+    finished_at: datetime
+    phases: tuple[Phase, ...]
+    checks: tuple[Check, ...]
+    tables_compared: int
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+    older: bool = False
+    tables_present: int = 0
+    not_looked_at: int = 0
+    withdrawn: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Was the data found good?"""
+        return self.outcome in (PROVED, RESTORED)
+
+    @property
+    def is_current(self) -> bool:
+        """Was it found good, and was it as new as the target asked for?"""
+        return self.is_good and not self.older
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(self.tables_compared, self.tables_present, self.not_looked_at)
+
+    @property
+    def seconds(self) -> float:
+        return (self.finished_at - self.started_at).total_seconds()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "server": self.server,
+            "backup": self.backup_id,
+            "target": self.target,
+            "outcome": self.outcome,
+            "started_at": format_time(self.started_at),
+            "finished_at": format_time(self.finished_at),
+            "seconds": round(self.seconds, 3),
+            "phases": [p.as_json() for p in self.phases],
+            "checks": [c.as_json() for c in self.checks],
+            "tables_compared": self.tables_compared,
+            "error": self.error,
+            "warnings": list(self.warnings),
+            "older": self.older,
+            "tables_present": self.tables_present,
+            "not_looked_at": self.not_looked_at,
+            "withdrawn": self.withdrawn,
+        }
