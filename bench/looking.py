@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backupd.model.manifest import StoredObject, encode_header
-from backupd.transfer.check.fsck import examine
+from backupd.transfer.dedup import confirm, load_known
+from backupd.transfer.fsck import examine
 from backupd.transfer.guards.lease import utc_now
-from backupd.transfer.pack.known import confirm, load_known
-from backupd.transfer.records.inventory import committed
+from backupd.transfer.records.manifests import committed
 from backupd.transfer.sweep.collection import collect
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination

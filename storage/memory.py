@@ -13,7 +13,7 @@ from typing import BinaryIO
 from backupd.model.errors import DestinationError, ObjectMissingError
 from backupd.model.text import Clock
 from storage.contract import layout
-from storage.contract import tree_names as treenames
+from storage.contract import layout as treenames
 from storage.contract.destination import Capability, ObjectInfo, Space
 
 _DEVICE = 0

@@ -9,8 +9,7 @@ from backupd.process.throttle import SharedBucket
 from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config
 from storage.contract.destination import Destination
 from storage.local.destination import FilesystemDestination
-from storage.wrap.breaker import BreakerDestination
-from storage.wrap.throttled import throttled
+from storage.throttle_and_breaker import BreakerDestination, throttled
 
 
 def open_destination(name: str, config: DestinationConfig) -> Destination:

@@ -34,8 +34,8 @@ from backupd.model.manifest import BodyFacts, Header, Landmarks
 from backupd.model.server_facts import Role
 from backupd.model.table import TableName
 from backupd.model.text import Clock
-from backupd.transfer.pack.fanout import Fanout
-from backupd.transfer.pack.packer import Packed, Packer
+from backupd.transfer.fanout import Fanout
+from backupd.transfer.packer import Packed, Packer
 
 _SHOWN = 20
 

@@ -10,9 +10,9 @@ from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.text import Clock
-from backupd.transfer.guards.pin import Pin
+from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.manifests import load_body, load_header
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.fetch.path_names import check_entries
 from storage.contract.destination import Destination
 

@@ -24,10 +24,10 @@ from backupd.model.errors import (
 )
 from backupd.model.job import Progress, Report
 from backupd.model.text import format_size
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.superseded_pieces import holding
+from backupd.transfer import log_segments as segments
+from backupd.transfer.log_leftovers import holding
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.room import RESERVE
 from restore.fetch.objects import default_workers
 from storage.contract.destination import Destination

@@ -21,7 +21,7 @@ from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.job import Report
 from backupd.model.server_facts import Flavour, Position, ServerInfo
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.ownership import FOLDER_MODE, Account, hand_over, refuse_links
 from restore.datadir.staging import Site, passable
 from restore.datadir.start import forget_replication, server_config, starting

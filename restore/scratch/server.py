@@ -21,7 +21,7 @@ from backupd.model.table import TableName
 from backupd.model.text import Clock
 from backupd.process import folders
 from backupd.process.folders import locked_folder
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.ownership import FOLDER_MODE, Account, hand_over, worker_account
 from restore.datadir.room import refuse_too_small
 from restore.datadir.start import looked_at, server_config

@@ -23,7 +23,7 @@ from backupd.model.proof import Phase
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.model.text import Clock
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.fetch.chain import places
 from restore.fetch.objects import default_workers, fetch
 from restore.fetch.sources import Loaded

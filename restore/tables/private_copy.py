@@ -31,7 +31,7 @@ from backupd.model.proof import Phase
 from backupd.model.server_facts import ServerInfo
 from backupd.model.table import DumpedTable, TableName, definition_path, quote_name, schema_folder, triggers_path
 from backupd.model.text import format_size
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.ownership import Account, worker_account
 from restore.datadir.room import RESERVE
 from restore.datadir.start import server_config

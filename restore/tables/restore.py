@@ -22,7 +22,7 @@ from backupd.model.proof import Phase
 from backupd.model.table import Outcome, TableName, quote_name
 from backupd.model.text import Clock
 from backupd.process.folders import write_whole
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.cutover.cutover import Goal, HandedOver, Triggers, hand_over, settle, told
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.cutover.table_inventory import Shelf

@@ -38,7 +38,7 @@ from backupd.model.table import (
 )
 from backupd.model.text import Clock
 from backupd.process.folders import write_whole
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.cutover.schema_objects import carry_scripts, keep_scripts, remarks
 from restore.cutover.table_inventory import Shelf
 from restore.fetch.chain import Stopwatch

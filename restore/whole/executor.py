@@ -24,7 +24,7 @@ from backupd.model.server_facts import Position, Tool
 from backupd.model.text import Clock, format_time
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
 from restore.datadir.occupancy import not_looked_at, refuse_nested, refuse_non_empty, refuse_occupied
 from restore.datadir.ownership import find_account, worker_account

@@ -1,6 +1,6 @@
 """A destination in a bucket of Amazon S3, or of any server that speaks like it.
 
-What takes how much memory says ``storage.s3.upload``; a stream that is read takes 2 MiB. Reading does not check
+What takes how much memory says ``storage.s3.stream``; a stream that is read takes 2 MiB. Reading does not check
 digests: who reads has the one that was stored, and compares.
 """
 
@@ -25,12 +25,11 @@ from storage.contract.config import S3Config
 from storage.contract.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version
 from storage.local.folder import FORMAT
 from storage.s3 import archive as s3archive
-from storage.s3 import locks as s3lock
+from storage.s3 import versions as s3lock
 from storage.s3 import versions as s3versions
 from storage.s3.client import BEGIN_SECONDS, READ_SECONDS, Bucket
-from storage.s3.download import open_download
 from storage.s3.errors import code_of, is_missing, status_of
-from storage.s3.upload import SHA256, TOKEN, Upload
+from storage.s3.stream import SHA256, TOKEN, Upload, open_download
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListMultipartUploadsOutputTypeDef

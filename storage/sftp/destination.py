@@ -1,4 +1,6 @@
-"""A destination in a folder of another host, by SFTP.
+"""The folder behind an SFTP destination: its marker, durable steps, temporary names, and errors in our words.
+
+A destination in a folder of another host, by SFTP.
 
 A put is: temporary file, fsync, rename in place of what was there, fsync of the folder, the last as far as the server
 can. What a kill or a lost connection leaves is a temporary file in ``.tmp`` that no listing shows. Nobody can tell from
@@ -9,21 +11,372 @@ It knows no hard links that could be counted, so it has no trees. Memory: 4 MiB 
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import posixpath
+import secrets
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from backupd.model.errors import DestinationError, ObjectMissingError
+from backupd.model.errors import (
+    DestinationError,
+    DestinationFullError,
+    ObjectMissingError,
+    RefusedError,
+    UnreachableError,
+)
+from backupd.model.text import format_size, format_time
 from storage.contract import layout
 from storage.contract.config import SftpConfig
 from storage.contract.destination import Capability, ObjectInfo, Space
-from storage.sftp.folder import Listing, RemoteFolder, SourceFailedError, tolerating
+from storage.local.folder import FOLDER_MODE, FORMAT, LINK_HINT, folders_of
 from storage.sftp.session import ANSWER_SECONDS, Sessions
-from storage.sftp.stream import Download
-from storage.sftp.wire import MISSING, Attributes, LostError, StatusError, Wire
+from storage.sftp.stream import SYNC_SECONDS, Download, Upload
+from storage.sftp.wire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
+
+_CHUNK = 1 << 20
+_TEMPORARY = ".tmp"
+_ABANDONED_SECONDS = 86400
+_SCARCE = 1 << 20
+"""Free bytes below which a refused write is taken for a full disk: the protocol has no word for it."""
+
+Listing = list[tuple[str, Attributes]]
+
+
+class SourceFailedError(Exception):
+    """Carries an error of the stream being read past the translation of our own errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(slots=True)
+class Temporary:
+    """A temporary file. Set ``kept`` once it was renamed to its final name."""
+
+    path: str
+    kept: bool = False
+
+
+class RemoteFolder:
+    """The folder of ``config`` for the destination called ``name``. Methods raise StatusError and LostError; wrap calls
+    in ``guard``."""
+
+    def __init__(self, name: str, config: SftpConfig, sessions: Sessions) -> None:
+        self.name = name
+        self.root = config.path.rstrip("/")
+        self.where = f"{config.user}@{config.host}:{self.root}"
+        self.sessions = sessions
+        self.tells_space = True
+        self._user = config.user
+        self._syncs_folders = True
+        self._writing: set[str] = set()
+        self._lock = threading.Lock()
+
+    def path(self, key: str) -> str:
+        return posixpath.join(self.root, key)
+
+    def listings(self, folders: list[str]) -> list[Listing]:
+        """What is in folders, which are given as keys with their slash; nothing in one that does not exist."""
+        paths = [self.path(folder).rstrip("/") for folder in folders]
+        return [found or [] for found in self.sessions.run(lambda wire: wire.folders(paths))]
+
+    def space(self) -> Space | None:
+        def ask(wire: Wire) -> Space | None:
+            self.tells_space = STATVFS in wire.extensions
+            return wire.space(self.root) if self.tells_space else None
+
+        return self.sessions.run(ask)
+
+    # Errors
+
+    @contextlib.contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """Turn what a wire raises in the block into a DestinationError that says what ``doing`` failed."""
+        try:
+            yield
+        except (StatusError, LostError) as error:
+            raise self.failure(error, doing) from error
+
+    def failure(self, error: StatusError | LostError, doing: str) -> DestinationError:
+        what = f"destination {self.name} ({self.where}): {doing} failed"
+        if isinstance(error, LostError):
+            kind, why = (
+                (UnreachableError, "the server does not answer")
+                if error.hangs
+                else (DestinationError, "the connection was lost")
+            )
+            return kind(
+                what, detail=f"{why}: {error}", hint="look at the host and the network; it is tried again later"
+            )
+        if error.code == DENIED:
+            return DestinationError(
+                what,
+                detail=str(error),
+                hint=f"make {self.root} there, and all that is in it, writable for {self._user}, "
+                "and look whether its file system is mounted read-only",
+            )
+        if error.code == FAILURE:
+            return self._refused(error, doing, what)
+        try:
+            self.require(doing)
+        except DestinationError as missing:
+            return missing
+        return DestinationError(what, detail=str(error), hint="look at that file there, and at the server's log")
+
+    def _refused(self, error: StatusError, doing: str, what: str) -> DestinationError:
+        """The server says no without a reason: a full disk is the usual one."""
+        try:
+            room = self.space()
+        except (DestinationError, StatusError, LostError):
+            room = None
+        if room is not None and (room.free < _SCARCE or room.free_inodes == 0):
+            inodes = "" if room.free_inodes is None else f", {room.free_inodes} inodes free"
+            return DestinationFullError(
+                f"destination {self.name} ({self.where}) is full: {doing} failed",
+                detail=f"{error}; {room.free} bytes free ({format_size(room.free)}) of {room.total}{inodes}",
+                hint="free some space or let retention run; nothing of this file was kept",
+                destination=self.name,
+            )
+        return DestinationError(
+            what,
+            detail=f"{error} (the server gives no reason)",
+            hint=f"look at the disk and at the quota of {self._user} there, and at the server's log",
+        )
+
+    # The marker
+
+    def has_marker(self, wire: Wire) -> bool:
+        return exists(wire, self.path(layout.REPOSITORY))
+
+    def require(self, doing: str) -> None:
+        """Raises DestinationError unless the marker is there."""
+        with self.guard(doing):
+            self.sessions.run(lambda wire: self.check_marker(wire, doing))
+
+    def require_way(self, above: str, doing: str) -> None:
+        """As ``require``, and raises DestinationError where a folder on the way to ``above`` is a symbolic link: it may
+        lead nowhere, and would show that nothing is there."""
+        folders = folders_of(above)
+        with self.guard(doing):
+            marker, *found = self.sessions.run(
+                lambda wire: wire.looks([self.path(layout.REPOSITORY), *map(self.path, folders)])
+            )
+            if marker is None or marker.is_link:
+                self.sessions.run(lambda wire: self.check_marker(wire, doing))
+        for folder, one in zip(folders, found, strict=True):
+            if one is not None and one.is_link:
+                raise self.linked(folder, doing)
+
+    def linked(self, key: str, doing: str) -> DestinationError:
+        """What to say of a symbolic link below the root, as ``Folder.linked`` does."""
+        return DestinationError(
+            f"destination {self.name} ({self.where}): {doing} failed",
+            detail=f"{self.path(key)} is a symbolic link",
+            hint=LINK_HINT,
+        )
+
+    def check_marker(self, wire: Wire, doing: str) -> None:
+        """Raises DestinationError unless the marker is there: an unmounted disk leaves an empty folder in its place."""
+        if not self.has_marker(wire):
+            raise DestinationError(
+                f"destination {self.name} ({self.where}): {doing} failed",
+                detail=f"{layout.REPOSITORY} is not there",
+                hint=f"is the disk of {self.root} mounted there? A destination that was used before is never made "
+                "anew by itself",
+            )
+
+    def initialise(self, now: datetime) -> None:
+        """Make an empty or absent folder (not its parent) a destination. Raises RefusedError."""
+        if not self.sessions.run(self._prepare):
+            return
+        document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": False}
+        raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
+        with self.temporary() as temporary:
+            self.upload(temporary, io.BytesIO(raw), "initialising")
+            self.sessions.run(lambda wire: self._mark(wire, temporary))
+
+    def _mark(self, wire: Wire, temporary: Temporary) -> None:
+        try:
+            # It fails where there is one already, so of two first users one wins.
+            wire.move_unless_there(temporary.path, self.path(layout.REPOSITORY))
+        except StatusError:
+            if not self.has_marker(wire):
+                raise
+        else:
+            temporary.kept = True
+            self.sync(wire, self.root)
+
+    def _prepare(self, wire: Wire) -> bool:
+        """Make the folder where it is missing; False when it is a destination already. Raises RefusedError."""
+        if self.has_marker(wire):
+            return False
+        listing = wire.folders([self.root])[0]
+        parent = posixpath.dirname(self.root)
+        if listing is None:
+            if not exists(wire, parent):
+                raise DestinationError(
+                    f"destination {self.name} ({self.where}): its folder has no parent",
+                    detail=f"{parent} is not there",
+                    hint=f"make {parent} there first",
+                )
+            self._make(wire, self.root)
+        strangers = sorted(
+            {name for name, _found in listing or ()} - {".", "..", "lost+found", _TEMPORARY, layout.REPOSITORY}
+        )
+        if strangers:
+            raise RefusedError(
+                f"{self.where} is not empty and is no destination of ours",
+                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+                hint=f"give destination {self.name} a folder of its own",
+            )
+        self._make(wire, self.path(_TEMPORARY))
+        return True
+
+    # Temporary names
+
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[Temporary]:
+        """The name of a new temporary file; the file is removed at the end unless it was ``kept``."""
+        name = secrets.token_hex(12)
+        temporary = Temporary(self.path(f"{_TEMPORARY}/{name}"))
+        with self._lock:
+            self._writing.add(name)
+        try:
+            yield temporary
+        finally:
+            if not temporary.kept:
+                # The caller has to know what went wrong before; what stays here is found as a leftover one day.
+                with contextlib.suppress(DestinationError, LostError, StatusError):
+                    self.sessions.run(lambda wire: wire.remove(temporary.path))
+            with self._lock:
+                self._writing.discard(name)
+
+    def upload(self, temporary: Temporary, stream: BinaryIO, doing: str) -> Attributes:
+        """Everything that ``stream`` yields, durable. Raises DestinationError, SourceFailedError."""
+        with self.guard(doing):  # here, and not when the file is gone: that a disk is full would not be seen any more
+            try:
+                upload = Upload(self.sessions, temporary.path)
+            except StatusError as error:
+                if error.code != MISSING:
+                    raise
+                self.sessions.run(lambda wire: self.make_all(wire, posixpath.dirname(temporary.path)))
+                upload = Upload(self.sessions, temporary.path)
+            sure = False
+            try:
+                while chunk := _read(stream):
+                    upload.write(chunk)
+                return upload.finish()
+            except (StatusError, SourceFailedError):
+                sure = True
+                raise
+            finally:
+                upload.give_up(sure=sure)
+
+    def move(self, temporary: Temporary, target: str, found: Attributes) -> None:
+        """Give a complete temporary file its final name, durably. After a lost connection it may have it already."""
+        tries = 0
+
+        def move(wire: Wire) -> None:
+            nonlocal tries
+            tries += 1
+            while True:
+                try:
+                    wire.move(temporary.path, target)
+                except StatusError as error:
+                    if error.code != MISSING:
+                        raise
+                    if not exists(wire, temporary.path):
+                        if tries > 1 and wire.stat(target) == found:
+                            break
+                        raise
+                    self.make_all(wire, posixpath.dirname(target))
+                else:
+                    break
+            temporary.kept = True
+            self.sync(wire, posixpath.dirname(target))
+
+        self.sessions.run(move)
+
+    def abandoned(self) -> list[str]:
+        """Names of temporary files that nobody has written to for a day, by the server's own clock."""
+        with self._lock:
+            writing = set(self._writing)
+        listing = self.listings([_TEMPORARY + "/"])[0]
+        found = [(name, file) for name, file in listing if file.is_file and name not in writing]
+        if not found:
+            return []
+        with self.temporary() as probe:
+            now = self.upload(probe, io.BytesIO(b""), "asking for the time").modified
+        return sorted(f"{_TEMPORARY}/{name}" for name, file in found if now - file.modified > _ABANDONED_SECONDS)
+
+    # Durable steps
+
+    def make_all(self, wire: Wire, folder: str) -> None:
+        """Make ``folder`` and what is missing between it and the root, which has to be a destination."""
+        if folder == self.root:
+            self.check_marker(wire, "making folders")
+        elif not exists(wire, folder):
+            self.make_all(wire, posixpath.dirname(folder))
+            self._make(wire, folder)
+
+    def _make(self, wire: Wire, folder: str) -> None:
+        try:
+            wire.make_folder(folder, FOLDER_MODE)
+        except StatusError:
+            if not exists(wire, folder):
+                raise
+        else:
+            self.sync(wire, posixpath.dirname(folder))
+
+    def sync(self, wire: Wire, folder: str) -> None:
+        """Make names in ``folder`` durable. The protocol knows no folders that are synced; OpenSSH does it, and a
+        server that once refused is not asked again."""
+        if not self._syncs_folders:
+            return
+        try:
+            wire.sync_folder(folder or "/", seconds=SYNC_SECONDS)
+        except StatusError as error:
+            if error.code != MISSING:  # somebody removed it, empty, meanwhile
+                self._syncs_folders = False
+
+    def prune(self, wire: Wire, folder: str) -> None:
+        """Remove ``folder`` (a key) and its parents up to two levels below the root, as far as they are empty."""
+        while "/" in folder:
+            try:
+                wire.remove_folder(self.path(folder))
+            except StatusError:
+                return  # not empty, or somebody else was faster
+            folder = posixpath.dirname(folder)
+
+
+def exists(wire: Wire, path: str) -> bool:
+    return tolerating(MISSING, lambda: wire.stat(path))
+
+
+def tolerating(code: int, call: Callable[[], object]) -> bool:
+    """Was it done? False where the server said ``code``."""
+    try:
+        call()
+    except StatusError as error:
+        if error.code != code:
+            raise
+        return False
+    return True
+
+
+def _read(stream: BinaryIO) -> bytes:
+    try:
+        return stream.read(_CHUNK)
+    except Exception as error:
+        raise SourceFailedError(error) from error
+
 
 _BUFFER = 256 * 1024
 _FOLDERS_AT_ONCE = 8

@@ -25,7 +25,7 @@ from backupd.model.proof import FAILED, UNDECIDED, Proof
 from backupd.model.server_facts import ServerInfo, Version
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.chains import chain_of
-from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import read
 from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.schema import Physical
 from restore.datadir.state import MARKER, UNKNOWN, restored_by

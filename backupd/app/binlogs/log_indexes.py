@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from backupd.app.context.wiring import Wiring
 from backupd.model.binlog import SegmentRecord, Transaction
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, StreamError
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.superseded_pieces import holding
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer import log_segments
+from backupd.transfer.log_leftovers import holding
+from backupd.transfer.seal.seal import Unsealer
 
 _KEPT = 4
 _SMALL = 20_000
@@ -74,8 +74,8 @@ class Indexes:
         for name in self.places(record):
             try:
                 destination = self._wiring.destination(name)
-                header = segments.load_header(destination, record.segment.server, record.key)
-                for number, transaction in enumerate(segments.read_index(destination, header, self._unsealer)):
+                header = log_segments.load_header(destination, record.segment.server, record.key)
+                for number, transaction in enumerate(log_segments.read_index(destination, header, self._unsealer)):
                     if number >= given:  # what another copy gave before it broke off is not told twice
                         given += 1
                         yield transaction
@@ -95,10 +95,10 @@ class Indexes:
             try:
                 destination = self._wiring.destination(name)
                 for larger in holding(destination, server, key):
-                    header = segments.load_header(destination, server, larger)
+                    header = log_segments.load_header(destination, server, larger)
                     within = (
                         one
-                        for one in segments.read_index(destination, header, unsealer)
+                        for one in log_segments.read_index(destination, header, unsealer)
                         if key.start <= one.start and one.end <= key.end
                     )
                     for number, transaction in enumerate(within):

@@ -11,7 +11,7 @@ from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner_is_alive
-from backupd.binlog.history.status import StreamState
+from backupd.binlog.stream_status import StreamState
 from backupd.engine.logclient.source import BinlogSource
 from backupd.model.binlog import Branch, Run
 from backupd.model.errors import BackupdError

@@ -16,9 +16,9 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
 from backupd.app.runtime.catalog_writer import Scribe
-from backupd.binlog.archive.files import Behind
-from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.archive.archiver import Behind
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.text import Clock, format_duration, format_size, format_time

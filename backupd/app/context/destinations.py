@@ -18,8 +18,7 @@ from backupd.backup.checks.finding import Finding, error
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
 from storage.contract import layout
-from storage.contract.destination import Destination
-from storage.contract.marker import repository_id
+from storage.contract.destination import Destination, repository_id
 
 _HINT = (
     "leave one of the names in the configuration: under two, the same copies are counted twice and go by two "

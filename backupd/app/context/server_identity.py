@@ -15,10 +15,10 @@ from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, error, fine
-from backupd.binlog.history.evidence import Comparison
-from backupd.binlog.spool.files import Spool
-from backupd.binlog.stream.kinship import first_shared, is_kin
-from backupd.binlog.stream.session import fetch
+from backupd.binlog.connection_start import first_shared, is_kin
+from backupd.binlog.evidence import Comparison
+from backupd.binlog.session import fetch
+from backupd.binlog.spool_files import Spool
 from backupd.engine.logclient.log_client import binlog_tool, connection_id
 from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.engine.server.history import missing_evidence
@@ -34,7 +34,7 @@ from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, 
 from backupd.model.text import format_time
 from backupd.recovery.lineage import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
-from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import read
 from restore.datadir.state import restored_by
 
 CHANGED = Pair("server-changed", "server-known")

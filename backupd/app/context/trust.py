@@ -11,8 +11,7 @@ from backupd.app.context.settings import Settings
 from backupd.backup.checks.finding import Finding, error, fine, warning
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.hold import EVERY_SERVER
-from backupd.transfer.records.signature import Signing, problem_of, sign
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
 from backupd.transfer.seal.keyring import public_keys
 from storage.contract.config import DestinationConfig
 from storage.contract.destination import Destination

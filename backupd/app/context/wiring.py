@@ -35,12 +35,12 @@ from backupd.model.event import Event, Severity
 from backupd.model.text import Clock
 from backupd.process.folders import PASSABLE
 from backupd.process.runtime import passable_directory
+from backupd.transfer.dedup import identity_key
 from backupd.transfer.guards.lease import Owner
-from backupd.transfer.records.inventory import backup_ids
-from backupd.transfer.records.recorded import RecordedDestination
-from backupd.transfer.seal.content_key import identity_key
+from backupd.transfer.records.authenticity import RecordedDestination
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from storage.contract.destination import Destination
 from storage.registry import open_destination
 

@@ -16,10 +16,10 @@ from backupd.model.binlog import Branch, Run, SegmentKey, SegmentRecord
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError
 from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of
-from backupd.transfer.copy.log_copy import copy_branch, copy_segment
+from backupd.transfer.copies import copy_branch, copy_segment
 from backupd.transfer.guards.object_locks import lengthen_branch
-from backupd.transfer.logs.segments import SegmentConflictError
-from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
+from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
+from backupd.transfer.log_segments import SegmentConflictError
 from backupd.transfer.relay import Check, Relay
 from storage.contract.destination import Destination
 

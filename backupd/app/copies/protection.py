@@ -25,10 +25,10 @@ from backupd.model.event import Event, Severity
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.text import format_duration, format_size, format_time
-from backupd.transfer.check.scrub import Damage
-from backupd.transfer.pack.known import missing
-from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.dedup import missing
+from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.relay import Check, found_wrong
+from backupd.transfer.scrub import Damage
 from policies.schema import Protection
 from storage.contract import layout, objects
 from storage.contract.destination import Destination

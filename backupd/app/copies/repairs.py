@@ -13,13 +13,13 @@ from backupd.model.job import silent
 from backupd.model.manifest import Header
 from backupd.model.text import new_id
 from backupd.recovery.chains import chain_of
-from backupd.transfer.check.scrub import Damage
-from backupd.transfer.copy.backup_copy import Order, replicate
-from backupd.transfer.copy.repair import inode_of, put_manifest_right, put_right, put_segment_right, show_again
-from backupd.transfer.guards.erase import each
+from backupd.transfer.copies import Order, replicate
+from backupd.transfer.guards.holds_and_marks import is_marked
 from backupd.transfer.guards.lease import exists
-from backupd.transfer.guards.marks import is_marked
-from backupd.transfer.logs.segments import keys
+from backupd.transfer.guards.object_locks import each
+from backupd.transfer.log_segments import keys
+from backupd.transfer.repair import inode_of, put_manifest_right, put_right, put_segment_right, show_again
+from backupd.transfer.scrub import Damage
 from storage.contract import layout
 from storage.contract.destination import Destination, as_archive, as_tree
 

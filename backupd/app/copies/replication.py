@@ -41,11 +41,11 @@ from backupd.model.hold import EVERY_SERVER
 from backupd.model.job import Progress
 from backupd.model.manifest import Header
 from backupd.model.text import format_duration, format_size
-from backupd.transfer.copy.backup_copy import Copied, Order, TreePaths, replicate
-from backupd.transfer.guards.holds import kept_at, put_hold, put_keep
+from backupd.transfer.copies import Copied, Order, TreePaths, replicate
+from backupd.transfer.guards.holds_and_marks import kept_at, put_hold, put_keep
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.relay import PAUSES
-from storage.contract import tree_names as treenames
+from storage.contract import layout as treenames
 from storage.contract.destination import Destination, as_tree
 
 REPLICATION = Pair("replication-failing", "replication-caught-up")

@@ -39,12 +39,12 @@ from backupd.model.hold import HoldKind
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header
 from backupd.model.text import format_time
-from backupd.transfer.guards.holds import Kept, kept_at
-from backupd.transfer.logs import segments
-from backupd.transfer.pack.intent import intents
-from backupd.transfer.pack.presence import Presence
+from backupd.transfer import log_segments as segments
+from backupd.transfer.dedup import Presence
+from backupd.transfer.guards.holds_and_marks import Kept, kept_at
+from backupd.transfer.guards.pins_and_intents import intents
 from backupd.transfer.records import proofs as proofdoc
-from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.records.proofs import KeptWitness
 from backupd.transfer.sweep.collection import unfinished
 from backupd.transfer.sweep.deletion import marks

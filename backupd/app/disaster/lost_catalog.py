@@ -33,7 +33,7 @@ from backupd.model.errors import (
 from backupd.model.text import format_time, new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.recovery.runs import first_of, last_of
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.records.authenticity import SignedDestination
 from storage.contract import layout
 from storage.contract.destination import Destination
 

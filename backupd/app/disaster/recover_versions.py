@@ -10,8 +10,7 @@ from backupd.app.context.document_records import CatalogRecords
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import UsageError
 from backupd.model.job import Report
-from backupd.transfer.versions.recover_one import Returned, bring_back
-from backupd.transfer.versions.recover_versions import Found, find
+from backupd.transfer.recover_versions import Found, Returned, bring_back, find
 from storage.contract.destination import Destination, as_versioned
 
 

@@ -24,8 +24,16 @@ from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
 from backupd.model.text import format_time, is_id, new_id
-from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients, secret_fingerprints
-from backupd.transfer.seal.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
+from backupd.transfer.seal.keyring import (
+    KeyInfo,
+    digest_of,
+    matches,
+    new_phrase,
+    open_phrase,
+    resolve_recipients,
+    seal_phrase,
+    secret_fingerprints,
+)
 from policies.problems import suggestion
 
 EXPIRING = Pair("key-expiring", "key-renewed")

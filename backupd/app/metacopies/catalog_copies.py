@@ -38,15 +38,13 @@ from backupd.model.errors import (
 from backupd.model.event import Event, Severity
 from backupd.model.text import new_id
 from backupd.process.folders import locked_folder, remove_dead
-from backupd.transfer.check.scrub import Damage
-from backupd.transfer.records.inventory import backup_ids
-from backupd.transfer.records.manifests import get_bytes, put_bytes
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.records.authenticity import SignedDestination
+from backupd.transfer.records.manifests import backup_ids, get_bytes, put_bytes
+from backupd.transfer.scrub import Damage
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.sweep.deletion import marks
 from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo
-from storage.contract.marker import marker_problem
+from storage.contract.destination import Destination, ObjectInfo, marker_problem
 
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""

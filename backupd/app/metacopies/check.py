@@ -18,9 +18,9 @@ from backupd.app.copies.repairs import REPAIRED
 from backupd.app.metacopies.note import CopyNote
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.event import Event, Severity
-from backupd.transfer.check.scrub import Damage, share_of
 from backupd.transfer.guards.lease import exists
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.records.authenticity import SignedDestination
+from backupd.transfer.scrub import Damage, share_of
 from storage.contract import layout
 from storage.contract.destination import Destination
 

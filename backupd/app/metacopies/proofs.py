@@ -11,7 +11,7 @@ from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import LockedError, NotFoundError
 from backupd.transfer.records import proofs as proofdoc
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.records.proofs import Kept, KeptWitness
 from backupd.transfer.seal.seal import Sealer
 from storage.contract import layout

@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from backupd.app.metacopies.recover_versions_text import bring_back_text
-from backupd.transfer.records.signature import Signing
+from backupd.transfer.records.authenticity import Signing
 from restore.runbook.trust import signature_check
 from storage.contract import layout
 from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig

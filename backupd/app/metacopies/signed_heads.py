@@ -37,9 +37,9 @@ from backupd.model.text import format_duration, format_time, parse_time
 from backupd.process.folders import write_whole
 from backupd.recovery.runs import last_of
 from backupd.transfer.records import head as heads
+from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.head import Head, Reached, Retired
-from backupd.transfer.records.inventory import backup_ids, read
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.sweep.deletion import marks
 from storage.contract import layout
 from storage.contract.destination import Destination

@@ -23,15 +23,13 @@ from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError, TamperedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.model.manifest import Header, decode_header
-from backupd.transfer.guards.erase import each
-from backupd.transfer.logs import segments
-from backupd.transfer.pack.presence import Presence
-from backupd.transfer.records.inventory import backup_ids
-from backupd.transfer.records.manifests import load_body
+from backupd.transfer import log_segments
+from backupd.transfer.dedup import Presence
+from backupd.transfer.guards.object_locks import each
+from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of
+from backupd.transfer.records.manifests import backup_ids, load_body
 from backupd.transfer.records.segment_documents import decode_branch, decode_segment
-from backupd.transfer.records.signature import Signing, problem_of
-from backupd.transfer.records.signed import SignedDestination
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from storage.contract import layout, objects
 
 _BATCH = 256
@@ -177,7 +175,7 @@ class _Server:
             owner = layout.branch_of(info.key)
             if owner is not None:
                 yield info.key, _Branch(destination, self._allowed, info.key, branches.get(owner[1]))
-        for _server, key in segments.keys(destination, server):
+        for _server, key in log_segments.keys(destination, server):
             yield layout.segment_key(server, key), _Segment(destination, self._allowed, self._wiring, server, key)
 
     def _record(self, backup_id: str) -> BackupRecord | None:
@@ -336,5 +334,5 @@ class _Segment(_Judge):
         ]
         if [found.segment] != known:
             return "it is not what the catalog knows"
-        wrong = segments.problems(self._destination, found)
+        wrong = log_segments.problems(self._destination, found)
         return "; ".join(f"{name} {problem}" for name, problem in wrong.items())

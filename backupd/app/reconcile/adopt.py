@@ -30,10 +30,9 @@ from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header, encode_header
 from backupd.model.server_facts import Position
 from backupd.recovery.lineage import strangers
-from backupd.transfer.guards.holds import kept_at
-from backupd.transfer.records.inventory import backup_ids, read
-from backupd.transfer.records.manifests import load_body, load_header
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.guards.holds_and_marks import kept_at
+from backupd.transfer.records.authenticity import SignedDestination
+from backupd.transfer.records.manifests import backup_ids, load_body, load_header, read
 from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.problems import suggestion
 from storage.contract.destination import Destination

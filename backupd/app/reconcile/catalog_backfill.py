@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from backupd.app.context.logging_setup import say
 from backupd.app.reconcile.log_records import YOUNG, Reconciliation, Settled
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.spool_files import Spool
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity

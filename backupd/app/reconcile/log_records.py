@@ -22,7 +22,7 @@ from backupd.model.errors import DamagedError, DestinationError, NotFoundError, 
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of, place_of
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage.contract import layout
 from storage.contract.destination import Destination
@@ -95,14 +95,14 @@ class Reconciliation:
         known = {branch.id for branch in self._binlogs.branches(self._server)}
         return [
             branch
-            for branch in segments.branches(self._destination, self._server)
+            for branch in log_segments.branches(self._destination, self._server)
             if isinstance(branch, Branch) and branch.id not in known
         ]
 
     def unknown(self) -> Iterator[SegmentKey]:
         """Segments at the destination of which the catalog has no row for it."""
         for branch, here in groupby(
-            (key for _server, key in segments.keys(self._destination, self._server)), key=lambda key: key.branch
+            (key for _server, key in log_segments.keys(self._destination, self._server)), key=lambda key: key.branch
         ):
             for key, stored, recorded in _compared(here, self._known(branch)):
                 if stored and not recorded:
@@ -112,7 +112,7 @@ class Reconciliation:
         """Segments that the catalog expects at the destination and that are not there; those it calls damaged, too."""
         for branch in self._binlogs.branches(self._server):
             prefix = layout.branch_folder(self._server, branch.id)
-            here = (key for _server, key in segments.keys(self._destination, prefix=prefix))
+            here = (key for _server, key in log_segments.keys(self._destination, prefix=prefix))
             for key, stored, recorded in _compared(here, self._known(branch.id)):
                 if recorded and not stored and not self.is_there(key):
                     yield from (
@@ -124,7 +124,7 @@ class Reconciliation:
     def header(self, key: SegmentKey) -> SegmentHeader | None:
         """None for one that is gone meanwhile or damaged, of which fsck tells by itself."""
         try:
-            return segments.load_header(self._destination, self._server, key)
+            return log_segments.load_header(self._destination, self._server, key)
         except (NotFoundError, DamagedError):
             return None
 
@@ -139,7 +139,7 @@ class Reconciliation:
         """Is a larger segment there that holds all of it?"""
         return any(
             other != key and other.start <= key.start and key.end <= other.end
-            for other in segments.of_file(self._destination, self._server, key.branch, key.number)
+            for other in log_segments.of_file(self._destination, self._server, key.branch, key.number)
         )
 
     def is_young(self, record: SegmentRecord, now: datetime) -> bool:

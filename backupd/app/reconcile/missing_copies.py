@@ -8,8 +8,8 @@ from backupd.app.context.incidents import Pair
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.event import Event, Severity
-from backupd.transfer.guards.marks import is_marked
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.guards.holds_and_marks import is_marked
+from backupd.transfer.records.manifests import backup_ids
 from storage.contract.destination import Destination
 
 LOST = Pair("copy-lost", "replication-caught-up")

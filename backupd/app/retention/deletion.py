@@ -23,12 +23,11 @@ from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.recovery.chains import chain_of, dependants
 from backupd.recovery.lineage import lineages
-from backupd.transfer.guards.holds import Backup, put_keep, remove_keep
+from backupd.transfer.guards.holds_and_marks import Backup, put_keep, remove_keep
 from backupd.transfer.guards.lease import exists
-from backupd.transfer.records.inventory import read
-from backupd.transfer.sweep.collection import living_intents
+from backupd.transfer.records.manifests import read
+from backupd.transfer.sweep.collection import Collected, living_intents
 from backupd.transfer.sweep.deletion import mark, mark_of, marks, restorable_at, sweep, unmark
-from backupd.transfer.sweep.result import Collected
 from storage.contract import layout
 from storage.contract.destination import Destination
 

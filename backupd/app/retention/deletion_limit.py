@@ -16,7 +16,7 @@ from backupd.app.retention.mark_provenance import unconfirmed
 from backupd.model.errors import RefusedError
 from backupd.model.event import Event, Severity
 from backupd.retention.decisions import Decisions
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import backup_ids
 from storage.contract.destination import Destination
 
 REFUSED = "retention-refused"

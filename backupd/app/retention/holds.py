@@ -17,7 +17,7 @@ from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_duration
-from backupd.transfer.guards.holds import put_hold, remove_hold
+from backupd.transfer.guards.holds_and_marks import put_hold, remove_hold
 
 _REMINDED = timedelta(hours=12)
 """A hold or pause that is younger needs no reminder yet."""

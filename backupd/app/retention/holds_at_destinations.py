@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import BackupdError, DestinationError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
-from backupd.transfer.guards.holds import Kept, kept_at
+from backupd.transfer.guards.holds_and_marks import Kept, kept_at
 from storage.contract.destination import Destination
 
 

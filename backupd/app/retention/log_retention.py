@@ -23,8 +23,8 @@ from backupd.model.text import format_size
 from backupd.recovery.runs import Histories, place_of
 from backupd.retention.decisions import BinlogRun, Decisions, LogPlace, RunDecision, Stored
 from backupd.retention.logs import SKEW, needed
-from backupd.transfer.guards.erase import each
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments as segments
+from backupd.transfer.guards.object_locks import each
 from backupd.transfer.sweep.collection import living_pins
 from storage.contract.destination import Destination
 

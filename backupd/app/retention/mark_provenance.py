@@ -8,8 +8,7 @@ from datetime import datetime
 
 from backupd.app.context.wiring import GRACE, Wiring
 from backupd.model.hold import Sighting
-from backupd.transfer.guards.holds import Backup
-from backupd.transfer.guards.marks import Mark, Sightings, explaining, is_due
+from backupd.transfer.guards.holds_and_marks import Backup, Mark, Sightings, explaining, is_due
 from backupd.transfer.sweep.deletion import marked
 from storage.contract.destination import Destination
 

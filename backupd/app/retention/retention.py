@@ -36,8 +36,8 @@ from backupd.model.proof import FAILED, PROVED
 from backupd.recovery.lineage import lineages, strangers
 from backupd.retention.decisions import Decisions, Stored, View
 from backupd.retention.solver import solve
-from backupd.transfer.guards.holds import Backup, Kept
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.guards.holds_and_marks import Backup, Kept
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.collection import living_intents, living_pins
 from backupd.transfer.sweep.deletion import marked
 from policies.schema import Keep

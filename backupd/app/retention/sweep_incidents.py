@@ -5,7 +5,7 @@ from __future__ import annotations
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
 from backupd.model.event import Event, Severity
-from backupd.transfer.sweep.result import Collected
+from backupd.transfer.sweep.collection import Collected
 from storage.contract.destination import Destination
 
 LOCKED = Pair("removal-locked", "removal-unlocked")

@@ -28,10 +28,10 @@ from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.reconcile.catalog_backfill import Recollection
 from backupd.app.runtime.catalog_writer import Scribe
 from backupd.app.streams.log_copies import LogFollower
-from backupd.binlog.archive.files import Archiver, Shipped
-from backupd.binlog.history.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.binlog.spool.files import Spool
-from backupd.binlog.stream.supervisor import Streamer
+from backupd.binlog.archive.archiver import Archiver, Shipped
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.supervisor import Streamer
 from backupd.catalog.session import Catalog
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource
@@ -50,7 +50,7 @@ from policies.lint import streams
 from policies.schema import Binlog
 from restore.datadir.state import restored_by
 from storage.contract.destination import Destination
-from storage.wrap.throttled import throttled
+from storage.throttle_and_breaker import throttled
 
 BEAT = 1.0
 """Seconds between two looks at what has come."""

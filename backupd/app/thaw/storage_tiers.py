@@ -12,9 +12,9 @@ from backupd.model.binlog import ReplaySpec, SegmentKey
 from backupd.model.errors import ArchivedError, BackupdError, RefusedError
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.model.thaw import LOGS, ColdObject, ThawPlan
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.thaw import Want, look, wants_of_backup, wants_of_segment
+from backupd.transfer import log_segments
 from backupd.transfer.records.manifests import load_header
+from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
 from restore.planning.plan import Plan
 from restore.planning.steps import thaw_step
 from storage.contract import layout
@@ -201,7 +201,7 @@ class _Survey:
 
     def _of_segment(self, archive: ArchiveDestination, key: SegmentKey) -> _Cold | None:
         try:
-            return _look(archive, wants_of_segment(segments.load_header(archive, self._chosen.server, key)))
+            return _look(archive, wants_of_segment(log_segments.load_header(archive, self._chosen.server, key)))
         except BackupdError as error:
             self._say(archive.name, error)
             return None

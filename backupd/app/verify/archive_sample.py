@@ -17,7 +17,7 @@ from backupd.model.event import Event, Severity
 from backupd.model.text import format_size
 from backupd.model.thaw import TIERS
 from backupd.process.throttle import Unlimited
-from backupd.transfer.logs.thaw import ask
+from backupd.transfer.thaw import ask
 from storage.contract.destination import ArchiveDestination, ColdState, Destination, Tier, as_archive
 
 SAMPLE = Pair("cold-sample-thawing", "cold-sample-read")

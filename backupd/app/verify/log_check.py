@@ -13,14 +13,14 @@ from itertools import islice
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.log_records import YOUNG, Reconciliation
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Segment, SegmentKey
 from backupd.model.errors import BackupdError, DamagedError, NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.job import Report
-from backupd.transfer.check.fsck import Finding, Invariant
-from backupd.transfer.check.scrub import Damage, Due, Scrubbed, scrub_segments
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
+from backupd.transfer.fsck import Finding, Invariant
 from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.scrub import Damage, Due, Scrubbed, scrub_segments
 from storage.contract import layout
 from storage.contract.destination import Destination
 
@@ -48,10 +48,10 @@ def verify_logs(
     damages: list[Damage] = []
     cold: list[str] = []
     unseen: set[str] = set()
-    found = segments.headers(destination, server)
+    found = log_segments.headers(destination, server)
     while batch := list(islice(found, _BATCH)):
         headers = [one for one in batch if isinstance(one, SegmentHeader) and due(one.folder)]
-        broken = [one for one in batch if isinstance(one, segments.DamagedSegment)]
+        broken = [one for one in batch if isinstance(one, log_segments.DamagedSegment)]
         scrubbed = scrub_segments(destination, headers, report=report, workers=workers)
         here = [
             damage

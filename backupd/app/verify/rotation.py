@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.transfer.check.scrub import SHARES
+from backupd.transfer.scrub import SHARES
 
 _DAY = timedelta(days=1)
 

@@ -19,8 +19,8 @@ from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, NotFoundError
 from backupd.model.job import Report
 from backupd.model.manifest import Header
-from backupd.transfer.check.scrub import Damage, Due, always, scrub, share_of
-from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.records.manifests import backup_ids, read
+from backupd.transfer.scrub import Damage, Due, always, scrub, share_of
 from storage.contract import layout, objects
 from storage.contract.destination import Destination
 

@@ -21,11 +21,10 @@ from backupd.app.verify.scrubbing import Read, scrub_server
 from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.job import Report
 from backupd.recovery.lineage import strangers
-from backupd.transfer.check.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
-from backupd.transfer.check.scrub import Damage
+from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
 from backupd.transfer.guards.lease import exists
-from backupd.transfer.records.inventory import backup_ids
-from backupd.transfer.records.manifests import load_body
+from backupd.transfer.records.manifests import backup_ids, load_body
+from backupd.transfer.scrub import Damage
 from backupd.transfer.sweep.deletion import marks
 from storage.contract import layout
 from storage.contract.destination import Destination

@@ -11,7 +11,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.views.destinations import PlaceView
 from backupd.app.views.overview import overview, places
 from backupd.app.views.server import ServerOverview
-from backupd.binlog.history.status import StreamState
+from backupd.binlog.stream_status import StreamState
 from backupd.catalog.jobs import OPEN
 from backupd.catalog.overview import is_in_trouble
 from backupd.metrics import Values

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from backupd.model.manifest import Entry
 from backupd.model.text import format_duration, format_size
-from backupd.transfer.pack.fanout import Load
+from backupd.transfer.fanout import Load
 
 REDO_NAMES = frozenset({"ib_logfile0", "xtrabackup_logfile"})
 """What the physical tools call the redo log that they copied while they ran."""

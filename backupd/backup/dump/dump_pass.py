@@ -28,7 +28,7 @@ from backupd.model.errors import BackupdError, CancelledError, ServerError, Tool
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 from backupd.process.throttle import Throttle
-from backupd.transfer.pack.packer import Packer
+from backupd.transfer.packer import Packer
 
 ATTEMPTS = 5
 """How often the snapshots are tried to be opened; somebody may be in the way for a moment."""

@@ -56,7 +56,7 @@ from backupd.model.table import (
     triggers_path,
 )
 from backupd.model.text import Clock
-from backupd.transfer.pack.packer import Packer
+from backupd.transfer.packer import Packer
 from policies.problems import suggestion
 
 _SETTINGS = (

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from backupd.binlog.archive.checkpoint import Cut, LogFile
-from backupd.binlog.spool.files import Spooled
+from backupd.binlog.spool_files import Spooled
 from backupd.engine.binlog.scan import Scan, ScanContext, scan
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
-from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer
 
 _NEW = "new"

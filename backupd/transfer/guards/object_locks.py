@@ -1,4 +1,8 @@
-"""What a backup counts on, and did not store itself, stays locked as long as what it stored does.
+"""Removing many things at a place: several at once, since each takes a round trip, and past what may not go yet.
+
+What is locked is no failure of whoever removes: it is told, and tried again by the next one.
+
+What a backup counts on, and did not store itself, stays locked as long as what it stored does.
 
 An object lock is given when something is stored. Without this, objects that are named again, and everything that an
 increment builds on, would be locked until the first backup's date only, and could be deleted under the last one.
@@ -6,15 +10,71 @@ increment builds on, would be locked until the first backup's date only, and cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from typing import TypeVar
 
-from backupd.model.errors import ObjectMissingError
+from backupd.model.errors import LockedError, ObjectMissingError
 from backupd.model.manifest import Header
-from backupd.transfer.guards.erase import each
-from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import read
 from storage.contract import layout
 from storage.contract.destination import Destination, LockingDestination, as_locking
+
+WORKERS = 16
+_FEW = 4
+"""So many are done one after the other: a pool would cost more than it saves."""
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+def each(act: Callable[[Item], Found], items: Iterable[Item], *, workers: int = WORKERS) -> list[Found]:
+    """``act`` of every item, several at once, in their order. The first error is raised, once the others have ended."""
+    todo = list(items)
+    if len(todo) <= _FEW:
+        return [act(item) for item in todo]
+    with ThreadPoolExecutor(max_workers=min(workers, len(todo)), thread_name_prefix="each") as pool:
+        return list(pool.map(act, todo))
+
+
+class Locks:
+    """What may not be removed yet, by key: for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, LockedError] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._found
+
+    def delete(self, destination: Destination, key: str) -> bool:
+        """Remove ``key``; False when that may not be. Raises DestinationError for every other failure."""
+        try:
+            destination.delete(key)
+        except LockedError as error:
+            with self._lock:
+                self._found[key] = error
+            return False
+        return True
+
+    def delete_all(self, destination: Destination, keys: Sequence[str]) -> int:
+        """How many of ``keys`` went."""
+        return sum(each(lambda key: self.delete(destination, key), keys))
+
+    @property
+    def text(self) -> str:
+        """What to say of all of them: how many, and the words of one; empty when there are none."""
+        if not self._found:
+            return ""
+        key, error = min(self._found.items())
+        more = f" and {len(self._found) - 1} more" if len(self._found) > 1 else ""
+        reason = error.line
+        return f"{len(self._found)} files may not be removed yet: {key}{more}: {reason}"
 
 
 def lengthen(destination: Destination, keys: Iterable[str], since: datetime) -> int:

@@ -1,16 +1,159 @@
-"""How gpg is called, for sealing and unsealing alike."""
+"""A GnuPG home as gpg can use it: with a path that is short enough for sockets, with room to write beside the keys, and
+with an agent that ends when this process does.
+
+gpg-agent keeps its sockets in the home, and keys that it has opened in its memory. So gpg gets a private home in the
+runtime directory, in which everything is a link to the real one's content: it may be read-only (as under the unit, or
+in a volume of a container), and its agent ends as soon as the folder is gone.
+
+How gpg is called, for sealing and unsealing alike.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import os
+import re
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from backupd.model.errors import KeyUnusableError
 from backupd.process.command import Command
-from backupd.process.pipeline import Pipeline
-from backupd.transfer.seal.key_home import usable_home
+from backupd.process.pipeline import Pipeline, run
+from backupd.process.runtime import runtime_directory
+
+_SOCKET_LIMIT = 107
+_LONGEST_SOCKET = "/S.gpg-agent.browser"
+_OF_ONE_HOME = re.compile(r"S\..*|\.#lk.*|.*\.lock|.*\.tmp|.*~|random_seed")
+"""Sockets, locks and what else GnuPG's programs write for themselves: never shared between two homes."""
+
+_guard = threading.Lock()
+_sockets: dict[Path, str] = {}
+
+
+def usable_home(home: Path) -> Path:
+    """A private home with links to the content of ``home``; ``home`` itself, or a short link to it, where an agent runs
+    for it already: it may hold a passphrase that somebody typed.
+
+    Keys that are put into the home later are seen by the next call. Raises KeyUnusableError if there is no such folder,
+    or it cannot be read.
+    """
+    if not home.is_dir():
+        raise KeyUnusableError(
+            f"the GnuPG home {home} does not exist",
+            hint="create it and import the keys: gpg --homedir ... --import FILE",
+        )
+    real = home.resolve()
+    short = _short(real)
+    return short if _has_agent(short) else _private(real)
+
+
+@contextlib.contextmanager
+def writable_home(home: Path) -> Iterator[Path]:
+    """``home`` itself under a path that is short enough, for a program that puts a key into it: what it makes belongs
+    to the owner of the folder afterwards, and an agent that it has started ends.
+
+    Raises KeyUnusableError where nothing can be written there.
+    """
+    if not home.is_dir() or not os.access(home, os.W_OK):
+        raise KeyUnusableError(
+            f"no key can be made in the GnuPG home {home}: "
+            + ("it cannot be written to" if home.is_dir() else "there is no such folder"),
+            hint=f"make it for the user of the service (install -d -m 0700 {home}), and call this "
+            "where it can be written to: in a container with the folder mounted writable",
+        )
+    real = home.resolve()
+    short = _short(real)
+    had_agent = _has_agent(short)
+    try:
+        yield short
+    finally:
+        if not had_agent:
+            run(Command(("gpgconf", "--homedir", str(short), "--kill", "all")), timeout=30, check=False)
+        if os.geteuid() == 0:
+            _give_to_owner(real)
+
+
+def _give_to_owner(home: Path) -> None:
+    """No link is followed, of which that owner could put one there meanwhile."""
+    owner = home.stat()
+    for _folder, folders, files, descriptor in os.fwalk(home):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):  # a lock of gpg's
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=descriptor, follow_symlinks=False)
+
+
+def _short(real: Path) -> Path:
+    return real if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT else _linked(real)
+
+
+def _linked(real: Path) -> Path:
+    link = _place("g", real)
+    with _guard, contextlib.suppress(FileExistsError):
+        link.symlink_to(real)
+    return link
+
+
+def _place(kind: str, real: Path) -> Path:
+    return runtime_directory() / f"{kind}{hashlib.sha256(os.fsencode(real)).hexdigest()[:10]}"
+
+
+def _has_agent(home: Path) -> bool:
+    with _guard:
+        if home not in _sockets:
+            told = run(Command(("gpgconf", "--homedir", str(home), "--list-dirs", "agent-socket")), timeout=30)
+            _sockets[home] = os.fsdecode(told.stdout.rstrip(b"\n"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+        try:
+            agent.connect(_sockets[home])
+        except OSError:
+            return False
+    return True
+
+
+def _private(real: Path) -> Path:
+    home = _place("k", real)
+    try:
+        wanted = {path.name for path in real.iterdir() if not _OF_ONE_HOME.fullmatch(path.name)}
+    except OSError as error:
+        raise KeyUnusableError(
+            f"the GnuPG home {real} cannot be read: {error.strerror}",
+            hint="call as the user that owns it, or correct its permissions",
+        ) from error
+    try:
+        with _guard:
+            home.mkdir(mode=0o700, exist_ok=True)
+            _mirror(real, home, wanted)
+    except OSError as error:
+        raise KeyUnusableError(
+            f"gpg cannot write to its home {real}, and not to {home} either: {error.strerror}",
+            hint="make room there, or set BACKUPD_RUNTIME to another folder",
+        ) from error
+    return home
+
+
+def _mirror(real: Path, home: Path, wanted: set[str]) -> None:
+    """Let every name in ``wanted`` be a link in ``home``, also where gpg has made an empty thing of that name for want
+    of it; links to what is no longer there go."""
+    for entry in home.iterdir():
+        if entry.is_symlink():
+            if entry.name not in wanted:
+                entry.unlink()
+        elif entry.name in wanted:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    for name in wanted:
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(real / name)
+
 
 _HARDENED = (
     "--batch",

@@ -1,8 +1,14 @@
-"""Looking at the keys of a GnuPG home: who can be encrypted for, and what can be decrypted here."""
+"""Looking at the keys of a GnuPG home: who can be encrypted for, and what can be decrypted here.
+
+A phrase for the holder of one key: sealed so that plain ``gpg -d`` shows it, and opened again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,10 +17,10 @@ from typing import Any
 
 import gnupg
 
-from backupd.model.errors import ToolError
+from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.process.command import Command, locate
-from backupd.transfer.seal.gpg import Status, gpg, through
-from backupd.transfer.seal.key_home import usable_home
+from backupd.transfer.seal.gpg import Status, gpg, through, usable_home
+from backupd.transfer.seal.seal import passphrase_options
 
 WARN_DAYS = 30
 _HEX = re.compile(r"(?:0X)?([0-9A-F]{8,64})!?")
@@ -157,3 +163,49 @@ def is_revoked(home: Path, fingerprint: str) -> bool:
         for part in _parts(key)
         if part["fingerprint"] == fingerprint
     )
+
+
+_GROUPS = 8
+
+
+def new_phrase() -> str:
+    """128 random bits in groups that can be read out and typed: ``3fa1-09bc-...``."""
+    return "-".join(secrets.token_hex(2) for _ in range(_GROUPS))
+
+
+def digest_of(phrase: str) -> str:
+    """What is remembered of a phrase (64 hex). Blanks, dashes and capitals do not matter."""
+    return hashlib.sha256("".join(c for c in phrase.lower() if c.isalnum()).encode()).hexdigest()
+
+
+def matches(phrase: str, digest: str) -> bool:
+    return hmac.compare_digest(digest_of(phrase), digest)
+
+
+def seal_phrase(phrase: str, fingerprint: str, home: Path) -> str:
+    """``phrase`` as an armored message for that key alone. Raises KeyUnusableError when gpg cannot encrypt for it."""
+    with Status() as status:
+        command = gpg(
+            home, status, "--no-autostart", "--armor", "--recipient", fingerprint, "--encrypt", "--output", "-"
+        )
+        try:
+            return through(command, status, f"{phrase}\n".encode()).decode("ascii")
+        except ToolError as error:
+            raise KeyUnusableError(
+                f"nothing can be sealed for the key {fingerprint}",
+                detail=error.detail,
+                hint="`backupd check` shows the state of every key",
+            ) from error
+
+
+def open_phrase(armored: str, home: Path, passphrase_file: Path | None) -> str:
+    """The phrase, with the secret keys in ``home``. Raises KeyUnusableError when none of them opens it."""
+    with Status() as status:
+        command = gpg(home, status, *passphrase_options(passphrase_file), "--decrypt", "--output", "-")
+        try:
+            opened = through(command, status, armored.encode("ascii"))
+        except ToolError as error:
+            raise KeyUnusableError(f"no secret key in {home} opens the challenge", detail=error.detail) from error
+        if "DECRYPTION_OKAY" not in {line.keyword for line in status.lines()}:
+            raise KeyUnusableError(f"gpg does not confirm that it opened the challenge with a key in {home}")
+    return opened.decode("ascii", "replace").strip()

@@ -1,4 +1,6 @@
-"""Taking away what no backup needs: what dead runs left, and objects that nobody names.
+"""What one collection, or one sweep, did and did not do.
+
+Taking away what no backup needs: what dead runs left, and objects that nobody names.
 
 The order of looking is what makes it safe beside running backups. A backup writes its intent, stores and reuses
 objects, puts its manifest, removes its intent. So whoever lists *candidates first, then intents, then manifests* meets
@@ -23,19 +25,46 @@ from datetime import datetime, timedelta
 from backupd.model.errors import ArchivedError, BusyError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
-from backupd.transfer.guards.erase import Locks, each
-from backupd.transfer.guards.holds import Backup
+from backupd.transfer.guards.holds_and_marks import Backup, is_withdrawn
 from backupd.transfer.guards.lease import Alive, Lease, is_alive, is_listed
-from backupd.transfer.guards.marks import is_withdrawn
-from backupd.transfer.guards.pin import pins
-from backupd.transfer.logs.strays import clear_strays
-from backupd.transfer.pack.intent import intents
-from backupd.transfer.records.inventory import Committed, backup_ids, read
+from backupd.transfer.guards.object_locks import Locks, each
+from backupd.transfer.guards.pins_and_intents import intents, pins
+from backupd.transfer.log_leftovers import clear_strays
+from backupd.transfer.records.manifests import Committed, backup_ids, read
 from backupd.transfer.sweep.clean_up_lease import refusal, sweeping
 from backupd.transfer.sweep.deletion_limit import BRAKE, DAY, Brake, told_of_headless, told_of_missing
-from backupd.transfer.sweep.result import Collected
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
+
+
+@dataclass(slots=True)
+class Collected:
+    """What one collection did; sizes in bytes. ``held`` says what was left alone, and why."""
+
+    backups: list[str] = field(default_factory=list)
+    leases: list[str] = field(default_factory=list)
+    trees: list[str] = field(default_factory=list)
+    side_files: list[str] = field(default_factory=list)
+    """Keys of side files, marks and keeps of backups that are no more."""
+    leftovers: int = 0
+    tombstoned: int = 0
+    rescued: int = 0
+    objects: int = 0
+    bytes_freed: int = 0
+    log_parts: list[str] = field(default_factory=list)
+    """Keys of parts of binary logs whose upload died."""
+    held: list[str] = field(default_factory=list)
+    locked: int = 0
+    """Files that may not be removed yet: an object lock, or missing rights. The next collection tries again."""
+    lock: str = ""
+    """What to say of them."""
+    skipped: bool = False
+    """Nothing was done: somebody else removes here, or nothing may be removed."""
+    braked: list[str] = field(default_factory=list)
+    """What the brake on mass deletes held back; each is among ``held``, too."""
+    missing: list[Backup] = field(default_factory=list)
+    """What was expected here and is not, so that no object was collected; ``held`` says it."""
+
 
 SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""

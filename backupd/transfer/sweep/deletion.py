@@ -25,15 +25,23 @@ from backupd.model.errors import (
 )
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
-from backupd.transfer.guards.erase import Locks, each
-from backupd.transfer.guards.holds import Backup, Kept, kept_at
+from backupd.transfer.guards.holds_and_marks import (
+    Backup,
+    Kept,
+    Mark,
+    Sightings,
+    explaining,
+    is_due,
+    kept_at,
+    takes_back,
+    withdraw,
+)
 from backupd.transfer.guards.lease import Alive, is_alive
-from backupd.transfer.guards.marks import Mark, Sightings, explaining, is_due, takes_back, withdraw
-from backupd.transfer.records.inventory import Committed, backup_ids, read
+from backupd.transfer.guards.object_locks import Locks, each
+from backupd.transfer.records.manifests import Committed, backup_ids, read
 from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
-from backupd.transfer.sweep.collection import collect_held, living_intents, living_pins, manifests, not_begun
+from backupd.transfer.sweep.collection import Collected, collect_held, living_intents, living_pins, manifests, not_begun
 from backupd.transfer.sweep.deletion_limit import BRAKE, Brake
-from backupd.transfer.sweep.result import Collected
 from storage.contract import layout, objects
 from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from backupd.transfer.guards.holds import Backup
+from backupd.transfer.guards.holds_and_marks import Backup
 
 DAY = timedelta(days=1)
 _NAMED = 10

@@ -106,7 +106,7 @@ _OPEN = """
 import sys
 from pathlib import Path
 from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 home, key = Path(sys.argv[1]), sys.argv[2]
 assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"
 """

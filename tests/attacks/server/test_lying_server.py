@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.history.status import StreamEventKind
+from backupd.binlog.stream_status import StreamEventKind
 from backupd.engine.access import client_files as handover
 from backupd.engine.instance.sandbox import is_available, worker
 from backupd.engine.logclient.run import collect, make_intake

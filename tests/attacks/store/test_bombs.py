@@ -19,24 +19,22 @@ from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import DamagedError, StreamError
 from backupd.model.job import silent
 from backupd.model.manifest import Entry, Part, StoredObject, encode_facts
-from backupd.transfer.guards.holds import kept_at
+from backupd.transfer import log_segments
+from backupd.transfer.guards.holds_and_marks import kept_at
 from backupd.transfer.guards.lease import leases
-from backupd.transfer.logs import segments
+from backupd.transfer.records import authenticity as signed_places
 from backupd.transfer.records import head
 from backupd.transfer.records import manifests as manifestio
 from backupd.transfer.records import proofs as proofdoc
-from backupd.transfer.records import signed as signed_places
+from backupd.transfer.records.authenticity import SignedDestination, Signing
 from backupd.transfer.records.manifests import described, get_bytes, load_body, load_header, put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.records.signature import Signing
-from backupd.transfer.records.signed import SignedDestination
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import marked
 from restore.fetch.objects import fetch
 from storage.contract import layout, objects
-from storage.contract.marker import repository_id
+from storage.contract.destination import repository_id
 from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys, gpg
@@ -168,7 +166,7 @@ def index_of_log(target: Target) -> None:
     content = sealed(target.keys, frame())
     target.put(header.folder + header.index[0].stored.name, content)
     last = replace(header.index[0], stored=described(header.index[0].stored.name, content), size=HUGE)
-    list(segments.read_index(target.place, replace(header, index=(last,)), target.unsealer))
+    list(log_segments.read_index(target.place, replace(header, index=(last,)), target.unsealer))
 
 
 def part_of_log(target: Target) -> None:
@@ -176,7 +174,7 @@ def part_of_log(target: Target) -> None:
     content = sealed(target.keys, frame())
     target.put(header.folder + header.parts[0].stored.name, content)
     part = replace(header.parts[0], stored=described(header.parts[0].stored.name, content), size=HUGE)
-    segments.read_part(target.place, replace(header, parts=(part,)), 0, target.unsealer)
+    log_segments.read_part(target.place, replace(header, parts=(part,)), 0, target.unsealer)
 
 
 def _log(target: Target) -> SegmentHeader:
@@ -329,7 +327,7 @@ DOCUMENTS: dict[str, Callable[[Hollow], object]] = {
         one.put(layout.manifest_key(SERVER, backup_id(1))) and load_header(one.place, SERVER, backup_id(1))
     ),
     "binary log": lambda one: (
-        one.put(layout.segment_key(SERVER, SEGMENT)) and segments.load_header(one.place, SERVER, SEGMENT)
+        one.put(layout.segment_key(SERVER, SEGMENT)) and log_segments.load_header(one.place, SERVER, SEGMENT)
     ),
     "text": lambda one: get_bytes(one.place, one.put(layout.RECOVER)),
     "head": lambda one: one.put(layout.head_key(SERVER)) and head.read(one.place, SERVER),

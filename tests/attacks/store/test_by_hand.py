@@ -19,8 +19,8 @@ from backupd.app.context.trust import recovery_page, signing
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.model.manifest import Body, Header, encode_header
+from backupd.transfer.records.authenticity import Signing, sign
 from backupd.transfer.records.manifests import described
-from backupd.transfer.records.signature import Signing, sign
 from backupd.transfer.seal.seal import Sealer
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack

@@ -13,7 +13,7 @@ import pytest
 from backupd.engine.binlog.events import CRC_SIZE, HEADER, QUERY
 from backupd.model.binlog import MAGIC, Ending, ReplayMethod
 from backupd.model.errors import BackupdError
-from backupd.transfer.records.signature import Signing, sign
+from backupd.transfer.records.authenticity import Signing, sign
 from restore.runbook.trust import signature_check
 from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, asking, empty_copy, first, here, logs, roll, running_copy

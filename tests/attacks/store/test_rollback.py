@@ -28,8 +28,8 @@ from backupd.model.backup_record import Copy
 from backupd.model.job import silent
 from backupd.model.manifest import encode_header
 from backupd.model.text import format_time
-from backupd.transfer.check.scrub import Damage
 from backupd.transfer.records.head import digest, read
+from backupd.transfer.scrub import Damage
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
 from tests.support.catalog.samples import backup

@@ -26,10 +26,8 @@ from backupd.model.backup_record import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError, UsageError
 from backupd.model.job import silent
 from backupd.model.manifest import Header, bound
-from backupd.transfer.records.inventory import read
-from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
-from backupd.transfer.records.signature import Signing, make_key, sign
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer.records.authenticity import SignedDestination, Signing, make_key, sign
+from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes, read
 from backupd.transfer.seal.seal import Sealer
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination

@@ -18,7 +18,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch
 from backupd.model.job import JobState
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from tests.support.catalog import samples
 from tests.support.dice import SOAK
 from tests.support.e2e.house import LONGEST, SERVER, House
@@ -75,9 +75,9 @@ def archived(house: House, branch: Branch, out: Path) -> dict[str, bytes]:
             key = record.key
             if key.start < len(found.get(record.segment.file, b"")):
                 continue  # a piece that lies within what is there
-            header = segments.load_header(destination, SERVER, key)
+            header = log_segments.load_header(destination, SERVER, key)
             target = out / f"{key.number}-{key.start}"
-            segments.fetch(destination, header, unsealer, target)
+            log_segments.fetch(destination, header, unsealer, target)
             assert key.start == len(found.get(record.segment.file, b""))
             found[record.segment.file] = found.get(record.segment.file, b"") + target.read_bytes()
     return found

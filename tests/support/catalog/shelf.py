@@ -19,7 +19,7 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Stats
 from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.deletion import marks
 from storage.contract.destination import Destination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id

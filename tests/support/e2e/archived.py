@@ -17,8 +17,8 @@ from backupd.catalog.session import open_catalog
 from backupd.engine.binlog.scan import ScanContext, scan
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.model.text import new_id
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer import log_segments
+from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer
 from tests.support.e2e.house import SERVER, House
 from tests.support.servers.server import Server
@@ -79,7 +79,7 @@ class Archive:
         )
         wiring.catalog.binlogs.add_branch(self.branch)
         for name in self.destinations:
-            segments.put_branch(wiring.destination(name), self.branch)
+            log_segments.put_branch(wiring.destination(name), self.branch)
 
     def _file(self, wiring: Wiring, name: str, *, is_last: bool) -> None:
         assert self.branch is not None
@@ -138,7 +138,7 @@ def store(
     sealed = sealing.finish(segment, house.base / "sealed")
     now = datetime.now(UTC)
     for name in destinations:
-        stored = segments.put(wiring.destination(name), sealed, now=now)
+        stored = log_segments.put(wiring.destination(name), sealed, now=now)
         wiring.catalog.binlogs.add_segment(segment, name, stored.bytes, now)
     Sealed.remove(sealed.folder)
     return segment

@@ -15,14 +15,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.binlog.history.evidence import without_flag
+from backupd.binlog.evidence import without_flag
 from backupd.catalog.session import Catalog
 from backupd.engine.binlog.scan import scan
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
-from backupd.transfer.logs import segments
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer import log_segments
+from backupd.transfer.seal.seal import Unsealer
 from storage.contract.destination import Destination
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.support.e2e.service import naming, until
@@ -187,14 +187,14 @@ def fetched(destination: Destination, unsealer: Unsealer, branch: Branch, folder
     found = Archived(branch, {})
     headers = [
         header
-        for header in segments.headers(destination, SERVER)
-        if not isinstance(header, segments.DamagedSegment) and header.segment.branch == branch.id
+        for header in log_segments.headers(destination, SERVER)
+        if not isinstance(header, log_segments.DamagedSegment) and header.segment.branch == branch.id
     ]
     for header in sorted(headers, key=lambda one: (one.segment.number, one.segment.start, -one.segment.end)):
         segment = header.segment
         target = folder / f"{branch.id}.{segment.number}"
         if segment.start == found.size(segment.number):
-            segments.fetch(destination, header, unsealer, target, append=segment.start > 0)
+            log_segments.fetch(destination, header, unsealer, target, append=segment.start > 0)
             found.files[segment.number] = target
         else:
             if segment.end > found.size(segment.number):

@@ -12,8 +12,7 @@ from typing import Any
 
 from backupd.model.manifest import Body, Header, bound, decode_header, encode_header
 from backupd.transfer.records.manifests import described, load_body
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
 from tests.support.e2e.house import House

@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.binlog.archive.files import Archiver, Shipped
-from backupd.binlog.spool.files import Spool, Spooled
+from backupd.binlog.archive.archiver import Archiver, Shipped
+from backupd.binlog.spool_files import Spool, Spooled
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.model.errors import CatalogError
-from backupd.transfer.check.fsck import Invariant, examine
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments as segments
+from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.sweep.collection import collect

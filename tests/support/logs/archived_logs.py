@@ -9,8 +9,8 @@ from pathlib import Path
 
 from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Branch, Ending, Segment
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer import log_segments
+from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.seal.seal import Sealer
 from storage.contract.destination import Destination
@@ -72,5 +72,5 @@ def archive_log(
     """Store bytes ``[start, end)`` of a binary log at ``destination``, as the archive does."""
     with tempfile.TemporaryDirectory() as base:
         sealed = seal_log(Path(base) / "sealed", sealer, branch, number, data, start=start, end=end, ending=ending)
-        segments.put_branch(destination, branch)
-        return segments.put(destination, sealed, now=datetime.now(UTC)).header
+        log_segments.put_branch(destination, branch)
+        return log_segments.put(destination, sealed, now=datetime.now(UTC)).header

@@ -7,8 +7,8 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.binlog.archive.files import Archiver
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.archive.archiver import Archiver
+from backupd.binlog.spool_files import Spool
 from backupd.transfer.seal.seal import Sealer
 from storage.local.destination import FilesystemDestination
 from tests.support.logs.archived import Books

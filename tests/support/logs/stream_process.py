@@ -7,8 +7,8 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.binlog.spool.files import Spool
-from backupd.binlog.stream.supervisor import Streamer
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.supervisor import Streamer
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource
 from backupd.engine.sql.client import Connection

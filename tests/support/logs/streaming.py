@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.binlog.history.evidence import without_flag
-from backupd.binlog.history.status import StreamEvent, StreamEventKind, StreamState
-from backupd.binlog.spool.files import Spool, Spooled
-from backupd.binlog.stream.supervisor import ArchivedTo, GivenUp, Pace, Streamer
+from backupd.binlog.evidence import without_flag
+from backupd.binlog.spool_files import Spool, Spooled
+from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
+from backupd.binlog.supervisor import ArchivedTo, GivenUp, Pace, Streamer
 from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
 from backupd.engine.logclient.source import BinlogSource
 from backupd.engine.sql.client import Connection

@@ -26,7 +26,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.table import DumpedTable, TableName, TablePattern, definition_path, table_folder
 from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.runbook.logical import render_logical_runbook
 from restore.runbook.unpack import render_unpack
 from storage.local.destination import FilesystemDestination

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer import log_segments
+from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.seal.seal import Sealer
 from storage.contract.destination import Destination
 from tests.support.keys import Keys
@@ -79,6 +79,6 @@ def shelve(
     digest = sealing.plain(io.BytesIO(content(draft.number, draft.end)[draft.start :]), draft.start, draft.end)
     sealed = sealing.finish(replace(draft, sha256=digest), folder / "sealed")
     for destination in destinations:
-        segments.put(destination, sealed, now=datetime.now(UTC))
+        log_segments.put(destination, sealed, now=datetime.now(UTC))
     Sealed.remove(sealed.folder)
     return sealed.header.segment

@@ -18,7 +18,7 @@ from backupd.model.job import silent
 from backupd.model.manifest import Body, Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.runbook.unpack import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.scratch.server import ScratchSpec

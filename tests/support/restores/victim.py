@@ -12,7 +12,7 @@ from pathlib import Path
 from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.model.text import new_id
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.whole.executor import RestoreSpec, execute
 from storage.local.destination import FilesystemDestination
 

@@ -33,10 +33,10 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.model.text import new_id
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.segment_seal import Sealed, Sealing
-from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
-from backupd.transfer.records.inventory import read
+from backupd.transfer import log_segments
+from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
+from backupd.transfer.log_segments import Sealed, Sealing
+from backupd.transfer.records.manifests import read
 from backupd.transfer.seal.seal import Sealer
 from storage.contract import layout
 from storage.contract.destination import Destination
@@ -269,8 +269,8 @@ class Depot:
         """As the stream does it at one place."""
         destination = self.wiring.destination(place)
         self.catalog.binlogs.add_branch(BRANCH)
-        segments.put_branch(destination, BRANCH)
-        header = segments.put(destination, sealed, now=self.clock()).header
+        log_segments.put_branch(destination, BRANCH)
+        header = log_segments.put(destination, sealed, now=self.clock()).header
         self.catalog.binlogs.add_segment(header.segment, place, header.stored_bytes, self.clock())
         key = header.segment.key
         pieces = replaced_pieces(destination, SERVER, key) if header.segment.is_final else ()
@@ -353,7 +353,7 @@ class Depot:
         if not (self.root(place) / where).is_file():
             return {where: "is missing"}
         try:
-            header = segments.load_header(self.behind(place), SERVER, key)
+            header = log_segments.load_header(self.behind(place), SERVER, key)
         except DamagedError:
             return {where: "cannot be read"}
         return {

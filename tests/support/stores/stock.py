@@ -22,9 +22,9 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
-from backupd.transfer.guards.marks import Mark
+from backupd.transfer.guards.holds_and_marks import Mark
 from storage.contract import layout, objects
-from storage.contract import tree_names as treenames
+from storage.contract import layout as treenames
 from storage.contract.destination import Destination, as_tree
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.server_facts import Position, Receipts, Tool, Version
-from backupd.transfer.pack.packer import Packer
+from backupd.transfer.packer import Packer
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination

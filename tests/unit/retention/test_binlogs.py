@@ -26,7 +26,7 @@ from backupd.model.server_facts import Position
 from backupd.retention.decisions import BinlogRun, Decisions, LogPlace, Stored, View
 from backupd.retention.logs import NOTHING, first_files
 from backupd.retention.solver import solve
-from backupd.transfer.guards.pin import Pin
+from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.manifests import put_bytes
 from storage.contract import layout
 from tests.support.catalog.histories import NOW, days_ago, rules, stored, view

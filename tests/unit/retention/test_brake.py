@@ -16,7 +16,7 @@ from backupd.app.retention.retention import apply, make_room, relieve
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.guards.lease import Lease, Owner
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.records.manifests import backup_ids
 from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER, Shelf

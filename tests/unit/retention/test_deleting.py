@@ -22,8 +22,7 @@ from backupd.model.backup_record import BackupState
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobState
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.pack.intent import Intent
+from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout, objects
 from tests.support.catalog.shelf import SERVER, Shelf

@@ -16,7 +16,7 @@ from backupd.app.service.preflight import check
 from backupd.app.verify.verification import fsck
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import Header, encode_header
-from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import read
 from backupd.transfer.sweep.deletion import mark, sweep
 from storage.contract import layout
 from tests.support.catalog.shelf import SERVER, Shelf

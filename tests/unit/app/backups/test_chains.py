@@ -31,10 +31,9 @@ from backupd.model.manifest import decode_header, encode_header
 from backupd.model.proof import Phase, Proof
 from backupd.model.server_facts import Role, ServerInfo, Version
 from backupd.model.text import new_id
-from backupd.transfer.check.fsck import repair
-from backupd.transfer.pack.intent import intents
-from backupd.transfer.records.inventory import backup_ids
-from backupd.transfer.records.manifests import load_header
+from backupd.transfer.fsck import repair
+from backupd.transfer.guards.pins_and_intents import intents
+from backupd.transfer.records.manifests import backup_ids, load_header
 from backupd.transfer.sweep.deletion import mark, unmark
 from restore.datadir.state import MARKER, State, write_marker
 from storage.contract import layout

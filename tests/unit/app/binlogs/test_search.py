@@ -19,8 +19,8 @@ from backupd.app.verify.verification import fsck, verify
 from backupd.cli.commands import binlog
 from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
-from backupd.transfer.check.fsck import Invariant
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
+from backupd.transfer.fsck import Invariant
 from storage.contract import layout
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, SERVER, key_of, store, wired
@@ -258,7 +258,7 @@ def test_verify_puts_logs_right_from_another_destination(wiring: Wiring, keys: K
     store(wiring, keys, logs[:3])  # sealed for each place by itself, so no part is like that of the other place
     spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
     spoil(wiring, "local", logs[0], "segment.json")
-    segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[2]))
+    log_segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[2]))
     done = verify(wiring, SERVER, None, progress)
     assert done.ok
     assert sorted((damage.destination, damage.repaired_from) for damage in done.damages) == [
@@ -278,11 +278,11 @@ def test_logs_that_were_removed_from_the_beginning_are_not_brought_back(
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     store(wiring, keys, logs[:3])
-    segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[0]))
+    log_segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[0]))
     (damage,) = verify(wiring, SERVER, None, progress).damages
     assert (damage.destination, damage.repaired_from) == ("offsite", "")
     assert "nothing before it is either" in damage.trouble
-    assert segments.of_file(wiring.destination("offsite"), SERVER, BRANCH.id, logs[0].number) == []
+    assert log_segments.of_file(wiring.destination("offsite"), SERVER, BRANCH.id, logs[0].number) == []
 
 
 def test_verify_of_a_share_reads_every_log_in_as_many_days(
@@ -324,7 +324,7 @@ def test_fsck_takes_in_logs_whose_branch_nothing_describes(
 
 def test_fsck_forgets_what_is_gone_and_records_the_gap(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
     store(wiring, keys, logs[:3])
-    segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
+    log_segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     found = fsck(wiring, mend=False)
     assert [(place, finding.invariant) for place, finding in found.findings] == [("local", Invariant.SEGMENT_IS_STORED)]
     assert fsck(wiring, mend=True).ok

@@ -17,9 +17,9 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import catalog_writer as scribe
 from backupd.app.runtime.catalog_writer import Scribe
 from backupd.app.service.preflight import stream_findings
-from backupd.binlog.archive.files import Behind
-from backupd.binlog.history.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.archive.archiver import Behind
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from tests.support.service.house import GOLD, Clock, Office
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

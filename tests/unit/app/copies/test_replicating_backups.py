@@ -15,11 +15,10 @@ from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply
 from backupd.model.errors import BusyError, RefusedError
 from backupd.model.text import format_time
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.copy.repair import put_right
-from backupd.transfer.guards.holds import kept_at
-from backupd.transfer.guards.pin import pins
-from backupd.transfer.pack.intent import Intent, intents
+from backupd.transfer.fsck import examine
+from backupd.transfer.guards.holds_and_marks import kept_at
+from backupd.transfer.guards.pins_and_intents import Intent, intents, pins
+from backupd.transfer.repair import put_right
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout, objects
 from tests.support.catalog.shelf import SERVER

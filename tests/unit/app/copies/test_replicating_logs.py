@@ -14,9 +14,9 @@ from backupd.app.streams.log_copies import LogFollower
 from backupd.app.views.timeline import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.logs import segments
-from backupd.transfer.records.recorded import RecordedDestination
+from backupd.transfer import log_segments
+from backupd.transfer.guards.pins_and_intents import Pin
+from backupd.transfer.records.authenticity import RecordedDestination
 from storage.contract import layout
 from storage.contract.destination import Destination
 from tests.support.catalog.shelf import SERVER
@@ -53,7 +53,7 @@ def step(one: Shop, *, pieces: bool = True, first: dict[str, int] | None = None)
 
 
 def there(one: Shop) -> list[SegmentKey]:
-    return [key for _server, key in segments.keys(one.at("offsite"))]
+    return [key for _server, key in log_segments.keys(one.at("offsite"))]
 
 
 def known(one: Shop) -> list[SegmentKey]:
@@ -84,7 +84,7 @@ def test_pieces_follow_while_a_file_grows_and_go_when_the_whole_of_it_is_there(
     store(one.wiring, keys, logs[:1], places=("local",), end=cut)
     assert step(one).segments == 1
     assert there(one) == [SegmentKey(BRANCH.id, logs[0].number, 0, cut)]
-    segments.remove(one.at(), SERVER, there(one)[0])
+    log_segments.remove(one.at(), SERVER, there(one)[0])
     store(one.wiring, keys, logs[:1], places=("local",))
     done = step(one)
     assert (done.segments, done.dropped) == (1, 1)
@@ -119,15 +119,15 @@ def test_a_piece_that_turns_out_to_be_all_of_its_file_is_told_as_that_at_the_cop
 ) -> None:
     one = shop()
     store(one.wiring, keys, logs[:1], places=("local",))
-    header = segments.load_header(one.at(), SERVER, key_of(logs[0]))
+    header = log_segments.load_header(one.at(), SERVER, key_of(logs[0]))
     piece = replace(header, segment=replace(header.segment, ending=Ending.OPEN))
-    segments._commit(one.at(), piece)
+    log_segments._commit(one.at(), piece)
     one.catalog.binlogs.drop_segments(SERVER, [key_of(logs[0])], "local")
     one.catalog.binlogs.add_segment(piece.segment, "local", piece.stored_bytes, one.clock())
     work = copies(one)
     work.step([one.at()], {})
     one.clock.move(seconds=9)
-    segments._commit(one.at(), header)
+    log_segments._commit(one.at(), header)
     one.catalog.binlogs.add_segment(header.segment, "local", header.stored_bytes, one.clock())
     assert work.step([one.at()], {}).segments == 1
     assert everything(one.at("offsite")) == everything(one.at())
@@ -159,10 +159,10 @@ def test_what_is_there_already_and_means_something_else_is_never_overwritten(
     one = shop()
     store(one.wiring, keys, logs[:1], places=("local",))
     one.at("offsite").initialise(one.clock())
-    header = segments.load_header(one.at(), SERVER, key_of(logs[0]))
+    header = log_segments.load_header(one.at(), SERVER, key_of(logs[0]))
     offsite = one.at("offsite")
     assert isinstance(offsite, RecordedDestination)
-    segments._commit(offsite._inner, replace(header, segment=replace(header.segment, sha256="0" * 64)))
+    log_segments._commit(offsite._inner, replace(header, segment=replace(header.segment, sha256="0" * 64)))
     before = everything(offsite._inner)
     done = step(one)
     assert "is none of ours" in done.troubles[0]

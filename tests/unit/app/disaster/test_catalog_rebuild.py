@@ -32,8 +32,8 @@ from backupd.model.hold import Hold, HoldKind
 from backupd.model.job import Progress, silent
 from backupd.model.manifest import Header, encode_header
 from backupd.model.server_facts import Position
-from backupd.transfer.guards.holds import put_hold, put_keep
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
+from backupd.transfer.guards.holds_and_marks import put_hold, put_keep
 from backupd.transfer.records.manifests import get_bytes
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout, objects
@@ -209,7 +209,7 @@ def test_a_copy_of_the_catalog_promises_nothing_about_logs_that_are_gone_since(
     at = logs[2].transactions[-1].at + timedelta(minutes=7)
     wiring.catalog.binlogs.confirm(SERVER, "local", BRANCH.id, (logs[2].number, logs[2].size), at)
     write_copies(wiring)
-    segments.remove(wiring.destination("local"), SERVER, key_of(logs[2]))
+    log_segments.remove(wiring.destination("local"), SERVER, key_of(logs[2]))
     with lost(wiring) as new:
         rebuild(new, "local", silent)
         (run,) = new.catalog.binlogs.runs(SERVER)

@@ -16,9 +16,9 @@ from backupd.cli.screen.output import Screen
 from backupd.cli.screen.render import show_damages, show_disagreements
 from backupd.model.backup_record import BackupState
 from backupd.model.job import silent
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.check.scrub import Damage
-from backupd.transfer.records.inventory import read
+from backupd.transfer.fsck import examine
+from backupd.transfer.records.manifests import read
+from backupd.transfer.scrub import Damage
 from backupd.transfer.sweep.deletion import is_whole
 from storage.contract import layout, objects
 from storage.contract.destination import Tier, as_tree

@@ -16,7 +16,7 @@ from backupd.app.metacopies.recover_versions_text import bring_back_text
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.text import format_time
-from backupd.transfer.guards.marks import is_marked
+from backupd.transfer.guards.holds_and_marks import is_marked
 from backupd.transfer.sweep.deletion import is_whole
 from storage.contract import layout, objects
 from storage.contract.config import S3Config

@@ -25,11 +25,11 @@ from backupd.catalog.session import open_catalog
 from backupd.model.hold import HoldKind
 from backupd.model.job import silent
 from backupd.model.manifest import Header, StoredObject, bound, decode_header, encode_header
-from backupd.transfer.check.fsck import Invariant, examine
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
+from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records import proofs as proofdoc
+from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
-from backupd.transfer.records.signed import SignedDestination
 from backupd.transfer.seal.seal import Sealer
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
@@ -235,7 +235,7 @@ def test_nobody_vouches_for_a_manifest_that_is_not_the_one_of_the_run(
 
 def test_what_was_taken_in_from_a_place_proves_nothing_about_it(beneath: FilesystemDestination, strict: Wiring) -> None:
     stored(beneath, sealer_of(strict), 1)
-    segments.put_branch(beneath, BRANCH)
+    log_segments.put_branch(beneath, BRANCH)
     rebuild(credulous(strict, beneath), "local", silent)
     done = vouch(strict, "local")
     assert done.signed == 0

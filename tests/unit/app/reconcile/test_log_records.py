@@ -13,11 +13,11 @@ import pytest
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.catalog_backfill import Recollection
 from backupd.app.verify.verification import fsck, verify
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Gap, SegmentKey
 from backupd.model.job import silent
 from backupd.model.server_facts import Position
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, PLACES, SERVER, key_of, store, wired
 from tests.support.logs.real_logs import RealLog, real_logs
@@ -43,7 +43,7 @@ def older_catalog(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> Segm
     store(wiring, keys, logs[1:2], end=cut)
     piece = SegmentKey(BRANCH.id, logs[1].number, 0, cut)
     for place in PLACES:
-        segments.remove(wiring.destination(place), SERVER, piece)
+        log_segments.remove(wiring.destination(place), SERVER, piece)
     store(wiring, keys, logs[1:3], known=False)
     return piece
 
@@ -94,7 +94,7 @@ def test_a_stream_that_begins_forgets_what_is_gone_but_not_what_lies_at_a_place_
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     store(wiring, keys, logs[:3])
-    segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
+    log_segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     folder = wiring.settings.spool.parent / "offsite"
     folder.rename(folder.with_name("unplugged"))
     folder.mkdir()
@@ -129,7 +129,9 @@ def test_verify_does_not_miss_a_piece_that_its_file_has_replaced(
     done = verify(wiring, SERVER, None, silent)
     assert (done.ok, done.damages) == (True, ())
     for place in PLACES:
-        assert piece not in [key for _server, key in segments.keys(wiring.destination(place))], "nor is it fetched back"
+        assert piece not in [key for _server, key in log_segments.keys(wiring.destination(place))], (
+            "nor is it fetched back"
+        )
     assert piece not in [record.key for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)]
 
 
@@ -160,7 +162,7 @@ def test_fsck_says_what_it_left_because_it_is_too_young_and_finishes_it_later(
     wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]
 ) -> None:
     store(wiring, keys, logs[:2])
-    segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
+    log_segments.remove(wiring.destination("local"), SERVER, key_of(logs[1]))
     wiring.catalog.binlogs.set_stream_state(SERVER, {"state": "streaming"}, wiring.clock())
     ((_place, left),) = fsck(wiring, mend=True).findings
     assert "less than 5 minutes ago" in left.message

@@ -32,16 +32,15 @@ from backupd.cli.main import main
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.job import silent
 from backupd.model.text import new_id
-from backupd.transfer.guards.pin import Pin, pins
-from backupd.transfer.logs.segment_seal import Sealed
-from backupd.transfer.pack.intent import intents
+from backupd.transfer.guards.pins_and_intents import Pin, intents, pins
+from backupd.transfer.log_segments import Sealed
 from backupd.transfer.relay import Relay
 from backupd.transfer.sweep.deletion import marks
 from restore.fetch.objects import fetch
 from restore.fetch.sources import load_chain
 from storage.contract import layout
 from storage.s3 import client as s3client
-from storage.s3 import upload as s3upload
+from storage.s3 import stream as s3upload
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
 from tests.support.stores.depot import BUCKET, LOCAL, OFFSITE, SERVER, Depot, chain_above, depot, log_of

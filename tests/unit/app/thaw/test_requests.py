@@ -32,7 +32,7 @@ from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobState, Progress, silent
 from backupd.model.server_facts import Position
 from backupd.model.thaw import LOGS, ThawState
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from restore.planning.plan import Plan
 from restore.replay.logs import fetch_logs
 from storage.contract import layout
@@ -509,5 +509,7 @@ def test_cold_binary_logs_are_part_of_the_plan_unless_another_place_gives_them(t
         with pytest.raises(ArchivedError, match="cannot be read from any destination"):
             fetch_logs(SERVER, replay, [vault], wiring.unsealer(), folder, report=silent)
         assert cold_of_part(wiring, chosen, LOGS) == made.thaw.objects
-        wiring.catalog.binlogs.add_segment(segments.load_header(vault, SERVER, key).segment, "local", 1, wiring.clock())
+        wiring.catalog.binlogs.add_segment(
+            log_segments.load_header(vault, SERVER, key).segment, "local", 1, wiring.clock()
+        )
         assert with_thaw(wiring, chosen, ()).thaw is None

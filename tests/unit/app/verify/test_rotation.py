@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from backupd.app.verify.rotation import WHOLE, Rotation, due, read_since
-from backupd.transfer.check.scrub import SHARES, share_of
+from backupd.transfer.scrub import SHARES, share_of
 from tests.support.dice import rounds, thrown
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 
 from backupd.backup.checks.speed import Speeds, Stopwatch, redo_size, slow_destinations
 from backupd.model.manifest import Entry
-from backupd.transfer.pack.fanout import Load
+from backupd.transfer.fanout import Load
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from storage.local.destination import FilesystemDestination
 from tests.support.dice import rounds, thrown
 from tests.support.keys import Keys
@@ -64,9 +63,9 @@ def test_a_process_killed_at_random_leaves_every_log_whole(short_tmp: Path, keys
         for _ in range(10):
             assert not archiver.step(clock.move(400)).trouble
     assert not house.spool.files()
-    headers = [item for item in segments.headers(disk) if isinstance(item, SegmentHeader)]
+    headers = [item for item in log_segments.headers(disk) if isinstance(item, SegmentHeader)]
     assert [header.segment.key for header in headers] == [house.key(log) for log in logs]
     for header, log in zip(headers, logs, strict=True):
         target = short_tmp / log.name
-        segments.fetch(disk, header, Unsealer(keys.secret_home), target)
+        log_segments.fetch(disk, header, Unsealer(keys.secret_home), target)
         assert target.read_bytes() == log.archived

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.archive import checkpoint
-from backupd.binlog.archive import destination_status as standing
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.archive import shipper as standing
+from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
+from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
@@ -62,14 +61,14 @@ def test_whole_files_open_everywhere_and_leave_the_spool(tmp_path: Path, clock: 
     assert not house.spool.files()
     unsealer = Unsealer(keys.secret_home)
     for destination in (disk, memory):
-        headers = [item for item in segments.headers(destination, "shop") if isinstance(item, SegmentHeader)]
+        headers = [item for item in log_segments.headers(destination, "shop") if isinstance(item, SegmentHeader)]
         assert [header.segment.file for header in headers] == [log.name for log in logs]
         for header, log in zip(headers, logs, strict=True):
             target = tmp_path / f"{destination.name}-{log.name}"
-            segments.fetch(destination, header, unsealer, target)
+            log_segments.fetch(destination, header, unsealer, target)
             assert target.read_bytes() == log.archived
-            assert tuple(segments.read_index(destination, header, unsealer)) == log.transactions
-        assert list(segments.branches(destination, "shop")) == [house.branch]
+            assert tuple(log_segments.read_index(destination, header, unsealer)) == log.transactions
+        assert list(log_segments.branches(destination, "shop")) == [house.branch]
         assert sum(layout.cold_kind(info.key) == "log" for info in destination.list(layout.BINLOGS)) == len(logs)
     assert house.books.of("disk") == house.books.of("memory") == [house.key(log) for log in logs]
     first, second = (house.books.segments["disk", house.key(log)] for log in logs[:2])
@@ -488,7 +487,7 @@ def test_a_new_branch_follows_and_keeps_its_own_numbers(house: House) -> None:
     house.settle()
     keys = house.keys("one")
     assert [key.branch for key in keys] == ["20261121T040000Z-0000000a", later.id]
-    assert len(list(segments.branches(house.destinations["one"]))) == 2
+    assert len(list(log_segments.branches(house.destinations["one"]))) == 2
     with house.archiver() as archiver:
         archiver.step(house.clock())
         assert archiver.archived_to() == (logs[0].number + 1, 0)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.binlog.history.continuity import (
+from backupd.binlog.continuity import (
     Compared,
     Fork,
     GoOn,
@@ -23,7 +23,7 @@ from backupd.binlog.history.continuity import (
     with_file,
     without_file,
 )
-from backupd.binlog.history.evidence import Seen
+from backupd.binlog.evidence import Seen
 from backupd.engine.logclient.source import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server_facts import Flavour, Position, Version

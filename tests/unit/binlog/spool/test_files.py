@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.history.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
-from backupd.binlog.spool.files import Spool, Spooled
+from backupd.binlog.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
+from backupd.binlog.spool_files import Spool, Spooled
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server_facts import Position

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.archive.files import Archiver
-from backupd.binlog.history.status import StreamEventKind, StreamState
-from backupd.binlog.spool.files import Spooled
-from backupd.binlog.spool.mending import Mender
-from backupd.binlog.spool.readable import DamagedCopyError, read, scan_to
+from backupd.binlog.archive.archiver import Archiver
+from backupd.binlog.spool_files import Spooled
+from backupd.binlog.spool_repair import DamagedCopyError, Mender, read, scan_to
+from backupd.binlog.stream_status import StreamEventKind, StreamState
 from backupd.engine.logclient.source import BinlogSource
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position
 from backupd.recovery.runs import without
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from backupd.transfer.records.segment_documents import SegmentHeader
 from storage.memory import MemoryDestination
 from tests.support.logs.archived import Books, QuickSealer, plain_of
@@ -110,7 +109,7 @@ class Archive:
     def archived(self) -> dict[str, bytes]:
         """By name of the file: what is at the destination from its first byte on."""
         found: dict[str, bytes] = {}
-        headers = [one for one in segments.headers(self.destination) if isinstance(one, SegmentHeader)]
+        headers = [one for one in log_segments.headers(self.destination) if isinstance(one, SegmentHeader)]
         for header in sorted(headers, key=lambda header: header.segment.key):
             segment = header.segment
             before = found.get(segment.file, b"")

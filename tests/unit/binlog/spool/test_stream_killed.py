@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.spool.files import Spool
+from backupd.binlog.spool_files import Spool
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import BranchReason
 from backupd.model.errors import ServerError

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.history.status import StreamEvent, StreamEventKind, StreamState
-from backupd.binlog.spool.files import Spool
-from backupd.binlog.stream.supervisor import Pace, Streamer
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
+from backupd.binlog.supervisor import Pace, Streamer
 from backupd.engine.logclient.log_client import binlog_tool
 from backupd.engine.logclient.source import BinlogSource, SourceState
 from backupd.engine.sql.client import Connection

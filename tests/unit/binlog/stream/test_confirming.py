@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from backupd.binlog.spool.files import Spool
-from backupd.binlog.stream.server_watch import Watch
-from backupd.binlog.stream.session import Session
-from backupd.binlog.stream.supervisor import Streamer
+from backupd.binlog.server_watch import Watch
+from backupd.binlog.session import Session
+from backupd.binlog.spool_files import Spool
+from backupd.binlog.supervisor import Streamer
 from backupd.engine.logclient.log_client import BinlogTool
 from backupd.engine.logclient.source import BinlogSource
 from backupd.model.server_facts import Position

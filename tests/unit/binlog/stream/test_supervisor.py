@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.history.status import StreamEventKind, StreamState
+from backupd.binlog.stream_status import StreamEventKind, StreamState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server_facts import Position
 from tests.support.logs.streaming import (

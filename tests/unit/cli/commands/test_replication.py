@@ -13,7 +13,7 @@ from backupd.app.copies.protection import Examined
 from backupd.app.copies.replication import Replicated
 from backupd.cli.main import main
 from backupd.model.errors import DestinationError
-from backupd.transfer.copy.backup_copy import Copied
+from backupd.transfer.copies import Copied
 from storage.memory import MemoryDestination
 from tests.support.service.fake import FakeService, record
 from tests.support.stores.stock import Stock

@@ -11,7 +11,7 @@ import pytest
 
 from backupd.app.service.transport_check import findings, is_open
 from backupd.backup.checks.finding import Severity
-from backupd.binlog.history.status import StreamState
+from backupd.binlog.stream_status import StreamState
 from backupd.engine.dump.contract import DumpRequest, DumpTool
 from backupd.engine.dump.dump_client import client_dump_tool
 from backupd.engine.dump.tool import mydumper_tool

@@ -18,7 +18,7 @@ from backupd.model.errors import DamagedError
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.cutover.schema_objects import (
     SchemaObject,
     add_missing,

@@ -9,7 +9,7 @@ from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Position, Receipts, Version
 from backupd.transfer.guards.lease import utc_now
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from backupd.transfer.sweep.deletion import mark
 from restore.fetch.sources import load_chain, pinned
 from storage.contract import layout

@@ -10,9 +10,9 @@ from backupd.model.binlog import Ending, ReplayLeg, ReplayMethod, ReplaySpec, Se
 from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError, RefusedError
 from backupd.model.job import silent
 from backupd.model.server_facts import Position
-from backupd.transfer.logs import segment_seal as segmentseal
-from backupd.transfer.logs.superseded_pieces import drop_pieces
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer import log_segments as segmentseal
+from backupd.transfer.log_leftovers import drop_pieces
+from backupd.transfer.seal.seal import Unsealer
 from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination

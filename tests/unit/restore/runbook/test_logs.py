@@ -12,7 +12,7 @@ import pytest
 from backupd.model.binlog import Branch, BranchReason, Ending, Transaction
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
-from backupd.transfer.logs import segments
+from backupd.transfer import log_segments
 from restore.runbook.logs import choose_logs
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
@@ -50,7 +50,7 @@ class Hand:
 
     def branch(self, **values: object) -> Branch:
         found = branch(**values)
-        segments.put_branch(self.place, found)
+        log_segments.put_branch(self.place, found)
         return found
 
     def shelve(

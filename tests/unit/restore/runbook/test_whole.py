@@ -11,7 +11,7 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.job import silent
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.checks import compare_with_witness
 from restore.fetch.objects import fetch
 from restore.runbook.server import OWNER

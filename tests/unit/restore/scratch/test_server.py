@@ -13,8 +13,8 @@ from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.guards.pin import pins
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.guards.pins_and_intents import pins
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.checks import examine
 from restore.scratch.proof import make_proof
 from restore.scratch.server import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
@@ -189,7 +189,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_no_server_out
 import os, signal
 from pathlib import Path
 from backupd.model.job import silent
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.scratch.server import ScratchSpec, scratch_instance
 from storage.local.destination import FilesystemDestination
 from tests.support.restores.taken import now

@@ -19,7 +19,7 @@ from backupd.engine.tablespace import transport as tablespace
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 from restore.load.journal import Journal
 from restore.load.parallel_load import load
 from restore.load.staging_schema import drop_staging, staging_names

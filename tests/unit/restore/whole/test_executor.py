@@ -15,8 +15,8 @@ from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError, KeyUnusableError, NotFoundError, RefusedError, ToolMissingError
 from backupd.model.job import Progress, silent
 from backupd.model.proof import Phase
-from backupd.transfer.guards.pin import pins
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.guards.pins_and_intents import pins
+from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.staging import unfinished
 from restore.datadir.start import forget_replication, remove_dead_folders, run_folder
 from restore.datadir.state import MARKER, read_marker

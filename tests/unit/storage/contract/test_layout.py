@@ -10,7 +10,7 @@ from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.manifest import Entry, Part
 from storage.contract import layout
-from storage.contract import tree_names as treenames
+from storage.contract import layout as treenames
 from tests.support.dice import thrown
 
 NAME = "ab" * 32 + "-" + "01" * 8

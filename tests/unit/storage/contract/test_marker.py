@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from backupd.process.throttle import TokenBucket
-from storage.contract.marker import repository_id
+from storage.contract.destination import repository_id
 from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
-from storage.wrap.throttled import throttled
+from storage.throttle_and_breaker import throttled
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -17,8 +17,8 @@ from storage.contract import layout
 from storage.contract.config import S3Config
 from storage.contract.destination import Capability, as_locking
 from storage.s3.destination import S3Destination
-from storage.s3.locks import SPARE
-from storage.wrap.throttled import throttled
+from storage.s3.versions import SPARE
+from storage.throttle_and_breaker import throttled
 from tests.contract.destination import put
 from tests.support.stores.buckets import OBJECT, config, opened
 from tests.support.stores.s3_server import S3Server

@@ -8,10 +8,10 @@ from itertools import count
 import pytest
 
 from backupd.model.job import silent
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.check.scrub import scrub
-from backupd.transfer.copy.repair import put_manifest_right, put_right
-from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.fsck import examine
+from backupd.transfer.records.manifests import backup_ids, read
+from backupd.transfer.repair import put_manifest_right, put_right
+from backupd.transfer.scrub import scrub
 from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark
 from storage.contract import layout, objects
 from storage.memory import MemoryDestination

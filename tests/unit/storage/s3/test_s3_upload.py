@@ -20,9 +20,9 @@ import pytest
 from backupd.model.errors import DestinationError
 from storage.contract import layout
 from storage.s3 import client as s3client
-from storage.s3 import upload as s3upload
+from storage.s3 import stream as s3upload
 from storage.s3.destination import S3Destination
-from storage.s3.upload import LARGEST, LARGEST_PART, MIB, PARTS, part_size
+from storage.s3.stream import LARGEST, LARGEST_PART, MIB, PARTS, part_size
 from tests.contract.destination import BrokenStream, get, keys
 from tests.support.dice import rounds, thrown
 from tests.support.stores.buckets import OBJECT, config, opened

@@ -20,8 +20,7 @@ from storage.contract import layout
 from storage.contract.destination import Capability, Destination
 from storage.local.destination import FilesystemDestination
 from storage.sftp.destination import SftpDestination
-from storage.sftp.known_hosts import known_host
-from storage.sftp.session import Sessions
+from storage.sftp.session import Sessions, known_host
 from storage.sftp.wire import FSYNC, POSIX_RENAME, STATVFS, Wire
 from tests.contract.destination import KEY, OTHER, PART, DestinationContract, get, keys, put
 from tests.support.dice import rounds, thrown

@@ -11,8 +11,7 @@ from backupd.model.errors import DestinationError, ObjectMissingError, Unreachab
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
-from storage.wrap.breaker import PAUSE, BreakerDestination
-from storage.wrap.forwarding import ForwardingDestination
+from storage.throttle_and_breaker import PAUSE, BreakerDestination, ForwardingDestination
 from tests.contract.destination import DestinationContract
 
 KEY = layout.object_key("ab" * 32 + "-" + "01" * 8)

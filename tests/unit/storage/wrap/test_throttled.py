@@ -12,7 +12,7 @@ from backupd.process.throttle import TokenBucket
 from storage.contract.destination import Destination, as_tree
 from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
-from storage.wrap.throttled import PIECE, throttled
+from storage.throttle_and_breaker import PIECE, throttled
 from tests.contract.destination import KEY, TREE, DestinationContract, TreeContract, get, keys, put
 
 

@@ -9,14 +9,13 @@ import pytest
 
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Body, Header
-from backupd.transfer.check.fsck import CatalogView, Finding, Invariant, examine, repair
+from backupd.transfer.fsck import CatalogView, Finding, Invariant, examine, repair
 from backupd.transfer.guards.lease import Lease, Owner
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.pack.intent import Intent
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout, objects
-from storage.contract import tree_names as treenames
+from storage.contract import layout as treenames
 from storage.contract.destination import TreeDestination, as_tree
 from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination

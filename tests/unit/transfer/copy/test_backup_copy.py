@@ -12,9 +12,9 @@ import pytest
 
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, DestinationError, RefusedError
 from backupd.model.job import silent
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.copy.backup_copy import Copied, Order, replicate
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.copies import Copied, Order, replicate
+from backupd.transfer.fsck import examine
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.relay import Relay
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, sweep

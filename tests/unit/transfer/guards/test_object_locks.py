@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backupd.model.job import silent
-from backupd.transfer.copy.backup_copy import Order, replicate
+from backupd.transfer.copies import Order, replicate
 from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.stores.locked import LockedPlace

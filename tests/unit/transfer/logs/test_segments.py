@@ -13,11 +13,10 @@ from backupd.model.binlog import Branch, BranchReason, Ending, SegmentKey
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError, UsageError
 from backupd.model.manifest import PART_SIZE
 from backupd.model.server_facts import Position
-from backupd.transfer.check.fsck import Invariant, examine
-from backupd.transfer.check.scrub import scrub_segments
-from backupd.transfer.logs import segment_seal as segmentseal
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.segment_seal import Sealed, Sealing
+from backupd.transfer import log_segments
+from backupd.transfer import log_segments as segmentseal
+from backupd.transfer.fsck import Invariant, examine
+from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.segment_documents import (
     SegmentHeader,
@@ -27,8 +26,8 @@ from backupd.transfer.records.segment_documents import (
     encode_segment,
     is_log_name,
 )
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.scrub import scrub_segments
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from backupd.transfer.sweep.collection import collect
 from storage.contract import layout
 from storage.contract.destination import Destination
@@ -93,18 +92,18 @@ def test_pieces_put_together_are_the_file(either: Destination, sealer: Sealer, k
     cut = log.cuts[2]
     first = archive_log(either, sealer, BRANCH, 1, log.data, end=cut)
     second = archive_log(either, sealer, BRANCH, 1, log.data, start=cut)
-    assert segments.of_file(either, BRANCH.server, BRANCH.id, 1) == [first.segment.key, second.segment.key]
-    assert list(segments.headers(either)) == [first, second]
-    assert list(segments.branches(either, BRANCH.server)) == [BRANCH]
+    assert log_segments.of_file(either, BRANCH.server, BRANCH.id, 1) == [first.segment.key, second.segment.key]
+    assert list(log_segments.headers(either)) == [first, second]
+    assert list(log_segments.branches(either, BRANCH.server)) == [BRANCH]
     unsealer = Unsealer(keys.secret_home)
     target = tmp_path / "binlog.000001"
-    segments.fetch(either, first, unsealer, target)
+    log_segments.fetch(either, first, unsealer, target)
     assert target.stat().st_mode & 0o777 == 0o600
-    segments.fetch(either, second, unsealer, target, append=True)
+    log_segments.fetch(either, second, unsealer, target, append=True)
     assert target.read_bytes() == log.archived
     with pytest.raises(RefusedError, match="where the next piece begins"):
-        segments.fetch(either, second, unsealer, target, append=True)
-    found = [*segments.read_index(either, first, unsealer), *segments.read_index(either, second, unsealer)]
+        log_segments.fetch(either, second, unsealer, target, append=True)
+    found = [*log_segments.read_index(either, first, unsealer), *log_segments.read_index(either, second, unsealer)]
     assert tuple(found) == log.transactions
 
 
@@ -126,15 +125,15 @@ def test_every_damage_is_found_by_verify_and_by_fetch(
         place.delete(key)
     else:
         spoil(place, key, spoiled)
-    assert list(segments.problems(place, header)) == [key]
+    assert list(log_segments.problems(place, header)) == [key]
     (damage,) = scrub_segments(place, [header], report=lambda _progress: None).damages
     assert (damage.key, damage.segment, damage.as_json()["binlog"]["file"]) == (key, header.segment, "binlog.000001")
     target = tmp_path / "f"
     with pytest.raises(DamagedError, match="damaged") as caught:
         if name.startswith("part"):
-            segments.fetch(place, header, Unsealer(keys.secret_home), target)
+            log_segments.fetch(place, header, Unsealer(keys.secret_home), target)
         else:
-            list(segments.read_index(place, header, Unsealer(keys.secret_home)))
+            list(log_segments.read_index(place, header, Unsealer(keys.secret_home)))
     assert key in caught.value.detail
     assert not target.exists()
 
@@ -149,10 +148,10 @@ def test_a_failed_append_leaves_the_file_as_it_was(
     second = archive_log(place, sealer, BRANCH, 1, log.data, start=cut)
     assert len(second.parts) > 1
     target = tmp_path / "f"
-    segments.fetch(place, first, Unsealer(keys.secret_home), target)
+    log_segments.fetch(place, first, Unsealer(keys.secret_home), target)
     spoil(place, second.folder + second.parts[-1].stored.name, flip)
     with pytest.raises(DamagedError):
-        segments.fetch(place, second, Unsealer(keys.secret_home), target, append=True)
+        log_segments.fetch(place, second, Unsealer(keys.secret_home), target, append=True)
     assert target.stat().st_size == cut
 
 
@@ -165,9 +164,9 @@ def test_parts_of_another_segment_do_not_pass(
     with place.get(other.folder + "part-00000.zst.gpg") as stream:
         put_bytes(place, one.folder + "part-00000.zst.gpg", stream.read())
     with pytest.raises(DamagedError, match="damaged"):
-        segments.fetch(
+        log_segments.fetch(
             place,
-            segments.load_header(place, BRANCH.server, one.segment.key),
+            log_segments.load_header(place, BRANCH.server, one.segment.key),
             Unsealer(keys.secret_home),
             tmp_path / "f",
         )
@@ -223,7 +222,7 @@ def test_odd_names_of_logs_are_possible(place: MemoryDestination, name: str) -> 
     assert is_log_name(name, 1)
     branch = replace(BRANCH, basename=name.rpartition(".")[0])
     header = archive_log(place, QuickSealer(), branch, 1, real_logs()[0].data)
-    assert list(segments.headers(place)) == [header]
+    assert list(log_segments.headers(place)) == [header]
 
 
 def test_a_segment_in_the_wrong_folder_is_damaged(place: MemoryDestination) -> None:
@@ -231,10 +230,10 @@ def test_a_segment_in_the_wrong_folder_is_damaged(place: MemoryDestination) -> N
     elsewhere = SegmentKey(BRANCH.id, 2, 0, header.segment.end)
     put_bytes(place, layout.segment_key(BRANCH.server, elsewhere), encode_segment(header))
     with pytest.raises(DamagedError, match="damaged"):
-        segments.load_header(place, BRANCH.server, elsewhere)
+        log_segments.load_header(place, BRANCH.server, elsewhere)
     with pytest.raises(NotFoundError, match="holds no binary log 3"):
-        segments.load_header(place, BRANCH.server, replace(elsewhere, number=3))
-    assert [type(found) for found in segments.headers(place)] == [SegmentHeader, segments.DamagedSegment]
+        log_segments.load_header(place, BRANCH.server, replace(elsewhere, number=3))
+    assert [type(found) for found in log_segments.headers(place)] == [SegmentHeader, log_segments.DamagedSegment]
     assert [item.invariant for item in examine(place, None, clock=lambda: NOW)] == [Invariant.SEGMENT_INTACT]
 
 
@@ -242,18 +241,18 @@ def test_storing_again_is_success_even_when_sealed_anew(place: MemoryDestination
     log = real_logs()[0]
     first, again = (seal_log(tmp_path / name, QuickSealer(), BRANCH, 1, log.data) for name in ("a", "b"))
     assert first.header != again.header
-    segments.put(place, first, now=NOW)
-    assert segments.put(place, again, now=NOW).header == first.header
+    log_segments.put(place, first, now=NOW)
+    assert log_segments.put(place, again, now=NOW).header == first.header
     spoil(place, first.header.folder + "part-00000.zst.gpg", flip)
-    assert segments.put(place, first, now=NOW).header == first.header
-    assert segments.problems(place, first.header) == {}
+    assert log_segments.put(place, first, now=NOW).header == first.header
+    assert log_segments.problems(place, first.header) == {}
     spoil(place, first.header.folder + "part-00000.zst.gpg", flip)
-    assert segments.put(place, again, now=NOW).header == again.header
-    assert segments.problems(place, again.header) == {}
+    assert log_segments.put(place, again, now=NOW).header == again.header
+    assert log_segments.problems(place, again.header) == {}
     spoil(place, again.header.key, flip)
-    assert segments.put(place, first, now=NOW).header == first.header
+    assert log_segments.put(place, first, now=NOW).header == first.header
     assert examine(place, None, clock=lambda: NOW) != []  # the branch is not described
-    segments.put_branch(place, BRANCH)
+    log_segments.put_branch(place, BRANCH)
     assert examine(place, None, clock=lambda: NOW) == []
 
 
@@ -268,9 +267,9 @@ def test_a_removed_segment_leaves_nothing_and_half_a_removal_is_swept(either: De
     assert examine(either, None, clock=lambda: later) == []
     header = archive_log(either, QuickSealer(), BRANCH, 1, real_logs()[0].data)
     collect(either, clock=lambda: later)
-    assert list(segments.headers(either)) == [header]
-    segments.remove(either, BRANCH.server, header.segment.key)
-    segments.remove(either, BRANCH.server, header.segment.key)
+    assert list(log_segments.headers(either)) == [header]
+    log_segments.remove(either, BRANCH.server, header.segment.key)
+    log_segments.remove(either, BRANCH.server, header.segment.key)
     assert [info.key for info in either.list(layout.BINLOGS)] == [layout.branch_key(BRANCH.server, BRANCH.id)]
 
 
@@ -282,10 +281,10 @@ def test_a_removal_that_dies_never_leaves_half_a_segment(deletions: int) -> None
     place.faults.at = before + deletions + (deletions > 1)  # between the first two there is a listing
     place.faults.after = True
     with pytest.raises(Killed):
-        segments.remove(place, BRANCH.server, header.segment.key)
-    assert segments.of_file(place, BRANCH.server, BRANCH.id, 1) == []
+        log_segments.remove(place, BRANCH.server, header.segment.key)
+    assert log_segments.of_file(place, BRANCH.server, BRANCH.id, 1) == []
     assert examine(place, None, clock=lambda: NOW) == []
-    segments.remove(place, BRANCH.server, header.segment.key)
+    log_segments.remove(place, BRANCH.server, header.segment.key)
     assert [info.key for info in place.list(layout.BINLOGS)] == [layout.branch_key(BRANCH.server, BRANCH.id)]
 
 
@@ -334,7 +333,7 @@ def test_a_long_index_is_sealed_in_parts_that_stand_alone(
     log = real_logs()[0]
     header = archive_log(place, sealer, BRANCH, 1, log.data)
     assert len(header.index) > 2
-    assert tuple(segments.read_index(place, header, Unsealer(keys.secret_home))) == log.transactions
+    assert tuple(log_segments.read_index(place, header, Unsealer(keys.secret_home))) == log.transactions
 
 
 def test_half_a_sealed_folder_is_none(tmp_path: Path) -> None:

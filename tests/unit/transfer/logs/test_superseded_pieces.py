@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.model.errors import LockedError
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.superseded_pieces import drop_pieces, replaced_pieces
+from backupd.transfer import log_segments
+from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
 from backupd.transfer.sweep.collection import collect
 from storage.contract import layout
 from storage.memory import MemoryDestination
@@ -50,7 +50,7 @@ def filled(place: MemoryDestination) -> tuple[SegmentKey, tuple[SegmentKey, ...]
 
 
 def present(place: MemoryDestination) -> set[SegmentKey]:
-    return {key for _server, key in segments.keys(place)}
+    return {key for _server, key in log_segments.keys(place)}
 
 
 def test_what_a_lock_keeps_does_not_keep_the_pieces_that_it_never_takes() -> None:

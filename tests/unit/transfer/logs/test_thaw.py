@@ -9,7 +9,7 @@ import pytest
 
 from backupd.model.errors import DestinationError
 from backupd.process.throttle import TokenBucket, Unlimited
-from backupd.transfer.logs.thaw import BATCH, Asked, ask, look
+from backupd.transfer.thaw import BATCH, Asked, ask, look
 from storage.contract import layout
 from storage.contract.destination import ColdState, Tier
 from tests.support.stores.cold import ColdPlace

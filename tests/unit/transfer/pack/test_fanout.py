@@ -12,12 +12,12 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import DestinationError
-from backupd.transfer.pack.fanout import Fanout, Load, LoadMeter, Placed
+from backupd.transfer.fanout import Fanout, Load, LoadMeter, Placed
 from backupd.transfer.sweep.collection import collect
 from storage.contract import layout
 from storage.contract.destination import ObjectInfo
 from storage.memory import MemoryDestination
-from storage.wrap.forwarding import ForwardingDestination
+from storage.throttle_and_breaker import ForwardingDestination
 from tests.support.stores.stock import START, FakeClock, backup_id
 from tests.support.stores.strict import UndeletableDestination
 

@@ -15,8 +15,7 @@ import pytest
 from backupd.model.errors import CancelledError, DestinationError, NotFoundError, RefusedError
 from backupd.transfer.guards import lease as lease_module
 from backupd.transfer.guards.lease import Lease, Owner, is_alive
-from backupd.transfer.guards.pin import Pin, pins
-from backupd.transfer.pack.intent import Intent, intents
+from backupd.transfer.guards.pins_and_intents import Intent, Pin, intents, pins
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
@@ -185,7 +184,7 @@ def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
     place.initialise(START)
     script = (
         "import sys; from pathlib import Path\n"
-        "from backupd.transfer.pack.intent import Intent\n"
+        "from backupd.transfer.guards.pins_and_intents import Intent\n"
         "from storage.local.destination import FilesystemDestination\n"
         "with Intent([FilesystemDestination('local', Path(sys.argv[1]))], 'shop', sys.argv[2]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"

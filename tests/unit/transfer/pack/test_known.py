@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.transfer.pack.known import confirm, load_known
-from backupd.transfer.records.inventory import backup_ids, committed
+from backupd.transfer.dedup import confirm, load_known
+from backupd.transfer.records.manifests import backup_ids, committed
 from backupd.transfer.sweep.deletion import mark, unmark
 from storage.contract import layout
 from storage.contract.objects import quarantine, release

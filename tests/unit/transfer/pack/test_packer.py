@@ -13,11 +13,10 @@ import pytest
 
 from backupd.model.errors import DestinationFullError, StreamError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
-from backupd.transfer.pack import packer as pack
-from backupd.transfer.pack.fanout import Fanout, known_everywhere
-from backupd.transfer.pack.packer import Packed, Packer
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer import packer as pack
+from backupd.transfer.fanout import Fanout, known_everywhere
+from backupd.transfer.packer import Packed, Packer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from storage.contract import layout
 from storage.contract.destination import ObjectInfo
 from storage.memory import MemoryDestination

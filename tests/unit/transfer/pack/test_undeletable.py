@@ -8,11 +8,9 @@ from datetime import timedelta
 import pytest
 
 from backupd.model.errors import RefusedError
+from backupd.transfer.dedup import Presence, confirm, load_known, unusable_objects
 from backupd.transfer.guards.lease import Owner, is_alive
-from backupd.transfer.guards.pin import Pin, pins
-from backupd.transfer.pack.intent import Intent
-from backupd.transfer.pack.known import confirm, load_known, unusable_objects
-from backupd.transfer.pack.presence import Presence
+from backupd.transfer.guards.pins_and_intents import Intent, Pin, pins
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, marked, marks, restorable_at, unmark
 from storage.contract import layout, objects

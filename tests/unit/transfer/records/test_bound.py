@@ -14,14 +14,12 @@ import pytest
 
 from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
 from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
-from backupd.transfer.copy.repair import put_manifest_right, put_segment_right
-from backupd.transfer.logs import segments
-from backupd.transfer.logs.segments import SegmentConflictError
-from backupd.transfer.records.inventory import read
-from backupd.transfer.records.manifests import commit_header, described, load_body, load_header, put_bytes
+from backupd.transfer import log_segments
+from backupd.transfer.log_segments import SegmentConflictError
+from backupd.transfer.records.manifests import commit_header, described, load_body, load_header, put_bytes, read
 from backupd.transfer.records.segment_documents import decode_segment, encode_branch, encode_segment
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.repair import put_manifest_right, put_segment_right
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, sweep
 from storage.contract import layout
@@ -168,7 +166,7 @@ def test_a_body_of_nothing_but_line_ends_is_refused_before_anything_is_made_of_i
 def test_no_word_of_a_binary_logs_description_can_be_another_one(place: MemoryDestination, keys: Keys) -> None:
     log, unsealer = real_logs()[0], Unsealer(keys.secret_home)
     header = archive_log(place, Sealer([keys.fingerprint], keys.public_home), BRANCH, log.number, log.data)
-    assert tuple(segments.read_index(place, header, unsealer)) == log.transactions
+    assert tuple(log_segments.read_index(place, header, unsealer)) == log.transactions
     raw = encode_segment(header)
     for change in (
         {"server_version": "5.5.5"},
@@ -181,7 +179,7 @@ def test_no_word_of_a_binary_logs_description_can_be_another_one(place: MemoryDe
         forged = decode_segment(rewritten(raw, **change), where="it")
         assert forged != header
         with pytest.raises(TamperedError, match="does not belong to what is sealed"):
-            list(segments.read_index(place, forged, unsealer))
+            list(log_segments.read_index(place, forged, unsealer))
     with pytest.raises(NewerFormatError):
         decode_segment(rewritten(raw, format="backupd-segment/3"), where="it")
 
@@ -223,8 +221,8 @@ def test_a_repair_leaves_what_is_of_a_later_version_and_what_nobody_else_has(
     assert repair(other) == "other"
     assert (
         tuple(
-            segments.read_index(
-                place, segments.load_header(place, BRANCH.server, header.segment.key), Unsealer(keys.secret_home)
+            log_segments.read_index(
+                place, log_segments.load_header(place, BRANCH.server, header.segment.key), Unsealer(keys.secret_home)
             )
         )
         == log.transactions
@@ -243,7 +241,7 @@ def test_neither_a_manifest_nor_a_branch_of_a_later_version_is_replaced(place: M
     branch = rewritten(encode_branch(BRANCH), format="backupd-branch/2")
     put_bytes(place, layout.branch_key(BRANCH.server, BRANCH.id), branch)
     with pytest.raises(NewerFormatError):
-        segments.put_branch(place, BRANCH)
+        log_segments.put_branch(place, BRANCH)
     assert [place.get(one).read() for one in (key, layout.branch_key(BRANCH.server, BRANCH.id))] == [later, branch]
 
 

@@ -8,8 +8,7 @@ import pytest
 from backupd.model.errors import DamagedError, KeyUnusableError
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.proofs import KeptWitness
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.catalog.samples import proof, witness

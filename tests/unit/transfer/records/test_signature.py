@@ -13,16 +13,14 @@ import pytest
 
 from backupd.model.errors import DamagedError, DestinationError, KeyUnusableError, ObjectMissingError, ToolMissingError
 from backupd.model.manifest import Header
-from backupd.transfer.check.fsck import Invariant, examine
-from backupd.transfer.logs import segments
-from backupd.transfer.records.inventory import read
-from backupd.transfer.records.manifests import commit_header, load_header
-from backupd.transfer.records.signature import Signing, problem_of, sign
-from backupd.transfer.records.signed import SignedDestination
+from backupd.transfer import log_segments
+from backupd.transfer.fsck import Invariant, examine
+from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
+from backupd.transfer.records.manifests import commit_header, load_header, read
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo, as_tree
 from storage.memory import MemoryDestination
-from storage.wrap.forwarding import ForwardingDestination
+from storage.throttle_and_breaker import ForwardingDestination
 from tests.contract.destination import TreeContract
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.logs.log_store import BRANCH
@@ -328,15 +326,15 @@ def test_a_manifest_that_is_removed_in_this_moment_is_missing_not_damaged(
 def test_a_forged_branch_or_segment_is_refused_and_its_true_form_is_put_again(
     bucket: MemoryDestination, signed: SignedDestination, signers: Signers
 ) -> None:
-    segments.put_branch(signed, BRANCH)
+    log_segments.put_branch(signed, BRANCH)
     forged = replace(BRANCH, note="forged")
-    segments.put_branch(bucket, forged)
+    log_segments.put_branch(bucket, forged)
     reader = SignedDestination(bucket, signers.signing(), {SERVER}.__contains__)
-    (found,) = segments.branches(reader)
+    (found,) = log_segments.branches(reader)
     assert isinstance(found, DamagedError)
     assert "altered" in found.detail
-    segments.put_branch(reader, BRANCH)
-    assert list(segments.branches(reader)) == [BRANCH]
+    log_segments.put_branch(reader, BRANCH)
+    assert list(log_segments.branches(reader)) == [BRANCH]
     assert [
         finding
         for finding in examine(reader, None, clock=FakeClock())

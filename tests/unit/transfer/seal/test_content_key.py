@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from backupd.transfer.seal.content_key import KEY_SIZE, identity_key
+from backupd.transfer.dedup import KEY_SIZE, identity_key
 
 
 def test_a_key_is_made_once_and_read_again(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("backupd.transfer.seal.content_key.os.fsync", full)
+    monkeypatch.setattr("backupd.transfer.dedup.os.fsync", full)
     with pytest.raises(RefusedError, match="No space left") as caught:
         identity_key(tmp_path / "identity.key")
     assert "make room" in caught.value.hint

@@ -14,11 +14,10 @@ import pytest
 
 from backupd.engine.instance.sandbox import is_available
 from backupd.model.errors import KeyUnusableError, ToolError
-from backupd.transfer.seal.key_home import usable_home
+from backupd.transfer.seal.gpg import usable_home
 from backupd.transfer.seal.keyring import secret_fingerprints
-from backupd.transfer.seal.openpgp import outline
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
+from backupd.transfer.seal.sealed_format import outline
 from tests.support.keys import make_home, make_key
 from tests.support.keys import stop_agent as stop
 from tests.support.stores.homes import Homes
@@ -27,11 +26,11 @@ _USE = """
 import sys
 from pathlib import Path
 from backupd.process.runtime import runtime_directory
-from backupd.transfer.seal.key_home import usable_home
+from backupd.transfer.seal.gpg import usable_home
 from backupd.transfer.seal.keyring import secret_fingerprints
 from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.records.signature import Signing, problem_of, sign
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.records.authenticity import Signing, problem_of, sign
+from backupd.transfer.seal.seal import Unsealer
 home, key = Path(sys.argv[1]), sys.argv[2]
 assert secret_fingerprints(home) == {key}
 assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"
@@ -44,7 +43,7 @@ print(usable_home(home))
 @pytest.fixture
 def locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No folder counts as writable, as in a read-only mount: root may write to every other one."""
-    monkeypatch.setattr("backupd.transfer.seal.key_home.os.access", lambda _path, mode: not mode & os.W_OK)
+    monkeypatch.setattr("backupd.transfer.seal.gpg.os.access", lambda _path, mode: not mode & os.W_OK)
 
 
 @pytest.mark.skipif(not is_available(), reason="bubblewrap cannot be used on this machine")

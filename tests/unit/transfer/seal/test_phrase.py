@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from backupd.model.errors import KeyUnusableError
-from backupd.transfer.seal.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
+from backupd.transfer.seal.keyring import digest_of, matches, new_phrase, open_phrase, seal_phrase
 from tests.support.stores.homes import Homes, NewHome
 
 

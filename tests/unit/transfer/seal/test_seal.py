@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import KeyUnusableError, ToolError
-from backupd.transfer.seal.openpgp import outline
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
+from backupd.transfer.seal.sealed_format import outline
 from tests.support.keys import copy_public, gpg, make_key
 from tests.support.stores.homes import Homes, NewHome
 
@@ -198,7 +197,7 @@ _PEAK = """
 import os, resource, sys
 from pathlib import Path
 from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Unsealer
 home, fingerprint, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 sealer, unsealer = Sealer([fingerprint], home), Unsealer(home)
 unsealer.unseal(sealer.seal(b"warm up"), limit=10)

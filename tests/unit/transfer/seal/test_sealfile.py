@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DamagedError, KeyUnusableError
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.seal import Sealer, Unsealer
 from tests.support.stores.homes import Homes
 
 

@@ -9,10 +9,9 @@ import pytest
 import zstandard
 
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
-from backupd.transfer.seal.key_home import usable_home
-from backupd.transfer.seal.openpgp import outline
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.unseal import Unsealer
+from backupd.transfer.seal.gpg import usable_home
+from backupd.transfer.seal.seal import Sealer, Unsealer
+from backupd.transfer.seal.sealed_format import outline
 from tests.support.dice import thrown
 from tests.support.keys import make_home, stop_agent
 from tests.support.stores.homes import Homes, NewHome, with_passphrase

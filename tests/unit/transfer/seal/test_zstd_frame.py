@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backupd.model.errors import DamagedError
-from backupd.transfer.seal.zstd_frame import FrameDecoder, padded, padding
+from backupd.transfer.seal.sealed_format import FrameDecoder, padded, padding
 
 
 def decode(frame: bytes, limit: int, step: int) -> bytes:

@@ -10,13 +10,12 @@ import pytest
 
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Sighting
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.guards.erase import Locks, each
-from backupd.transfer.guards.holds import Backup
+from backupd.transfer.fsck import examine
+from backupd.transfer.guards.holds_and_marks import Backup, Mark
 from backupd.transfer.guards.lease import FRESH, Lease, Owner
-from backupd.transfer.guards.marks import Mark
-from backupd.transfer.pack.intent import Intent
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.guards.object_locks import Locks, each
+from backupd.transfer.guards.pins_and_intents import Intent
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping, sweeps
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark

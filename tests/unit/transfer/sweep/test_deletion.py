@@ -9,11 +9,10 @@ import pytest
 
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.guards.holds import Kept, kept_at, put_hold, put_keep, remove_hold
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.pack.intent import Intent
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer.fsck import examine
+from backupd.transfer.guards.holds_and_marks import Kept, kept_at, put_hold, put_keep, remove_hold
+from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, marked, marks, restorable_at, sweep, unmark
 from storage.contract import layout, objects

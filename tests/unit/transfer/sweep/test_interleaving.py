@@ -21,13 +21,12 @@ import pytest
 
 from backupd.model.errors import BackupdError, ObjectMissingError
 from backupd.model.manifest import StoredObject, decode_header, encode_header
-from backupd.transfer.guards.erase import Locks
-from backupd.transfer.guards.holds import Kept
+from backupd.transfer.dedup import confirm, load_known
+from backupd.transfer.guards.holds_and_marks import Kept
 from backupd.transfer.guards.lease import Lease, Owner
-from backupd.transfer.guards.pin import pins
-from backupd.transfer.pack.intent import intents
-from backupd.transfer.pack.known import confirm, load_known
-from backupd.transfer.records.inventory import committed
+from backupd.transfer.guards.object_locks import Locks
+from backupd.transfer.guards.pins_and_intents import intents, pins
+from backupd.transfer.records.manifests import committed
 from backupd.transfer.sweep import deletion as remove
 from backupd.transfer.sweep.collection import _Collection, collect_held
 from backupd.transfer.sweep.deletion import mark, sweep_held
@@ -46,7 +45,7 @@ MANIFEST = layout.manifest_key("shop", backup_id(2))
 @pytest.fixture(autouse=True)
 def _decoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same two manifests are read in every state."""
-    monkeypatch.setattr("backupd.transfer.records.inventory.decode_header", functools.cache(decode_header))
+    monkeypatch.setattr("backupd.transfer.records.manifests.decode_header", functools.cache(decode_header))
 
 
 class PausedError(BaseException):

@@ -17,16 +17,15 @@ import pytest
 from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import decode_header, encode_header
 from backupd.model.text import Clock
-from backupd.transfer.guards.erase import Locks
-from backupd.transfer.guards.holds import Backup, Kept
+from backupd.transfer.guards.holds_and_marks import Backup, Kept
 from backupd.transfer.guards.lease import Lease, Owner
-from backupd.transfer.pack.intent import _trouble
-from backupd.transfer.records.inventory import backup_ids, committed
+from backupd.transfer.guards.object_locks import Locks
+from backupd.transfer.guards.pins_and_intents import _trouble
+from backupd.transfer.records.manifests import backup_ids, committed
 from backupd.transfer.sweep import deletion as remove
-from backupd.transfer.sweep.collection import collect_held, living_intents
+from backupd.transfer.sweep.collection import Collected, collect_held, living_intents
 from backupd.transfer.sweep.deletion import mark, marks, sweep_held
 from backupd.transfer.sweep.deletion_limit import BRAKE
-from backupd.transfer.sweep.result import Collected
 from storage.contract.destination import Destination
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import Stock, backup_id, believed
@@ -48,7 +47,7 @@ FULL, INCREMENT, OTHER = backup_id(1), backup_id(2), backup_id(3)
 @pytest.fixture(autouse=True)
 def _decoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same manifests are read in every state."""
-    monkeypatch.setattr("backupd.transfer.records.inventory.decode_header", functools.cache(decode_header))
+    monkeypatch.setattr("backupd.transfer.records.manifests.decode_header", functools.cache(decode_header))
 
 
 # The increment

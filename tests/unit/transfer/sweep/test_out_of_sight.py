@@ -6,10 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.transfer.check.fsck import CatalogView, Invariant, examine, repair
+from backupd.transfer.fsck import CatalogView, Invariant, examine, repair
 from backupd.transfer.guards.lease import FRESH, Lease, Owner, is_alive
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.pack.intent import Intent
+from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, sweep

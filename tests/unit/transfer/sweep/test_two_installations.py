@@ -20,11 +20,10 @@ import pytest
 
 from backupd.model.errors import BackupdError, BusyError, CancelledError, NotFoundError, RefusedError
 from backupd.model.manifest import encode_header
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.guards.pin import Pin
-from backupd.transfer.pack.intent import Intent
-from backupd.transfer.pack.known import confirm, load_known
-from backupd.transfer.records.inventory import backup_ids, read
+from backupd.transfer.dedup import confirm, load_known
+from backupd.transfer.fsck import examine
+from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.relay import Relay
 from backupd.transfer.sweep import clean_up_lease as sweeping_module
 from backupd.transfer.sweep import collection as collect_module
@@ -34,7 +33,7 @@ from backupd.transfer.sweep.deletion import is_whole, mark, sweep, unmark
 from storage.contract import layout, objects
 from storage.contract.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
-from storage.wrap.forwarding import ForwardingDestination
+from storage.throttle_and_breaker import ForwardingDestination
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.stores.stock import START, Stock, backup_id, named, put, sealed, wanted
 

@@ -9,11 +9,11 @@ import pytest
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Header
-from backupd.transfer.check.fsck import Invariant, examine
-from backupd.transfer.guards.holds import kept_at
+from backupd.transfer import log_segments
+from backupd.transfer.fsck import Invariant, examine
+from backupd.transfer.guards.holds_and_marks import kept_at
 from backupd.transfer.guards.lease import leases
-from backupd.transfer.logs import segments
-from backupd.transfer.records.inventory import read
+from backupd.transfer.records.manifests import read
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, marks, sweep
 from storage.contract import layout
@@ -101,8 +101,8 @@ def test_a_manifest_in_an_archive_class_is_one_that_cannot_be_read_and_no_object
 
 def test_descriptions_of_logs_in_an_archive_class_are_named_and_the_others_read() -> None:
     place = Cooled(lambda key: key.endswith(layout.BRANCH), FakeClock())
-    segments.put_branch(place, BRANCH)
-    (found,) = segments.branches(place)
+    log_segments.put_branch(place, BRANCH)
+    (found,) = log_segments.branches(place)
     assert isinstance(found, DamagedError)
     assert "archive class" in found.detail
 

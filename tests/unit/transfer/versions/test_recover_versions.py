@@ -17,16 +17,15 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentK
 from backupd.model.errors import BusyError, ForbiddenError, LockedError, RefusedError, TamperedError
 from backupd.model.job import silent
 from backupd.model.manifest import StoredObject
-from backupd.transfer.check.fsck import examine
-from backupd.transfer.copy.repair import put_right
-from backupd.transfer.guards.marks import is_marked
-from backupd.transfer.logs import segments
-from backupd.transfer.records.inventory import backup_ids
+from backupd.transfer import log_segments
+from backupd.transfer.fsck import examine
+from backupd.transfer.guards.holds_and_marks import is_marked
+from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.records.segment_documents import SealedPart, SegmentHeader, encode_segment
+from backupd.transfer.recover_versions import MANIFEST, OBJECT, Found, bring_back, find
+from backupd.transfer.repair import put_right
 from backupd.transfer.sweep.clean_up_lease import sweeping
 from backupd.transfer.sweep.deletion import is_whole, mark, marks
-from backupd.transfer.versions.recover_one import bring_back
-from backupd.transfer.versions.recover_versions import MANIFEST, OBJECT, Found, find
 from storage.contract import layout, objects
 from storage.contract.config import S3Config
 from storage.contract.destination import Capability, Destination, ObjectInfo, Version
@@ -273,7 +272,7 @@ def test_what_was_forged_in_the_doubted_time_hides_nothing_true() -> None:
     true, junk = (b"-----BEGIN PGP SIGNATURE-----\n" + word for word in (b"true", b"junk"))
     Stock(place).add(1, {"t": b"one"})
     manifest = layout.manifest_key("shop", backup_id(1))
-    segments.put_branch(place, BRANCH)
+    log_segments.put_branch(place, BRANCH)
     forged, ended = log(place, 1, 0, 500, START), log(place, 2, 0, 500, START, Ending.OPEN)
     copy, newer = (layout.catalog_key(START + timedelta(days=days), f"{'a' * 12}-{'b' * 12}") for days in (0, 1))
     signed = [layout.signature_key(key) for key in (manifest, copy, forged + layout.SEGMENT)]
@@ -299,9 +298,9 @@ def test_what_was_forged_in_the_doubted_time_hides_nothing_true() -> None:
     assert {seen(place, key) for key in signed} == {true}
     assert (seen(place, later), seen(place, copy)) == (true + b", too", b"true")
     assert is_whole(place, "shop", backup_id(1))
-    headers = {one.folder: one for one in segments.headers(place) if isinstance(one, SegmentHeader)}
+    headers = {one.folder: one for one in log_segments.headers(place) if isinstance(one, SegmentHeader)}
     assert headers[ended].segment.ending is Ending.ROTATED, "its end became known, which changes nothing else"
-    assert all(not segments.problems(place, headers[folder]) for folder in (forged, ended))
+    assert all(not log_segments.problems(place, headers[folder]) for folder in (forged, ended))
     assert find(place, since).is_nothing
 
 
@@ -331,7 +330,7 @@ def test_of_well_formed_versions_the_one_that_the_catalog_knows_comes_back() -> 
     stock.add(1, {"t": b"one"})
     key = layout.manifest_key("shop", backup_id(1))
     true = seen(place, key)
-    segments.put_branch(place, BRANCH)
+    log_segments.put_branch(place, BRANCH)
     folder = log(place, 1, 0, 500, START)
     clock.move(hours=1)
     stock.add(1, {"t": b"forged"})
@@ -345,7 +344,7 @@ def test_of_well_formed_versions_the_one_that_the_catalog_knows_comes_back() -> 
     found = find(place, since, Recorded(true, "0" * 64))
     bring_back(place, found, clock=clock, report=silent)
     assert seen(place, key) == true
-    (header,) = segments.headers(place)
+    (header,) = log_segments.headers(place)
     assert isinstance(header, SegmentHeader)
     assert header.segment.sha256 == "0" * 64
     for one in (key, folder + layout.SEGMENT):
@@ -415,7 +414,7 @@ def log(
 def test_logs_that_somebody_needs_come_back_and_what_nobody_has_a_digest_of(s3_server: S3Server) -> None:
     with bucket(s3_server) as place:
         Stock(place).add(1, {"t": b"one"})
-        segments.put_branch(place, BRANCH)
+        log_segments.put_branch(place, BRANCH)
         expired = log(place, 1, 0, 900, START - timedelta(days=1))
         piece, whole = log(place, 2, 0, 500, START), log(place, 2, 0, 900, START)
         behind = log(place, 3, 500, 800, START)

@@ -1,0 +1,328 @@
+"""What a server's files mean for what is in the spool: does the history go on, has it a hole, did another one begin?
+
+Pure: the values come from the server, from the spool and from the comparison of both. A history goes on only where that
+is shown: by the newest file that is here, which must be at the server with the same bytes and not be shorter, or by
+GTIDs. Everything else begins a branch, and the fork is named only where it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from backupd.binlog.evidence import Seen
+from backupd.engine.logclient.source import SourceState
+from backupd.model.binlog import BranchReason, Ending
+from backupd.model.gtid import MysqlGtids, covers, same
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The newest file that is here, as far as it holds whole transactions. ``before``, ``after``: GTIDs executed at its
+    beginning and its ``end``; ``ended``: how, None while it was still written to."""
+
+    name: str
+    number: int
+    end: int
+    before: str
+    after: str
+    ended: Ending | None
+
+    @property
+    def place(self) -> Position:
+        return Position(self.name, self.end, self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The same branch goes on with the server's file ``number``. ``gap``: what is missing before it, "" for nothing."""
+
+    number: int
+    gap: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Another history begins with the server's file ``number``. ``fork``: the last place that both share, as far as it
+    is known; ``names_go_on``: as of model.Branch; ``note``: why, in words. ``parent``: the branch that it forked from,
+    "" for the newest; ``since``: when the parent was last seen, None for what is known of the newest."""
+
+    reason: BranchReason
+    number: int
+    fork: Position | None
+    names_go_on: bool
+    note: str
+    parent: str = ""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The newest file that is here beside the server's file of that name. ``common``: the last place between whole
+    transactions up to which both are the same, with the GTIDs there; None where they differ from the very beginning.
+    ``lost``: is there a transaction behind it here? ``transactions``: how many both share."""
+
+    common: Position | None
+    transactions: int
+    lost: bool
+
+
+_LSN_SLACK = 4096
+"""Bytes of its log that a server may leave out when it starts again after a crash."""
+
+
+def seen_now(source: SourceState, now: datetime) -> Seen:
+    """What is to be remembered of a server whose history goes on."""
+    return Seen(now, source.server_uuid, source.server_id, source.durable_lsn, source.marker, source.position.gtid)
+
+
+def restored(seen: Seen | None, source: SourceState) -> str:
+    """Why the server's data must have been replaced since it was seen; "" where nothing says so.
+
+    Of another server it tells nothing. But who has the same files is none, whatever it is called: MariaDB makes its
+    ``server_uid`` from a network address and the port.
+    """
+    if seen is None:
+        return ""
+    if source.marker != seen.marker and source.marker:
+        return f"its data directory is of restore {source.marker}"
+    if seen.lsn is not None and source.lsn is not None and source.lsn + _LSN_SLACK < seen.lsn:
+        return f"its log sequence number is {source.lsn}, after {seen.lsn} earlier"
+    return ""
+
+
+def without_file(
+    tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
+) -> GoOn | Fork | None:
+    """What it means that the server has no file of the newest one's name. ``previous``: what was executed before one of
+    the server's files. None: only earlier files can tell (see ``looked_back``)."""
+    oldest = source.logs[0]
+    if (other := _other_file(tail, seen, source, previous)) is not None or oldest.number <= tail.number:
+        return other
+    if another(seen, source):
+        return Fork(
+            BranchReason.UNKNOWN,
+            oldest.number,
+            None,
+            names_go_on=False,
+            note=f"the server is {_identity(source.server_uuid, source.server_id)} now, and {tail.name} is not"
+            " there to show that it is still the same history",
+        )
+    return _after_purge(tail, seen, source, previous(oldest.name))
+
+
+def _after_purge(tail: Tail, seen: Seen | None, source: SourceState, before: str | None) -> GoOn | Fork:
+    """The server's oldest file is a later one; ``before``: what was executed before it."""
+    oldest = source.logs[0]
+    told = _told(source, before, tail)
+    follows = oldest.number == tail.number + 1
+    if follows and (tail.ended not in (None, Ending.CUT) or told == "same"):
+        return GoOn(oldest.number)
+    if told in ("same", "ahead"):
+        nothing = "; its GTIDs say that no transaction is missing" if told == "same" else ""
+        return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early{nothing}")
+    if told == "silent" and seen is not None and seen.lsn is not None and source.lsn is not None:
+        return GoOn(oldest.number, f"the server removed its binary logs before {oldest.name} too early")
+    why = "its GTIDs lack what was archived" if told == "behind" else "nothing shows that it is still the same history"
+    return Fork(
+        BranchReason.UNKNOWN,
+        oldest.number,
+        None,
+        names_go_on=False,
+        note=f"the server's binary logs begin with {oldest.name}, and {why}",
+    )
+
+
+def with_file(
+    tail: Tail, compared: Compared, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
+) -> GoOn | Fork | None:
+    """What it means that the server's file of the newest one's name is shorter or another one. None: as above."""
+    if compared.common is None:
+        return _other_file(tail, seen, source, previous)
+    if not compared.lost:
+        return GoOn(tail.number)  # only half a transaction is here and not there
+    place = f"{compared.common.file}:{compared.common.pos}"
+    if why := restored(seen, source):
+        return Fork(
+            BranchReason.RESTORE,
+            tail.number,
+            None,
+            names_go_on=False,
+            note=f"{why}; its binary log is another one from {place} on",
+        )
+    if compared.transactions == 0 and tail.number == 1:
+        return None  # a file that began anew within the same second looks like this, too
+    return Fork(
+        BranchReason.LOST_TAIL,
+        tail.number,
+        compared.common,
+        names_go_on=True,
+        note=f"the server's binary log has lost what was behind {place}",
+    )
+
+
+def _other_file(
+    tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]
+) -> Fork | None:
+    """The newest file that is here is not at the server."""
+    if seen is not None and another(seen, source) and not _renumbered(seen, source):
+        if source.mariadb and source.server_id == seen.server_id:
+            # No server replicates from one of its own number: this is a copy, and what it writes gets the very GTIDs
+            # of what it lacks.
+            return _anew(
+                BranchReason.RESTORE,
+                source,
+                tail,
+                previous,
+                f"a copy answers, with the same server_id {source.server_id} but files of its own",
+            )
+        # Where its history begins is found by ``first_covered``; what both share by the tail's transactions.
+        return Fork(
+            BranchReason.FAILOVER,
+            source.logs[0].number,
+            None,
+            names_go_on=False,
+            note=f"another server answers: {_identity(source.server_uuid, source.server_id)}, before it was"
+            f" {_identity(seen.server_uuid, seen.server_id)}",
+        )
+    if why := restored(seen, source):
+        return _anew(BranchReason.RESTORE, source, tail, previous, why)
+    return None
+
+
+def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fork:
+    """The newest file is not at the server, or another one. ``earlier``: the end of the file before it, where the
+    server still has that one unchanged."""
+    if earlier is not None:
+        number = _number(earlier.file) + 1
+        return Fork(
+            BranchReason.LOST_TAIL,
+            number,
+            earlier,
+            names_go_on=True,
+            note=f"the server has lost {tail.name}, which followed {earlier.file}",
+        )
+    oldest = source.logs[0]
+    if oldest.number == 1 or not _executed(source, tail):
+        return Fork(
+            BranchReason.RESET,
+            oldest.number,
+            None,
+            names_go_on=False,
+            note=f"the server began its binary logs anew with {oldest.name}",
+        )
+    return Fork(
+        BranchReason.UNKNOWN,
+        oldest.number,
+        None,
+        names_go_on=False,
+        note=f"the server has another {tail.name} than the one that was archived",
+    )
+
+
+def after_restore(tail: Tail, why: str) -> Fork:
+    """The newest file is unchanged at the server, but its data was replaced afterwards."""
+    return Fork(BranchReason.RESTORE, tail.number + 1, None, names_go_on=False, note=why)
+
+
+def after_silence(seen: Seen | None, unlogged: datetime, source: SourceState, now: datetime) -> Fork:
+    """The server was seen to write no binary log at ``unlogged``, and writes one again. Only its newest file is
+    certainly of afterwards: with each start it begins one."""
+    since = seen.at if seen is not None else unlogged
+    return Fork(
+        BranchReason.UNKNOWN,
+        source.logs[-1].number,
+        None,
+        names_go_on=False,
+        note=f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
+        f" seen OFF at {format_time(unlogged)}); what it committed then is in none",
+    )
+
+
+def is_whole(source: SourceState, number: int, size: int) -> bool:
+    """Is nothing missing behind the first ``size`` bytes of a file? The server has begun the next one then, and nothing
+    comes to this one."""
+    sizes = {log.number: log.size for log in source.logs}
+    return sizes.get(number) == size and number + 1 in sizes
+
+
+def holder(history: str, *, mariadb: bool) -> Callable[[str], bool]:
+    """Tells of GTIDs whether ``history`` holds them; of MySQL it is a set, of MariaDB the last transaction of each
+    server in each domain. What has no GTID is not in it."""
+    if not mariadb:
+        mine = MysqlGtids.parse(history)
+        return lambda gtid: bool(gtid) and mine.covers(MysqlGtids.parse(gtid))
+    last = {}
+    for member in history.split(","):
+        if member.strip():
+            domain, server, sequence = member.strip().split("-")
+            last[domain, server] = int(sequence)
+
+    def has(gtid: str) -> bool:
+        if not gtid:
+            return False
+        domain, server, sequence = gtid.split("-")
+        return last.get((domain, server), -1) >= int(sequence)
+
+    return has
+
+
+def first_covered(source: SourceState, history: str, previous: Callable[[str], str | None]) -> int | None:
+    """Number of the newest file of another server that begins within what is archived; None without one.
+
+    ``history``: of the archive, as ``holder`` reads it.
+    """
+    has = holder(history, mariadb=source.mariadb)
+    for log in reversed(source.logs):
+        before = previous(log.name)
+        if before is not None and all(has(member) for member in before.split(",") if member):
+            return log.number
+    return None
+
+
+def another(seen: Seen | None, source: SourceState) -> bool:
+    """Does another server answer than before?"""
+    return seen is not None and (seen.server_uuid, seen.server_id) != (source.server_uuid, source.server_id)
+
+
+def _renumbered(seen: Seen, source: SourceState) -> bool:
+    """Is it the same server, which was given another server_id?"""
+    return bool(source.server_uuid) and source.server_uuid == seen.server_uuid
+
+
+def _anew(
+    reason: BranchReason, source: SourceState, tail: Tail, previous: Callable[[str], str | None], why: str
+) -> Fork:
+    oldest = source.logs[0]
+    before = previous(oldest.name) or ""
+    known = not source.mariadb and bool(before) and covers(tail.after or "", before, mariadb=False)
+    return Fork(reason, oldest.number, Position("", 0, before) if known else None, names_go_on=False, note=why)
+
+
+def _told(source: SourceState, before: str | None, tail: Tail) -> str:
+    """What GTIDs say of a file that begins after ``before``: same, ahead, behind, or silent."""
+    if not before or not tail.after:
+        return "silent"
+    if same(before, tail.after, mariadb=source.mariadb):
+        return "same"
+    if covers(before, tail.after, mariadb=source.mariadb):
+        return "ahead"
+    return "behind"
+
+
+def _executed(source: SourceState, tail: Tail) -> bool:
+    """Has the server all that was archived, by its GTIDs?"""
+    return bool(tail.after and source.position.gtid) and covers(
+        source.position.gtid, tail.after, mariadb=source.mariadb
+    )
+
+
+def _identity(uuid: str, number: int) -> str:
+    return f"server_id {number}" + (f", {uuid}" if uuid else "")
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition(".")[2])

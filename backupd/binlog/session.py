@@ -1,0 +1,259 @@
+"""One life of the copying program: what it writes is compared, taken into the spool, and followed from file to file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from backupd.binlog.connection_start import Start
+from backupd.binlog.evidence import Comparison, ending_of, head_of
+from backupd.binlog.spool_files import Spool, Spooled
+from backupd.binlog.spool_repair import DamagedCopyError
+from backupd.engine.logclient.log_client import BinlogTool, EndKind, end_kind, not_made
+from backupd.engine.logclient.run import log_client
+from backupd.engine.sql.client import Connection
+from backupd.model.binlog import Branch, Ending, is_log_name
+from backupd.model.errors import CancelledError, MisnamedError, ToolError
+from backupd.process.command import Command
+from backupd.process.output import StderrReader
+from backupd.process.supervise import Child, spawn, stop
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the program ended; ``said``: its last words."""
+
+    kind: EndKind
+    code: int
+    said: str
+
+
+class Copier:
+    """The program, running; a context manager that leaves no process behind."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._child: Child | None = None
+        self._voice: StderrReader | None = None
+
+    def __enter__(self) -> Self:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        voice = StderrReader([self._command.program], [reader])
+        voice.start()
+        try:
+            self._child = spawn(self._command, stdin=nothing, stdout=writer, stderr=writer)
+            self._voice = voice
+        finally:
+            os.close(writer)
+            os.close(nothing)
+            if self._child is None:
+                voice.finish()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._child is not None and self._voice is not None:
+            stop([self._child])
+            self._voice.finish()
+
+    def ended(self) -> End | None:
+        """None while it runs."""
+        if self._child is None or self._voice is None or (code := self._child.poll()) is None:
+            return None
+        self._voice.finish()
+        said = self._voice.tail(0, 20).strip()
+        return End(end_kind(said), code, said)
+
+
+def fetch(
+    tool: BinlogTool,
+    connection: Connection,
+    spool: Spool,
+    name: str,
+    *,
+    connection_id: int,
+    stall: float,
+    cancel: threading.Event,
+) -> Path:
+    """Copy one of the server's files as it is now into ``spool.incoming``.
+
+    Raises ToolError (also when nothing has come for ``stall`` seconds), MisnamedError, CancelledError, OSError.
+    """
+    spool.clear_incoming()
+    target = spool.incoming / name
+
+    def collect() -> None:
+        spool.collect(connection.address, lambda found: found == name)
+
+    with log_client(tool, connection) as client, Copier(client.fetch(spool.intake, name, connection_id)) as copier:
+        size, moved = -1, time.monotonic()
+        while (end := copier.ended()) is None:
+            collect()
+            if cancel.wait(0.05):
+                raise CancelledError(f"stopped while {name} was copied from {connection.address}")
+            if target.exists() and (now := target.stat().st_size) != size:
+                size, moved = now, time.monotonic()
+            if time.monotonic() - moved > stall:
+                raise ToolError(
+                    f"nothing of {name} has come from {connection.address} for {stall:.0f} s", hint="it is tried again"
+                )
+    collect()
+    refuse_misnamed(end, connection)
+    if end.code != 0:
+        raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said, hint="it is tried again")
+    return target
+
+
+def refuse_misnamed(end: End, connection: Connection) -> None:
+    """Raises MisnamedError where the program was told to write what it cannot reach, and is no binary log's name."""
+    if end.kind is EndKind.MISNAMED and not is_log_name(name := not_made(end.said)):
+        raise MisnamedError(name, connection.address)
+
+
+class Session:
+    """Copies from ``start`` on. ``written``: how far the server had written the first file right before, None where it
+    had begun another one since. ``is_whole``: asks the server whether a file has just this size and a successor;
+    ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
+
+    ``tick`` moves what came into the spool. ``end`` is set when the program has ended. ``diverged``: how much of the
+    first file is the same as what is here, once it is certain that the rest is not; nothing was taken then.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        tool: BinlogTool,
+        connection: Connection,
+        start: Start,
+        *,
+        connection_id: int,
+        written: int | None,
+        is_whole: Callable[[int, int], bool],
+        follows: Callable[[int, int], bool] = lambda _number, _following: True,
+    ) -> None:
+        self.start = start
+        self.end: End | None = None
+        self.diverged: int | None = None
+        self.current: Spooled | None = None
+        """The file that is being written now; None until the first one was found to go on from what is here."""
+        self.came = 0
+        """Bytes that were not here before."""
+        self._spool = spool
+        self._written = written
+        self._is_whole = is_whole
+        self._follows = follows
+        self._tool = tool
+        self._connection = connection
+        self._id = connection_id
+        self._open = contextlib.ExitStack()
+        self._copier: Copier | None = None
+        self._comparison: Comparison | None = None
+        self._kept_size = 0
+
+    def __enter__(self) -> Self:
+        self._spool.clear_incoming()
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(log_client(self._tool, self._connection))
+            command = client.stream(self._spool.intake, self.start.name, self._id)
+            self._copier = stack.enter_context(Copier(command))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def tick(self) -> None:
+        """Look at what came. Raises MisnamedError, OSError, and what ``is_whole`` raises."""
+        # First the program, then its files: after its end nothing more comes to them.
+        end = self._copier.ended() if self._copier else None
+        self._look()
+        if end is not None:
+            refuse_misnamed(end, self._connection)
+            self.end = end
+
+    @property
+    def received(self) -> tuple[int, int]:
+        """Number of the current file, and its size; (0, 0) before anything was taken."""
+        if self.current is None:
+            return 0, 0
+        with contextlib.suppress(FileNotFoundError):
+            return self.current.number, self.current.path.stat().st_size
+        return self.current.number, self.current.size
+
+    @property
+    def moved(self) -> int:
+        """Grows as long as anything comes from the server."""
+        compared = self._comparison.equal if self._comparison is not None else 0
+        return compared + self.came + self.received[1]
+
+    def _look(self) -> None:
+        branch = self.start.branch
+        self._spool.collect(self._connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
+        found = sorted(
+            (number, path) for path in self._spool.incoming.iterdir() if (number := branch.number(path.name))
+        )
+        for place, (number, path) in enumerate(found):
+            self._expect(number, path)
+            if not self._take(branch, number, path, finished=place + 1 < len(found)):
+                break
+
+    def _expect(self, number: int, path: Path) -> None:
+        """The program names files as it is told from the other side: a name that was altered on its way would make one
+        file another. Raises DamagedCopyError."""
+        before = self.current
+        right = number == self.start.number if before is None else number in (before.number, before.number + 1)
+        if not right and (before is None or number < before.number or not self._follows(before.number, number)):
+            due = self.start.name if before is None else f"the file after {before.name}"
+            raise DamagedCopyError(path.name, self._connection.address, f"it came where {due} was due")
+
+    def _take(self, branch: Branch, number: int, path: Path, *, finished: bool) -> bool:
+        """Move it into the spool. False: not yet, or never."""
+        if head_of(path) is None:
+            return False  # its first events are still on their way
+        kept = self.start.kept if self.current is None else None
+        if kept is not None and not self._goes_on(kept, path, finished=finished):
+            return False
+        if self.current is not None and self.current.ended is None:
+            size = self.current.path.stat().st_size
+            self._spool.end(self.current, self._ending(self.current, size, number))
+            self.came += size
+        if kept is not None and kept.ended is not None and path.stat().st_size == kept.size:
+            path.unlink()  # it is here already, whole
+            self.current = kept
+            return True
+        self.current = self._spool.take(branch, number, path.name)
+        return True
+
+    def _ending(self, file: Spooled, size: int, following: int) -> Ending:
+        told = ending_of(file.path, size)
+        if told is Ending.CUT and following == file.number + 1 and self._is_whole(file.number, size):
+            return Ending.CRASHED
+        return told
+
+    def _goes_on(self, kept: Spooled, path: Path, *, finished: bool) -> bool:
+        """Is the server's file the one that is here, and as long? Sets ``diverged`` where it is not."""
+        if self._comparison is None:
+            self._comparison = Comparison(self._opened(kept.path), self._opened(path))
+            self._kept_size = kept.path.stat().st_size
+        equal = self._comparison.go_on()
+        if equal >= self._kept_size:
+            return kept.ended is None or finished
+        size = path.stat().st_size
+        shorter = equal == size and (finished or (self._written is not None and self._written <= equal))
+        if self._comparison.differs or shorter:
+            self.diverged = equal
+        return False
+
+    def _opened(self, path: Path) -> BinaryIO:
+        return self._open.enter_context(path.open("rb"))

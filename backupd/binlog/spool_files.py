@@ -1,0 +1,451 @@
+"""The spool of one server: binary logs as they come, in plain files, until every destination has them.
+
+A folder of ours alone (0711 where the copying program runs as another user, else 0700; files 0600)::
+
+    lock             held by the one stream of this server
+    state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
+                     write no binary log; replaced as a whole
+    branches/<branch>/<file>
+    intake/          where the program writes, who owns it: nothing is believed or opened there (see ``logclient``)
+    incoming/        what was taken from there, and may still grow; it was not compared yet
+
+A file comes into ``branches`` by a rename, after it was shown to go on from what is there, and the program goes on
+writing to it there. So it grows, and its end may be half an event. It counts as ended when its successor comes or its
+branch is over; it is on the disk then (fsync). Whatever happens in between, the next start finds one of the two states.
+
+What lies here may be damaged: by a power cut (the copying program waits for no disk), a flipped bit, or on its way
+from the server. The archive finds that when it scans, and says so (``doubt``); the stream fetches the file again
+(``mending``). Only what it finds then is a verdict; it lasts as long as the process, and is found again by the next.
+
+``files`` and ``branches`` may be asked from any thread; what changes the spool belongs to the stream, ``remove`` and
+``doubt`` to the archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
+from backupd.binlog.spool_state import Entry, Left, State, decode, encode
+from backupd.engine.instance.sandbox import worker
+from backupd.engine.logclient.run import collect, make_intake
+from backupd.model.binlog import Branch, Ending, Gap
+from backupd.model.errors import BusyError, DamagedError, RefusedError
+from backupd.model.server_facts import Position
+from backupd.process.folders import make_passable, sync_folder, write_whole
+
+_STATE = "state.json"
+_BRANCHES = "branches"
+_INCOMING = "incoming"
+_INTAKE = "intake"
+_REMEMBERED = 8
+"""Removed files of which it is remembered what they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A file of the spool. ``size``: what it has now; only an ended file never grows. ``ended``: None while its branch
+    may still write to it."""
+
+    branch: str
+    number: int
+    name: str
+    path: Path
+    size: int
+    ended: Ending | None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A file that cannot be read behind ``good``, the end of its last whole transaction (0: of none). ``why``: in
+    words. ``verdict``: why no new copy of it can mend that, "" as long as one may."""
+
+    branch: str
+    number: int
+    good: int
+    why: str
+    verdict: str = ""
+
+
+class Spool:
+    """Raises RefusedError where the folder is not usable, DamagedError where its state cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.incoming = folder / _INCOMING
+        self.intake = folder / _INTAKE
+        self._guard = threading.RLock()
+        self._state: State | None = None
+        self._doubts: dict[tuple[str, int], Doubt] = {}
+
+    # --- for everybody
+
+    def branches(self) -> tuple[Branch, ...]:
+        """All that this spool knows of, newest last."""
+        return self._now().branches
+
+    def gaps(self) -> tuple[Gap, ...]:
+        return self._now().gaps
+
+    def files(self) -> tuple[Spooled, ...]:
+        """What is here and was not removed, in log order."""
+        with self._guard:
+            return tuple(self._spooled(entry) for entry in self._now().files if not entry.removed)
+
+    def bytes(self) -> int:
+        """What the spool takes on the disk, with what has not been compared yet."""
+        total = 0
+        for folder, _folders, names in os.walk(self.folder):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    total += (Path(folder) / name).lstat().st_size
+        return total
+
+    def sync(self, file: Spooled) -> int:
+        """Bring what the file has now to the disk, and give its size. Raises OSError, FileNotFoundError included."""
+        with file.path.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            os.fsync(opened.fileno())
+        sync_folder(file.path.parent)
+        return size
+
+    def remove(self, file: Spooled) -> None:
+        """The archive needs this file no longer. Raises RefusedError for one that has not ended.
+
+        The newest one of all stays on the disk, unseen, because a later connection is compared with it.
+        """
+        with self._guard:
+            entries = self._now().files
+            found = next(
+                (entry for entry in entries if (entry.branch, entry.number) == (file.branch, file.number)), None
+            )
+            if found is None or found.removed:
+                return
+            if found.ended is None:
+                raise RefusedError(f"{file.name} is still being written: it cannot leave the spool")
+            self._save(files=tuple(replace(entry, removed=True) if entry is found else entry for entry in entries))
+            self._sweep()
+
+    # --- what cannot be read
+
+    def doubt(self, file: Spooled, good: int, why: str) -> Doubt:
+        """The file cannot be read behind ``good``: it is to be fetched again, unless that was done with this result."""
+        with self._guard:
+            known = self._doubts.get((file.branch, file.number))
+            if known is None or not known.verdict or known.good != good:
+                known = self._doubts[file.branch, file.number] = Doubt(file.branch, file.number, good, why)
+            return known
+
+    def doubted(self, file: Spooled) -> Doubt | None:
+        """What is said against a file; None for one that was not found to be damaged, or was mended."""
+        with self._guard:
+            return self._doubts.get((file.branch, file.number))
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Those that a new copy may still mend, in log order."""
+        with self._guard:
+            found = (self._doubts.get((entry.branch, entry.number)) for entry in self._now().files)
+            return tuple(one for one in found if one is not None and not one.verdict)
+
+    def judge(self, doubt: Doubt, verdict: str = "") -> None:
+        """``verdict``: why the damage stays; "" for what was mended."""
+        with self._guard:
+            if verdict:
+                self._doubts[doubt.branch, doubt.number] = replace(doubt, verdict=verdict)
+            else:
+                self._doubts.pop((doubt.branch, doubt.number), None)
+
+    # --- for the stream
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the one stream of this server. Raises BusyError when another process is."""
+        try:
+            for folder in (self.folder, self.folder / _BRANCHES, self.incoming):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            if worker() is not None:  # who copies comes to the intake by its path
+                for folder in (self.folder, *self.folder.parents[:2]):
+                    make_passable(folder)
+            make_intake(self.intake)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise RefusedError(
+                f"the spool {self.folder} cannot be used: {error.strerror}",
+                hint="it must belong to the user that backupd runs as",
+            ) from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(
+                    f"another stream already writes to {self.folder}",
+                    hint="one stream per server: end the other one, or leave the work to it",
+                ) from None
+            with self._guard:
+                self._state = None
+                self._reconcile()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def seen(self) -> Seen | None:
+        """What was last known of the server that the newest branch is of."""
+        return self._now().seen
+
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Of the newest branch's ended files, as far as they are remembered, in log order."""
+        with self._guard:
+            state = self._now()
+            if not state.branches:
+                return ()
+            newest = state.branches[-1].id
+            return tuple(
+                entry.fingerprint for entry in state.files if entry.branch == newest and entry.fingerprint is not None
+            )
+
+    def newest(self) -> Spooled | None:
+        """The newest file of the newest branch, removed or not; it is on the disk."""
+        with self._guard:
+            state = self._now()
+            entry = state.files[-1] if state.files else None
+            if entry is None or entry.branch != state.branches[-1].id:
+                return None
+            return self._spooled(entry)
+
+    def left(self, server_uuid: str) -> Left | None:
+        """The last branch of a server that another one took the place of."""
+        return next((one for one in self._now().left if one.seen.server_uuid == server_uuid), None)
+
+    def begin(self, branch: Branch, end: Position | None = None) -> None:
+        """A branch begins; nothing more comes to the one before, which ends at ``end`` where any of it is here."""
+        with self._guard:
+            last = self.newest()
+            if last is not None and last.ended is None:
+                self.end(last, Ending.CUT)
+            left, seen = self._now().left, self.seen()
+            if last is not None and end is not None and seen is not None:
+                was = Left(end, fingerprint_of(last.path, last.branch, last.number, end.pos), seen)
+                left = (*(one for one in left if one.seen.server_uuid != seen.server_uuid), was)
+            (self.folder / _BRANCHES / branch.id).mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self.folder / _BRANCHES)
+            self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None, left=left)
+            self._sweep()
+
+    def add_gap(self, gap: Gap) -> None:
+        with self._guard:
+            if all(
+                (known.branch, known.after, known.before) != (gap.branch, gap.after, gap.before)
+                for known in self._now().gaps
+            ):
+                self._save(gaps=(*self._now().gaps, gap))
+
+    def take(self, branch: Branch, number: int, name: str) -> Spooled:
+        """``incoming/name`` goes on from what is here: it becomes the branch's file (again). The file before it must
+        have ended."""
+        with self._guard:
+            path = self._path(branch.id, name)
+            (self.incoming / name).replace(path)
+            path.chmod(0o600)
+            sync_folder(path.parent)
+            entries = [entry for entry in self._now().files if (entry.branch, entry.number) != (branch.id, number)]
+            before = next(
+                (entry for entry in self._now().files if (entry.branch, entry.number) == (branch.id, number)), None
+            )
+            # One that had been removed was archived whole: it is compared again, and stays removed.
+            entry = Entry(branch.id, number, name, None, 0, removed=before is not None and before.removed)
+            self._save(files=(*entries, entry))
+            self._sweep()
+            return self._spooled(entry)
+
+    def end(self, file: Spooled, ending: Ending) -> Spooled:
+        """Nothing more comes to ``file``. It is on the disk afterwards."""
+        with self._guard:
+            size = self.sync(file)
+            changed = tuple(
+                replace(
+                    entry,
+                    ended=ending,
+                    size=size,
+                    fingerprint=fingerprint_of(file.path, file.branch, file.number, size),
+                )
+                if (entry.branch, entry.number) == (file.branch, file.number)
+                else entry
+                for entry in self._now().files
+            )
+            self._save(files=changed)
+            return replace(file, size=size, ended=ending)
+
+    def cut(self, file: Spooled, end: int) -> Spooled:
+        """Throw away what is behind ``end``: half a transaction that its server never finished, or what is damaged. A
+        file that had ended may be written to again."""
+        with self._guard:
+            os.truncate(file.path, end)
+            if file.ended is not None:
+                self._save(
+                    files=tuple(
+                        replace(entry, ended=None, size=0, fingerprint=None)
+                        if (entry.branch, entry.number) == (file.branch, file.number)
+                        else entry
+                        for entry in self._now().files
+                    )
+                )
+            return replace(file, size=end, ended=None)
+
+    def renew(self, file: Spooled, fresh: Path, ending: Ending) -> Spooled:
+        """``fresh`` takes the place of a file that has ended. It is on the disk afterwards."""
+        with self._guard:
+            fresh.chmod(0o600)
+            with fresh.open("rb") as opened:
+                os.fsync(opened.fileno())
+            fresh.replace(file.path)
+            return self.end(file, ending)
+
+    def bring_back(self, branch: Branch, number: int, fresh: Path, ending: Ending) -> Spooled:
+        """``fresh`` is a file of ``branch`` that has ended and was lost before it was archived whole: it is to be
+        archived now, and no gap is behind it."""
+        with self._guard:
+            name = branch.file(number)
+            path = self._path(branch.id, name)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            fresh.chmod(0o600)
+            fresh.replace(path)
+            state = self._now()
+            order = {one.id: turn for turn, one in enumerate(state.branches)}
+            entries = [entry for entry in state.files if (entry.branch, entry.number) != (branch.id, number)]
+            entry = Entry(branch.id, number, name, None, 0)
+            self._save(
+                files=tuple(sorted((*entries, entry), key=lambda one: (order[one.branch], one.number))),
+                gaps=tuple(gap for gap in state.gaps if (gap.branch, gap.after.file) != (branch.id, name)),
+            )
+            return self.end(self._spooled(entry), ending)
+
+    def note(self, seen: Seen) -> None:
+        """Remember what the server looked like when all was well."""
+        with self._guard:
+            if self._now().seen != seen:
+                self._save(seen=seen)
+
+    def unlogged(self) -> datetime | None:
+        """When the server was first seen to write no binary log, since the newest branch began; None: never."""
+        return self._now().unlogged
+
+    def note_unlogged(self, at: datetime) -> None:
+        """The server writes no binary log: it is on the disk when this returns. Raises OSError."""
+        with self._guard:
+            if self._now().unlogged is None:
+                self._save(unlogged=at)
+
+    def clear_incoming(self) -> None:
+        """Nothing of an earlier program is of use. Raises OSError."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+        self.incoming.mkdir(mode=0o700, exist_ok=True)
+        make_intake(self.intake)
+
+    def collect(self, address: str, expected: Callable[[str], bool]) -> None:
+        """Bring what the program has made to ``incoming``. Raises as ``logclient.collect``."""
+        collect(self.intake, self.incoming, address, expected=expected)
+
+    # --- how
+
+    def _path(self, branch: str, name: str) -> Path:
+        return self.folder / _BRANCHES / branch / name
+
+    def _spooled(self, entry: Entry) -> Spooled:
+        path = self._path(entry.branch, entry.name)
+        size = entry.size
+        if entry.ended is None:
+            with contextlib.suppress(FileNotFoundError):
+                size = path.stat().st_size
+        return Spooled(entry.branch, entry.number, entry.name, path, size, entry.ended)
+
+    def _now(self) -> State:
+        with self._guard:
+            if self._state is None:
+                self._state = self._read()
+            return self._state
+
+    def _read(self) -> State:
+        path = self.folder / _STATE
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return State()
+        except OSError as error:
+            raise RefusedError(
+                f"the spool {self.folder} cannot be read: {error.strerror}",
+                hint="it must belong to the user that backupd runs as",
+            ) from error
+        try:
+            return decode(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(
+                f"{path} cannot be read", [str(error)], hint=f"move {self.folder} away: a new one begins a new branch"
+            ) from error
+
+    def _save(self, **changes: Any) -> None:
+        state = replace(self._now(), **changes)
+        write_whole(self.folder / _STATE, json.dumps(encode(state), separators=(",", ":")).encode())
+        self._state = state
+
+    def _reconcile(self) -> None:
+        """After a kill: files that were taken and not written down yet; files that others followed."""
+        state = self._now()
+        known = {(entry.branch, entry.number) for entry in state.files}
+        found = list(state.files)
+        for branch in state.branches:
+            folder = self.folder / _BRANCHES / branch.id
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                number = branch.number(path.name)
+                if number and (branch.id, number) not in known:
+                    found.append(Entry(branch.id, number, path.name, None, 0))
+        order = {branch.id: place for place, branch in enumerate(state.branches)}
+        found.sort(key=lambda entry: (order[entry.branch], entry.number))
+        missing = [
+            path
+            for place, entry in enumerate(found)
+            if not entry.removed or place + 1 == len(found)
+            for path in [self._path(entry.branch, entry.name)]
+            if not path.is_file()
+        ]
+        if missing:
+            raise DamagedError(
+                f"a binary log is missing from the spool {self.folder}",
+                [str(path) for path in missing],
+                hint=f"put it back, or move {self.folder} away: a new spool begins a new branch",
+            )
+        for place, entry in enumerate(found[:-1]):
+            if entry.ended is None:
+                path = self._path(entry.branch, entry.name)
+                size = self.sync(self._spooled(entry))
+                same_branch = found[place + 1].branch == entry.branch
+                found[place] = replace(
+                    entry,
+                    ended=ending_of(path, size) if same_branch else Ending.CUT,
+                    size=size,
+                    fingerprint=fingerprint_of(path, entry.branch, entry.number, size),
+                )
+        if tuple(found) != state.files:
+            self._save(files=tuple(found))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Removed files leave the disk, all but the newest of all; of the last ones it is remembered what they were."""
+        state = self._now()
+        for entry in state.files[:-1]:
+            if entry.removed:
+                self._path(entry.branch, entry.name).unlink(missing_ok=True)
+        gone = [entry for entry in state.files[:-1] if entry.removed]
+        forgotten = {(entry.branch, entry.number) for entry in gone[:-_REMEMBERED]}
+        if forgotten:
+            self._save(files=tuple(entry for entry in state.files if (entry.branch, entry.number) not in forgotten))

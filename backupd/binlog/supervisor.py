@@ -1,0 +1,510 @@
+"""One server's binary log stream: a supervised program, started again whenever it ends, and a spool that it fills.
+
+Whatever ends the program, the next one begins with the newest file that is here, from its first byte, in a folder of
+its own; only what was shown to go on from what is here comes into the spool (see ``session`` and ``approach``). The
+server is asked every few seconds where it stands, because the program does not notice everything: a RESET that made a
+file of the same name, a connection that was cut without a word, another server behind the same address.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from backupd.binlog.connection_start import Approach, Start
+from backupd.binlog.evidence import first_moment
+from backupd.binlog.server_watch import PurgeAlarm, Watch, purge_alarm
+from backupd.binlog.session import End, Session, fetch
+from backupd.binlog.spool_files import Doubt, Spool
+from backupd.binlog.spool_repair import DamagedCopyError, Mender
+from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.engine.logclient.holdback import HoldsBackError, tried
+from backupd.engine.logclient.log_client import BinlogTool, EndKind, connection_id
+from backupd.engine.logclient.source import BinlogSource, SourceState, UnloggedError
+from backupd.engine.sql.client import is_denied
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    ConfigurationError,
+    DamagedError,
+    RefusedError,
+    ServerError,
+    StreamError,
+    ToolError,
+    ToolMissingError,
+)
+from backupd.model.server_facts import Position
+from backupd.model.text import Clock
+
+ArchivedTo = Callable[[], tuple[int, int] | None]
+"""Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""
+
+GivenUp = Callable[[], Sequence[tuple[str, int]]]
+"""Branch and number of files that were not archived whole."""
+
+_TRIALS = 3
+_ROOM_AGAIN = 0.8
+_ROOM_SECONDS = 0.5
+_SAID = {
+    EndKind.LOST: "the connection to the server broke",
+    EndKind.UNREACHABLE: "the server cannot be reached",
+    EndKind.NOT_THERE: "the server no longer has the file that was asked for",
+    EndKind.NO_NEXT: "the server has thrown its binary logs away",
+    EndKind.TORN: "the server cannot read its own binary log",
+    EndKind.TWIN: "another program reads this server's binary log with the same connection id",
+    EndKind.DENIED: "the server does not let this account read its binary log",
+    EndKind.DISK: NO_ROOM,
+    EndKind.MISNAMED: "the copying program cannot make a file",
+    EndKind.OTHER: "the copying program failed",
+}
+_HINTS = {
+    EndKind.TWIN: "is a second backupd with a copy of this spool's settings running? it must have a spool of its own",
+    EndKind.DENIED: "grant REPLICATION SLAVE ON *.* to the account, and look at its password file",
+    EndKind.DISK: "make room there; nothing is lost as long as the server keeps its binary logs",
+}
+_FAILED = (EndKind.TWIN, EndKind.DENIED)
+_UNREADABLE = (EndKind.TORN, EndKind.NOT_THERE, EndKind.NO_NEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """In seconds.
+
+    ``tick``: how often the program's files are looked at; ``poll``: the server; ``purge``: what the server will
+    remove. ``stall``: after how long without a byte a connection counts as dead when the server is ahead, or silent;
+    ``first``, ``most``: pauses before a new attempt, doubled each time. ``away``: the most while the server is out of
+    reach or writes no binary log. Whether its data was replaced meanwhile can only be told soon after it is back.
+    """
+
+    tick: float = 0.1
+    poll: float = 2.0
+    stall: float = 20.0
+    purge: float = 60.0
+    first: float = 1.0
+    most: float = 60.0
+    away: float = 5.0
+
+
+class Streamer:
+    """Fills ``spool`` from ``source`` until it is told to stop.
+
+    ``server``: its name. ``installation``: what tells this backupd from others that stream the same server.
+    ``wanted``: where the oldest restorable physical backup stands; a first stream begins there. ``max_spool_bytes``: it
+    pauses beyond that. ``on_event``: hears what happens. ``archived_to``: up to where all destinations have the log.
+    ``given_up``: files of a branch behind which a gap is recorded; asked once, and brought back where the server has
+    them. ``ours``: uuids of the servers that are known to be the one that is meant. ``programs``: the folder where it
+    is remembered which programs hold bytes back; None: that is not tried.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        source: BinlogSource,
+        tool: BinlogTool,
+        spool: Spool,
+        *,
+        installation: str,
+        wanted: Position | None,
+        max_spool_bytes: int,
+        clock: Clock,
+        on_event: Callable[[StreamEvent], None],
+        archived_to: ArchivedTo = lambda: None,
+        programs: Path | None = None,
+        given_up: GivenUp = lambda: (),
+        ours: Callable[[], Collection[str]] = lambda: (),
+        pace: Pace = Pace(),
+    ) -> None:
+        self._server = server
+        self._source = source
+        self._tool = tool
+        self._spool = spool
+        self._installation = installation
+        self._limit = max_spool_bytes
+        self._clock = clock
+        self._on_event = on_event
+        self._archived_to = archived_to
+        self._pace = pace
+        self._id = 0
+        self._approach = Approach(
+            server, source, spool, fetch=self._fetch, wanted=wanted, ours=ours, clock=clock, tell=on_event
+        )
+        self._guard = threading.Lock()
+        self._status = StreamStatus(StreamState.WAITING, clock())
+        self._began = False
+        self._stop = threading.Event()
+        self._purge_due = 0.0
+        self._pause = pace.first
+        self._torn: tuple[tuple[str, int, int], bool] | None = None
+        self._mender = Mender(
+            server, source, spool, fetch=self._fetch, look=self._approach.look, clock=clock, tell=on_event
+        )
+        self._mend_pause, self._mend_due = pace.first, 0.0
+        self._programs = programs
+        self._given_up: GivenUp | None = given_up
+        self._lost_files: list[int] = []
+        self._trials = 0
+        self._lives = 0
+        self._alarm: PurgeAlarm | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Stream until ``stop`` is set. Raises BusyError when another process streams this server, RefusedError when
+        the spool cannot be used, DamagedError when its state cannot be read."""
+        self._stop = stop
+        with self._spool.locked():
+            while not stop.is_set():
+                wait = self._attempt(stop)
+                if wait:
+                    stop.wait(wait)
+            self._set(StreamState.WAITING, "")
+
+    def status(self) -> StreamStatus:
+        """From any thread."""
+        with self._guard:
+            status = self._status
+        newest = self._spool.newest()
+        if newest is None:
+            return replace(status, branch="", server_position=None, server_time=None)
+        if newest.branch != status.branch:  # the server was last looked at when it had another history
+            status = replace(status, server_position=None, server_time=None)
+        return replace(status, branch=newest.branch, file=newest.name, pos=newest.size)
+
+    # --- one attempt after the other
+
+    def _attempt(self, stop: threading.Event) -> float:
+        """Gives the seconds to wait before the next one."""
+        try:
+            return self._full() if self._is_full() else self._life(stop)
+        except CancelledError:
+            return 0
+        except (ServerError, ToolError, StreamError) as error:
+            unfit = isinstance(error, ToolMissingError | HoldsBackError)
+            if unfit or (isinstance(error, ServerError) and is_denied(error)):
+                return self._failed(error)
+            return self._lost(error.message, error.detail, error.hint, away=isinstance(error, ServerError))
+        except (ConfigurationError, RefusedError, DamagedError) as error:
+            pause = self._failed(error)
+            return self._backoff(away=True) if isinstance(error, UnloggedError) else pause
+        except OSError as error:
+            return self._unwritable(error)
+
+    def _unwritable(self, error: OSError) -> float:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._no_room(str(error))
+        return self._failed(
+            RefusedError(
+                f"the spool {self._spool.folder} cannot be used: {error.strerror}",
+                detail=str(error.filename or ""),
+                hint="it must belong to the user that backupd runs as",
+            )
+        )
+
+    def _life(self, stop: threading.Event) -> float:
+        state = self._approach.look()
+        self._id = connection_id(self._server, self._installation, self._source.connected_ids() - {self._id})
+        self._refuse_holding_back(state)
+        self._mend_newest()
+        start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
+        self._look_for_given_up(start, state)
+        self._lives += 1
+        written = state.position.pos if state.position.file == start.name else None
+        with self._guard:
+            self._status = replace(self._status, server_position=None, server_time=None)
+        had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
+        begun = time.monotonic()
+        with Session(
+            self._spool,
+            self._tool,
+            self._source.connection,
+            start,
+            connection_id=self._id,
+            written=written,
+            is_whole=self._approach.is_whole,
+            follows=self._approach.follows,
+        ) as session:
+            watch = Watch(state, poll=self._pace.poll, stall=self._pace.stall, clock=self._clock)
+            why = self._follow(session, watch, stop)
+            if session.current is not None:  # how it was last is what it is compared with when it is back
+                self._spool.note(watch.seen)
+        if session.diverged is not None:
+            self._differs(start, session.diverged)
+            return self._backoff(away=False)
+        if session.current is not None and self._is_mending_due():
+            self._mend_others()
+            return self._backoff(away=False)
+        if session.received > had or time.monotonic() - begun > self._pace.most:
+            self._pause = self._pace.first
+        if session.end is not None:
+            return self._ended(session.end)
+        return self._lost(why, "", "", away=False) if why else 0
+
+    def _refuse_holding_back(self, state: SourceState) -> None:
+        """Raises HoldsBackError. What could not be tried a few times is let through: a stream that works is more than
+        what is known of it."""
+        if self._programs is None or self._trials >= _TRIALS:
+            return
+        found = tried(self._tool, self._source.connection, state.position, self._programs, self._id, cancel=self._stop)
+        if found.holds:
+            raise HoldsBackError(self._tool.tool)
+        self._trials = self._trials + 1 if found.holds is None else _TRIALS
+
+    def _follow(self, session: Session, watch: Watch, stop: threading.Event) -> str:
+        """Until something ends it. Gives why the connection is given up, "" when that is told elsewhere."""
+        while not stop.is_set():
+            session.tick()
+            if session.diverged is not None or session.end is not None:
+                return ""
+            if session.current is not None and self._set(StreamState.STREAMING, ""):
+                self._tell(
+                    StreamEventKind.CONNECTED,
+                    f"the binary log of {self._server} is streamed from"
+                    f" {self._source.address}, file {session.current.name}",
+                )
+            watch.moved(session.moved)
+            if watch.is_due():
+                why = self._poll(session, watch)
+                if why:
+                    return why
+            if watch.is_room_due() and self._is_full():
+                return ""
+            if session.current is not None and self._is_mending_due():
+                return ""
+            stop.wait(self._pace.tick)
+        return ""
+
+    # --- damage in the spool, or on the way
+
+    def _is_mending_due(self) -> bool:
+        return time.monotonic() >= self._mend_due and bool(self._lost_files or self._spool.doubts())
+
+    def _mend_newest(self) -> None:
+        """The newest file is what the server's is compared with: it comes first."""
+        newest = self._spool.newest()
+        for doubt in self._spool.doubts():
+            if newest is not None and (doubt.branch, doubt.number) == (newest.branch, newest.number):
+                self._mend(doubt)
+
+    def _mend_others(self) -> None:
+        """Right after the server's history was seen to go on from what is here."""
+        self._bring_back()
+        newest = self._spool.newest()
+        for doubt in self._spool.doubts():
+            if newest is None or (doubt.branch, doubt.number) != (newest.branch, newest.number):
+                self._mend(doubt)
+
+    def _bring_back(self) -> None:
+        """Each once: what was given up, by a process that knew less or when the server's answer was another."""
+        while self._lost_files:
+            self._mender.bring_back(self._lost_files.pop())
+
+    def _look_for_given_up(self, start: Start, state: SourceState) -> None:
+        """Once in each process: of the present branch, and listed at the server."""
+        if self._given_up is None:
+            return
+        asked, self._given_up = self._given_up, None
+        here = {file.number for file in self._spool.files() if file.branch == start.branch.id}
+        listed = {log.number for log in state.logs}
+        self._lost_files = [
+            number
+            for branch, number in asked()
+            if branch == start.branch.id and number < start.number and number in listed and number not in here
+        ]
+
+    def _mend(self, doubt: Doubt) -> None:
+        self._mend_due = time.monotonic() + self._mend_pause
+        self._mend_pause = min(self._mend_pause * 2, self._pace.most)
+        self._mender.mend(doubt)
+        self._mend_pause, self._mend_due = self._pace.first, 0.0
+
+    def _differs(self, start: Start, equal: int) -> None:
+        """Of a damaged copy nothing is believed. Where the server's own file is damaged, the stream goes on behind
+        it."""
+        try:
+            self._approach.differs(start, equal)
+        except DamagedCopyError as error:
+            newest = self._spool.newest()
+            if newest is None or not (why := self._mender.damaged_there(start.name)):
+                raise
+            self._torn = ((newest.branch, newest.number, newest.size), True)
+            raise DamagedCopyError(
+                start.name,
+                self._source.address,
+                f"{why}: the stream goes on with the file after it as soon as the server begins one",
+            ) from error
+
+    def _poll(self, session: Session, watch: Watch) -> str:
+        """Ask the server where it stands. Gives why the connection cannot go on, "" when it can."""
+        number, size = session.received
+        asked_at = self._clock()
+        try:
+            state = self._approach.look(files=time.monotonic() >= self._purge_due)
+        except ServerError as error:
+            watch.asked()
+            if watch.is_stalled():
+                return f"{error.message}, and nothing has come for {self._pace.stall:.0f} s"
+            with self._guard:
+                self._status = replace(self._status, error=error.message)
+            return ""
+        watch.asked()
+        if why := watch.contradiction(state, number, size):
+            return why
+        at = state.position
+        ahead = (int(at.file.rpartition(".")[2]), at.pos) > (number, size)
+        if ahead and watch.is_stalled():
+            return (
+                f"nothing has come for {self._pace.stall:.0f} s although the server is at {at.file}:{at.pos}:"
+                " the connection is dead"
+            )
+        if number:
+            with self._guard:
+                self._status = replace(
+                    self._status,
+                    branch=session.start.branch.id,
+                    server_position=at,
+                    server_time=min(state.server_time, asked_at),
+                    error="",
+                )
+            if watch.is_note_due():
+                self._spool.note(watch.seen)
+            if state.logs:
+                self._look_for_purge(state)
+        return ""
+
+    def _ended(self, end: End) -> float:
+        said = _SAID[end.kind]
+        newest = self._spool.newest()
+        if end.kind in _UNREADABLE and newest is not None:
+            place = (newest.branch, newest.number, newest.size)
+            self._torn = (place, self._torn is not None and self._torn[0] == place)
+        if end.kind is EndKind.DISK:
+            return self._no_room(end.said)
+        if end.kind in _FAILED:
+            return self._failed(ServerError(f"{said} ({self._server})", detail=end.said, hint=_HINTS[end.kind]))
+        # The server can be asked, or this life had not begun: each new one costs it a connection, so they get rarer.
+        return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""), away=False)
+
+    def _past_torn(self, state: SourceState) -> Start | None:
+        """Behind a place where the server could not go on, twice: the next file that it may be able to read."""
+        newest = self._spool.newest()
+        if newest is None or self._torn != ((newest.branch, newest.number, newest.size), True):
+            return None
+        self._torn = None
+        return self._approach.skip(newest, state)
+
+    def _fetch(self, name: str) -> Path:
+        return fetch(
+            self._tool,
+            self._source.connection,
+            self._spool,
+            name,
+            connection_id=self._id,
+            stall=self._pace.stall,
+            cancel=self._stop,
+        )
+
+    # --- room
+
+    def _is_full(self) -> bool:
+        """Over its bound (or still nearly so), with files whose archiving will make room."""
+        paused = self._status.state is StreamState.PAUSED
+        limit = self._limit * _ROOM_AGAIN if paused else self._limit
+        return any(file.ended for file in self._spool.files()) and self._spool.bytes() > limit
+
+    def _full(self) -> float:
+        if self._set(StreamState.PAUSED, "the spool is full"):
+            self._tell(
+                StreamEventKind.PAUSED,
+                f"the stream of {self._server} pauses: the spool holds more than {self._limit} bytes",
+                hint="a destination is slow or down; it goes on by itself. Nothing is lost as long as the server"
+                " keeps its binary logs",
+            )
+        if time.monotonic() >= self._purge_due:
+            self._look_for_purge(self._approach.look())
+        return _ROOM_SECONDS
+
+    def _no_room(self, detail: str) -> float:
+        if self._set(StreamState.PAUSED, _SAID[EndKind.DISK]):
+            self._tell(
+                StreamEventKind.PAUSED,
+                f"the stream of {self._server} pauses: {_SAID[EndKind.DISK]}",
+                detail=detail,
+                hint=_HINTS[EndKind.DISK],
+            )
+        self._spool.clear_incoming()
+        return self._backoff(away=False)
+
+    # --- purge
+
+    def _look_for_purge(self, state: SourceState) -> None:
+        self._purge_due = time.monotonic() + self._pace.purge
+        place = self._archived_to()
+        alarm = None
+        if place is not None:
+            until = self._written_until(place[0])
+            alarm = purge_alarm(place[0], until, state, self._source.expiry())
+        before, self._alarm = self._alarm, alarm
+        if alarm is not None and (before is None or (before.file, before.gone) != (alarm.file, alarm.gone)):
+            self._tell(
+                StreamEventKind.PURGE_ALARM,
+                f"{self._server}: {alarm.message}",
+                hint="see why a destination is behind (`backupd binlog status`), or let the server keep its"
+                " binary logs longer: SET GLOBAL binlog_expire_logs_seconds = ...",
+            )
+        elif alarm is None and before is not None:
+            self._tell(StreamEventKind.PURGE_OVER, f"{self._server}: {before.file} is archived, or kept long enough")
+
+    def _written_until(self, number: int) -> datetime | None:
+        """When the file was finished: when the next one that is here began; else it was, at the earliest, when the
+        stream was last whole."""
+        files = self._spool.files()
+        later = next((file for file in files if file.number > number and file.branch == files[-1].branch), None)
+        if later is not None:
+            return first_moment(later.path)
+        seen = self._spool.seen()
+        return seen.at if seen is not None else None
+
+    # --- telling
+
+    def _lost(self, why: str, detail: str, hint: str, *, away: bool) -> float:
+        if self._set(StreamState.WAITING, why, away=away):
+            self._tell(StreamEventKind.LOST, f"the stream of {self._server} is interrupted: {why}", detail, hint)
+        return self._backoff(away=away)
+
+    def _failed(self, error: BackupdError) -> float:
+        if self._set(StreamState.FAILED, error.message):
+            self._tell(
+                StreamEventKind.FAILED,
+                f"the stream of {self._server} stands still: {error.message}",
+                error.detail,
+                error.hint,
+            )
+        return self._pace.most
+
+    def _backoff(self, *, away: bool) -> float:
+        most = min(self._pace.away, self._pace.most) if away else self._pace.most
+        pause = min(self._pause, most)
+        self._pause = min(pause * 2, most)
+        return pause
+
+    def _set(self, state: StreamState, error: str, *, away: bool = False) -> bool:
+        """Is it another state than before?"""
+        with self._guard:
+            before = self._status
+            changed = before.state is not state or not self._began
+            self._began = True
+            self._status = replace(
+                before,
+                state=state,
+                error=error,
+                away=away,
+                restarts=max(0, self._lives - 1),
+                since=self._clock() if changed else before.since,
+            )
+        return changed
+
+    def _tell(self, kind: StreamEventKind, message: str, detail: str = "", hint: str = "") -> None:
+        self._on_event(StreamEvent(kind, self._clock(), message, detail, hint))

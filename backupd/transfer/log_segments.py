@@ -1,0 +1,525 @@
+"""Sealing one segment of a binary log into a folder: once, for all destinations.
+
+What is in the folder is complete when its ``segment.json`` is there. Until then it is the rest of a process that died,
+and no byte of it was given to any destination; afterwards the same bytes go to all of them, however often.
+
+Archived binary logs at a destination: storing, finding, reading, checking and removing them.
+
+A segment's parts and index come first and its ``segment.json`` last; it goes first when the segment is removed. So a
+folder without ``segment.json`` holds what a dead process left, or what a living one is just writing: such parts are
+taken away once nothing was added to them for ``logstrays.SETTLED``. Whoever goes on with an upload after a long pause
+puts its parts again, so that they are young, before it commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+from backupd.engine.binlog.index import decode_index, index_head, index_line, segment_told
+from backupd.engine.binlog.scan import clear_flag
+from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    DamagedError,
+    DestinationError,
+    NewerFormatError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+    StreamError,
+    TamperedError,
+)
+from backupd.model.manifest import PART_SIZE, PLAIN_LIMIT, StoredObject
+from backupd.process.folders import sync_folder, write_private
+from backupd.transfer.records.manifests import get_bytes, get_document, put_bytes
+from backupd.transfer.records.segment_documents import (
+    SealedPart,
+    SegmentHeader,
+    decode_branch,
+    decode_segment,
+    encode_branch,
+    encode_segment,
+    segment_digest,
+)
+from backupd.transfer.relay import found_wrong
+from backupd.transfer.seal.seal import Sealer, Unsealer
+from storage.contract import layout, objects
+from storage.contract.destination import Destination
+
+INDEX_PART = 8 * 1024 * 1024
+"""Bytes of index that fill one part of it; each part begins with the head and can be read alone."""
+_FLAGGED = 22
+"""Bytes at the beginning of a file that hold its in-use flag."""
+
+
+class Sealing:
+    """Seals one segment. ``transaction`` and ``plain`` may come in any order, then ``finish``.
+
+    ``folder`` is made afresh. ``piece``: of a file that still grows; its parts are named so. All methods raise
+    ToolError and KeyUnusableError as Sealer does, and OSError.
+    """
+
+    def __init__(self, folder: Path, sealer: Sealer, *, piece: bool = False) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        self._folder = folder
+        self._sealer = sealer
+        self._piece = piece
+        self._parts: list[SealedPart] = []
+        self._index: list[SealedPart] = []
+        self._lines = bytearray(index_head())
+
+    def transaction(self, transaction: Transaction) -> None:
+        """Take the next transaction of the index."""
+        self._lines += index_line(transaction)
+        if len(self._lines) >= INDEX_PART:
+            self._close_index()
+
+    def plain(self, stream: BinaryIO, start: int, end: int) -> str:
+        """Seal bytes ``[start, end)`` of a file from ``stream``, which stands at ``start``; their SHA-256.
+
+        A whole file's beginning loses its in-use flag. Raises StreamError when the stream ends too early.
+        """
+        digest = hashlib.sha256()
+        while start < end:
+            part = self._part(stream, start, end, digest)
+            self._parts.append(part)
+            start += part.size
+        return digest.hexdigest()
+
+    def finish(self, segment: Segment, target: Path) -> Sealed:
+        """Make the folder complete and durable, and rename it to ``target``. ``segment`` is what was sealed."""
+        header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), ())
+        self._lines[: len(index_head())] = index_head(segment_digest(header))
+        self._close_index()
+        header = replace(header, index=tuple(self._index))
+        fresh = self._folder / f"{layout.SEGMENT}.new"
+        write_private(fresh, encode_segment(header))
+        fresh.rename(self._folder / layout.SEGMENT)
+        sync_folder(self._folder)
+        self._folder.rename(target)
+        return Sealed(target, header)
+
+    def _part(self, stream: BinaryIO, start: int, end: int, digest: hashlib._Hash) -> SealedPart:
+        """A function of its own, so that no two parts are in memory."""
+        data = bytearray(stream.read(min(PART_SIZE, end - start)))
+        if not data:
+            raise StreamError(
+                f"a binary log in the spool ends {end - start} bytes too early",
+                hint="was a file in the spool's folder cut by hand? Move the folder away to begin anew",
+            )
+        if start == 0 and len(data) >= _FLAGGED:
+            data[:_FLAGGED] = clear_flag(bytes(data[:_FLAGGED]))
+        digest.update(data)
+        return self._seal(layout.part_name(len(self._parts), piece=self._piece), data)
+
+    def _close_index(self) -> None:
+        self._index.append(self._seal(layout.index_name(len(self._index)), self._lines))
+        self._lines = bytearray(index_head())
+
+    def _seal(self, name: str, data: bytes | bytearray) -> SealedPart:
+        sealed = self._sealer.seal(data)
+        write_private(self._folder / name, sealed)
+        return SealedPart(
+            StoredObject(name, len(sealed), hashlib.sha256(sealed).hexdigest()),
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+        )
+
+
+class Sealed:
+    """A sealed segment in a private folder. ``header`` tells what it is."""
+
+    def __init__(self, folder: Path, header: SegmentHeader) -> None:
+        self.folder = folder
+        self.header = header
+
+    @classmethod
+    def load(cls, folder: Path) -> Sealed | None:
+        """What ``folder`` holds, None unless it is complete."""
+        try:
+            raw = (folder / layout.SEGMENT).read_bytes()
+            header = decode_segment(raw, where=str(folder / layout.SEGMENT))
+            whole = all((folder / item.name).stat().st_size == item.size for item in header.sealed)
+        except (FileNotFoundError, NotADirectoryError, DamagedError):
+            return None
+        return cls(folder, header) if whole else None
+
+    def open(self, item: StoredObject) -> BinaryIO:
+        return (self.folder / item.name).open("rb")
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """The header first, so that a half removed folder is not taken for a whole one."""
+        (folder / layout.SEGMENT).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_FRESH = timedelta(hours=1)
+"""Parts of an interrupted upload that are younger than this need not be put again."""
+_CHUNK = 1 << 20
+
+
+class SegmentConflictError(RefusedError):
+    """Two different binary logs claim the same place in a server's history: neither is overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A segment that is at a destination and was read back there. ``header``: as it lies there."""
+
+    header: SegmentHeader
+
+    @property
+    def bytes(self) -> int:
+        return self.header.stored_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSegment:
+    """A ``segment.json`` that cannot be read."""
+
+    server: str
+    key: SegmentKey
+    error: DamagedError
+
+
+# Storing
+
+
+def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
+    """Store a sealed segment and read it back. Safe to call again after any failure.
+
+    One that is there already with the same plaintext stays, once it was found whole. Raises SegmentConflictError when
+    there is another one under its key, DestinationError when the destination fails or gives back other bytes.
+    """
+    header = sealed.header
+    present = _present(destination, header)
+    bad = {} if present is None else problems(destination, present)
+    if present is not None and present != header:
+        # Sealed another time. Nothing of it is overwritten while it is good; only its end may have become known.
+        if not bad:
+            if present.segment.ending is Ending.OPEN and header.segment.is_final:
+                present = replace(present, segment=replace(present.segment, ending=header.segment.ending))
+                _commit(destination, present)
+            return Stored(present)
+        remove(destination, header.segment.server, header.segment.key)
+        present = None
+    for item in header.sealed:
+        if present is None or header.folder + item.name in bad:
+            _put_part(destination, sealed, item, now)
+    if present is None:
+        _commit(destination, header)
+    gone = [item.name for item in header.sealed if _size(destination, header.folder + item.name) != item.size]
+    if gone:
+        raise _lost(destination, header.folder + gone[0], "vanished while it was being stored")
+    return Stored(header)
+
+
+def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
+    """What lies under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept, unless
+    it reads well and is not ours. Raises SegmentConflictError, NewerFormatError."""
+    try:
+        found = load_header(destination, header.segment.server, header.segment.key)
+    except NewerFormatError:
+        raise
+    except TamperedError as error:
+        raise SegmentConflictError(
+            f"{header.key} at destination {destination.name} is none of ours", detail=error.detail, hint=error.hint
+        ) from error
+    except (NotFoundError, DamagedError):
+        return None
+    if found.segment.sha256 != header.segment.sha256:
+        raise SegmentConflictError(
+            f"destination {destination.name} holds another binary log as {header.segment.file}, bytes "
+            f"{header.segment.start} to {header.segment.end}",
+            detail=f"{destination.name}:{header.key}: SHA-256 {found.segment.sha256} there, "
+            f"{header.segment.sha256} here",
+            hint="two installations, or a copy of one, stream the same server to this destination; nothing was "
+            "overwritten. Give one of them a destination of its own",
+        )
+    return found
+
+
+def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, now: datetime) -> None:
+    key = sealed.header.folder + item.name
+    try:
+        info = destination.stat(key)
+        fresh = info.size == item.size and abs(now - info.modified_at) < _FRESH
+        if fresh and not _problem(destination, key, item):
+            return
+    except ObjectMissingError:
+        pass
+    with sealed.open(item) as stream:
+        destination.put(key, stream)
+    if problem := _problem(destination, key, item):
+        raise _lost(destination, key, problem)
+
+
+def _commit(destination: Destination, header: SegmentHeader) -> None:
+    document = encode_segment(header)
+    put_bytes(destination, header.key, document)
+    if get_bytes(destination, header.key) != document:
+        raise _lost(destination, header.key, "is not what was just written")
+
+
+def _lost(destination: Destination, key: str, problem: str) -> DestinationError:
+    return DestinationError(
+        f"destination {destination.name} does not keep what it is given",
+        detail=f"{destination.name}:{key}: {problem}",
+        hint="look at the medium and its log; what was to be stored stays in the spool, for later",
+    )
+
+
+# Finding
+
+
+def keys(destination: Destination, server: str | None = None, *, prefix: str = "") -> Iterator[tuple[str, SegmentKey]]:
+    """(server, key) of every committed segment, in log order within a branch. Reads none. ``prefix`` narrows it."""
+    below = prefix or (layout.BINLOGS if server is None else layout.binlogs_folder(server))
+    for info in destination.list(below):
+        found = layout.segment_of(info.key)
+        if found is not None and found[2] == layout.SEGMENT:
+            yield found[0], found[1]
+
+
+def of_file(destination: Destination, server: str, branch: str, number: int) -> list[SegmentKey]:
+    """The committed segments of one binary log."""
+    return [key for _server, key in keys(destination, prefix=layout.file_prefix(server, branch, number))]
+
+
+def headers(destination: Destination, server: str | None = None) -> Iterator[SegmentHeader | DamagedSegment]:
+    """Every committed segment (of ``server``)."""
+    for owner, key in keys(destination, server):
+        try:
+            yield load_header(destination, owner, key)
+        except NotFoundError:
+            continue  # removed while we list
+        except DamagedError as error:
+            yield DamagedSegment(owner, key, error)
+
+
+def load_header(destination: Destination, server: str, key: SegmentKey) -> SegmentHeader:
+    """Raises NotFoundError when there is no such segment here, DamagedError naming the key."""
+    place = layout.segment_key(server, key)
+    where = f"{destination.name}:{place}"
+    try:
+        raw = get_document(destination, place)
+    except ObjectMissingError as error:
+        raise NotFoundError(
+            f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
+            f"{key.start} to {key.end}, in branch {key.branch}",
+            detail=f"{where} is missing",
+            hint="`backupd timeline` shows what there is and where",
+        ) from error
+    header = decode_segment(raw, where=where)
+    if (header.segment.server, header.segment.key) != (server, key):
+        raise DamagedError(
+            f"{where} is damaged",
+            [f"{where}: it belongs to {header.key}"],
+            hint="another destination may hold a good copy of this binary log",
+        )
+    return header
+
+
+def put_branch(destination: Destination, branch: Branch) -> None:
+    """Describe ``branch`` at ``destination``; again when more is known of it. Raises NewerFormatError where a later
+    version of this program did."""
+    document = encode_branch(branch)
+    key = layout.branch_key(branch.server, branch.id)
+    try:
+        found = get_document(destination, key)
+        if found == document:
+            return
+        decode_branch(found, where=f"{destination.name}:{key}")
+    except NewerFormatError:
+        raise
+    except (ObjectMissingError, DamagedError):
+        pass
+    put_bytes(destination, key, document)
+
+
+def branches(destination: Destination, server: str | None = None) -> Iterator[Branch | DamagedError]:
+    """Every branch that is described here (of ``server``), in the order in which they were noticed."""
+    for info in destination.list(layout.BINLOGS if server is None else layout.binlogs_folder(server)):
+        owner = layout.branch_of(info.key)
+        if owner is None:
+            continue
+        where = f"{destination.name}:{info.key}"
+        try:
+            branch = decode_branch(get_document(destination, info.key), where=where)
+        except ObjectMissingError:
+            continue
+        except DamagedError as error:
+            yield error
+            continue
+        if (branch.server, branch.id) == owner:
+            yield branch
+        else:
+            yield DamagedError(f"{where} is damaged", [f"{where}: it describes {branch.id} of {branch.server}"])
+
+
+# Reading
+
+Instead = Callable[[int, BackupdError], bytes]
+"""Gives the plain bytes of a part that could not be read, by its number and why; raises where nobody has them."""
+
+
+def _nowhere(_number: int, error: BackupdError) -> bytes:
+    raise error
+
+
+def fetch(
+    destination: Destination,
+    header: SegmentHeader,
+    unsealer: Unsealer,
+    target: Path,
+    *,
+    append: bool = False,
+    instead: Instead = _nowhere,
+) -> None:
+    """Write the plain bytes of a segment to ``target``, a new file (0600), or the end of one whose size is its start.
+
+    Every digest is compared; never more than a part is in memory. ``instead`` is asked for a part that is damaged,
+    missing or frozen here. On failure ``target`` is as it was before. Raises DamagedError, KeyUnusableError,
+    DestinationError, RefusedError when ``target`` is not where the segment goes on.
+    """
+    before = target.stat().st_size if append else 0
+    if append and before != header.segment.start:
+        raise RefusedError(
+            f"{target} has {before} bytes where the next piece begins at {header.segment.start}",
+            hint="pieces of a binary log are put together in order and without a hole",
+        )
+    flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if append else os.O_CREAT | os.O_EXCL)
+    with os.fdopen(os.open(target, flags, 0o600), "wb", buffering=0) as file:
+        try:
+            digest = hashlib.sha256()
+            for number, part in enumerate(header.parts):
+                try:
+                    plain = _unsealed(destination, header, part, unsealer)
+                except (DamagedError, ObjectMissingError, ArchivedError) as error:
+                    plain = instead(number, error)
+                digest.update(plain)
+                view = memoryview(plain)
+                while view:
+                    view = view[file.write(view) :]
+            if digest.hexdigest() != header.segment.sha256:
+                raise _damaged(destination, header.key, "its parts together are not the binary log that was archived")
+        except BaseException:
+            os.ftruncate(file.fileno(), before)
+            if not append:
+                target.unlink()
+            raise
+
+
+def read_part(destination: Destination, header: SegmentHeader, number: int, unsealer: Unsealer) -> bytes:
+    """The plain bytes of one part, as ``header`` of this or another place describes it. Where the segment was sealed
+    another time here, the header that lies here tells what belongs to the same plain bytes. Raises as ``fetch``, and
+    NotFoundError."""
+    part = header.parts[number]
+    try:
+        return _unsealed(destination, header, part, unsealer)
+    except (DamagedError, ObjectMissingError):
+        here = load_header(destination, header.segment.server, header.segment.key)
+        same = here.parts[number] if number < len(here.parts) else part
+        if same.stored == part.stored or (same.size, same.sha256) != (part.size, part.sha256):
+            raise
+        return _unsealed(destination, here, same, unsealer)
+
+
+def read_index(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[Transaction]:
+    """The transactions of a segment, in log order. Raises as ``fetch`` does, and TamperedError as ``require_bound``."""
+    last = require_bound(destination, header, unsealer)
+    for part in header.index[:-1]:
+        yield from decode_index(_unsealed(destination, header, part, unsealer).splitlines(keepends=True))
+    yield from decode_index(last.splitlines(keepends=True))
+
+
+def require_bound(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> bytes:
+    """Compare what a description tells in the clear with what was sealed; gives the last part of the index. Raises
+    TamperedError, and as ``fetch`` does."""
+    last = _unsealed(destination, header, header.index[-1], unsealer) if header.index else index_head()
+    told = segment_told(last)
+    if told != (segment_digest(header) if header.is_bound else ""):
+        problem = (
+            f"what is sealed is of a later version of the format than {header.version}, which it says"
+            if told and not header.is_bound
+            else "it is not the one that was sealed with it: somebody changed "
+            "what it tells of server, place, times or parts"
+        )
+        raise TamperedError(
+            f"{header.key} at destination {destination.name} does not belong to what is sealed there",
+            [f"{destination.name}: {header.key}: {problem}"],
+            hint="another destination may hold a good copy of this binary log",
+        )
+    return last
+
+
+def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart, unsealer: Unsealer) -> bytes:
+    key = header.folder + part.stored.name
+    plain = unsealer.unseal(objects.fetch_side(destination, key, part.stored), limit=min(part.size, PLAIN_LIMIT))
+    if len(plain) != part.size or hashlib.sha256(plain).hexdigest() != part.sha256:
+        raise _damaged(destination, key, "what is sealed in it is not what was archived")
+    return plain
+
+
+def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
+    return DamagedError(
+        f"a binary log at destination {destination.name} is damaged",
+        [f"{destination.name}: {key}: {what}"],
+        hint="restore from another destination's copy; then run backupd verify to see what else is hit",
+    )
+
+
+# Checking and removing
+
+
+def problems(destination: Destination, header: SegmentHeader) -> dict[str, str]:
+    """Re-reads everything of a segment but its header: what is wrong, by key. Needs no private key."""
+    found = {
+        header.folder + item.name: _problem(destination, header.folder + item.name, item) for item in header.sealed
+    }
+    return {key: problem for key, problem in found.items() if problem}
+
+
+def _problem(destination: Destination, key: str, item: StoredObject) -> str:
+    """What is wrong with the bytes under ``key``, by reading them; where they lie in an archive class, by the checksum
+    that the place recorded. Raises ArchivedError where it has none."""
+    try:
+        return objects.problem(destination, key, item)
+    except ArchivedError:
+        return found_wrong(destination, key, item)
+
+
+def remove(destination: Destination, server: str, key: SegmentKey) -> None:
+    """Take a segment away; nothing happens where there is none."""
+    destination.delete(layout.segment_key(server, key))
+    for info in list(destination.list(layout.segment_folder(server, key))):
+        destination.delete(info.key)
+
+
+def absent(destination: Destination, header: SegmentHeader) -> list[tuple[str, str]]:
+    """What of a segment is missing or not in its size: (key, problem). Reads no byte."""
+    present = {info.key: info.size for info in destination.list(header.folder)}
+    if header.key not in present:
+        return []  # removed in this moment
+    return [
+        (key, "is missing" if key not in present else f"holds {present[key]} bytes where {item.size} were stored")
+        for item in header.sealed
+        if present.get(key := header.folder + item.name) != item.size
+    ]
+
+
+def _size(destination: Destination, key: str) -> int:
+    try:
+        return destination.stat(key).size
+    except ObjectMissingError:
+        return -1

@@ -1,0 +1,299 @@
+"""A destination that passes everything on to another one: what a destination that adds something of its own builds on.
+
+It has the methods of every capability; which of them mean something, ``capabilities`` says, as everywhere.
+
+A destination that is written and read no faster than it may be. Everything else passes through unchanged.
+
+A destination over a network that is not asked again and again while it does not answer.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import BinaryIO, cast
+
+from backupd.model.errors import DestinationError, UnreachableError
+from backupd.process.throttle import Throttle, Unlimited
+from storage.contract.destination import (
+    ArchiveDestination,
+    Capability,
+    ChecksumDestination,
+    Coldness,
+    Destination,
+    LockingDestination,
+    ObjectInfo,
+    Space,
+    Tier,
+    TreeDestination,
+    Version,
+    VersionedDestination,
+)
+
+
+class ForwardingDestination:
+    """See the module. Subclasses override what they add."""
+
+    def __init__(self, inner: Destination) -> None:
+        self._inner = inner
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def capabilities(self) -> Capability:
+        return self._inner.capabilities
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        return self._inner.put(key, stream)
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        return self._inner.get(key, offset=offset, length=length)
+
+    def stat(self, key: str) -> ObjectInfo:
+        return self._inner.stat(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+    def space(self) -> Space | None:
+        return self._inner.space()
+
+    def is_initialised(self) -> bool:
+        return self._inner.is_initialised()
+
+    def initialise(self, now: datetime) -> None:
+        self._inner.initialise(now)
+
+    def leftovers(self) -> Iterator[str]:
+        return self._inner.leftovers()
+
+    def clear_leftovers(self) -> int:
+        return self._inner.clear_leftovers()
+
+    # -- TREE
+
+    def link(self, key: str, tree: str, path: str) -> None:
+        self._tree.link(key, tree, path)
+
+    def publish(self, tree: str) -> None:
+        self._tree.publish(tree)
+
+    def remove_tree(self, tree: str) -> None:
+        self._tree.remove_tree(tree)
+
+    def trees(self) -> Iterator[tuple[str, bool]]:
+        return self._tree.trees()
+
+    def tree_files(self, tree: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        return self._tree.tree_files(tree)
+
+    def open_tree_file(self, tree: str, path: str) -> BinaryIO:
+        return self._tree.open_tree_file(tree, path)
+
+    def identity(self, key: str) -> tuple[int, int]:
+        return self._tree.identity(key)
+
+    # -- ARCHIVE, CHECKSUMS, LOCKS and VERSIONS
+
+    def coldness(self, key: str) -> Coldness:
+        return self._archive.coldness(key)
+
+    def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
+        return self._archive.thaw(key, tier, days)
+
+    def checksum(self, key: str) -> str | None:
+        if not isinstance(self._inner, ChecksumDestination):
+            raise self._incapable("checksums")
+        return self._inner.checksum(key)
+
+    def extend(self, key: str, since: datetime) -> bool:
+        if not isinstance(self._inner, LockingDestination):
+            raise self._incapable("object lock")
+        return self._inner.extend(key, since)
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        return self._versioned.versions(prefix)
+
+    def open_version(self, version: Version) -> BinaryIO:
+        return self._versioned.open_version(version)
+
+    def version_checksum(self, version: Version) -> str | None:
+        return self._versioned.version_checksum(version)
+
+    def bring_back(self, version: Version, above: Sequence[Version]) -> None:
+        self._versioned.bring_back(version, above)
+
+    @property
+    def _tree(self) -> TreeDestination:
+        if not isinstance(self._inner, TreeDestination):
+            raise self._incapable("trees")
+        return self._inner
+
+    @property
+    def _archive(self) -> ArchiveDestination:
+        if not isinstance(self._inner, ArchiveDestination):
+            raise self._incapable("archive classes")
+        return self._inner
+
+    @property
+    def _versioned(self) -> VersionedDestination:
+        if not isinstance(self._inner, VersionedDestination):
+            raise self._incapable("versions")
+        return self._inner
+
+    def _incapable(self, what: str) -> DestinationError:
+        return DestinationError(f"destination {self.name} has no {what}")
+
+
+PIECE = 256 * 1024
+"""Bytes that are asked for at a time: small enough that streams beside each other share a bandwidth evenly."""
+
+
+def throttled(destination: Destination, *, put: Throttle | None = None, get: Throttle | None = None) -> Destination:
+    """``destination`` with what is put into it and got from it passing ``put`` and ``get``; with all it can do. Streams
+    that pass nothing stay what they are: a driver may be able to share the memory of one, and to go back in it."""
+    putting, getting = (None if isinstance(one, Unlimited) else one for one in (put, get))
+    return ThrottledDestination(destination, putting, getting) if putting or getting else destination
+
+
+class ThrottledDestination(ForwardingDestination):
+    """See ``throttled``. Bytes pass the throttle before they reach the destination or the reader."""
+
+    def __init__(self, inner: Destination, put: Throttle | None, get: Throttle | None) -> None:
+        super().__init__(inner)
+        self._put = put
+        self._get = get
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        return super().put(key, _buffered(_Slowed(stream, self._put)) if self._put else stream)
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        return self._slow(super().get(key, offset=offset, length=length))
+
+    def open_tree_file(self, tree: str, path: str) -> BinaryIO:
+        return self._slow(super().open_tree_file(tree, path))
+
+    def _slow(self, stream: BinaryIO) -> BinaryIO:
+        return _buffered(_Slowed(stream, self._get, owned=True)) if self._get else stream
+
+
+class _Slowed(io.RawIOBase):
+    """Reads ``stream`` through a throttle. Closes it only when it is ``owned``."""
+
+    def __init__(self, stream: BinaryIO, throttle: Throttle, *, owned: bool = False) -> None:
+        super().__init__()
+        self._stream = stream
+        self._throttle = throttle
+        self._owned = owned
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # BufferedReader gives a memoryview
+        piece = self._stream.read(min(len(buffer), PIECE))
+        if piece:
+            self._throttle.take(len(piece))
+            buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        if self._owned and not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def _buffered(raw: _Slowed) -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(raw, PIECE))
+
+
+PAUSE = 30.0
+"""Seconds for which a place that did not answer counts as silent: finding that out takes as long, each time."""
+
+
+class BreakerDestination(ForwardingDestination):
+    """Passes everything on. After an UnreachableError each call within the next ``PAUSE`` seconds raises the same one
+    at once. ``clock``: monotonic seconds."""
+
+    def __init__(self, inner: Destination, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._silent: tuple[float, UnreachableError] | None = None
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        with self._asking():
+            return super().put(key, stream)
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        with self._asking():
+            return super().get(key, offset=offset, length=length)
+
+    def stat(self, key: str) -> ObjectInfo:
+        with self._asking():
+            return super().stat(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._asking():
+            yield from super().list(prefix)
+
+    def delete(self, key: str) -> None:
+        with self._asking():
+            super().delete(key)
+
+    def space(self) -> Space | None:
+        with self._asking():
+            return super().space()
+
+    def is_initialised(self) -> bool:
+        with self._asking():
+            return super().is_initialised()
+
+    def initialise(self, now: datetime) -> None:
+        with self._asking():
+            super().initialise(now)
+
+    def leftovers(self) -> Iterator[str]:
+        with self._asking():
+            yield from super().leftovers()
+
+    def clear_leftovers(self) -> int:
+        with self._asking():
+            return super().clear_leftovers()
+
+    def coldness(self, key: str) -> Coldness:
+        with self._asking():
+            return super().coldness(key)
+
+    def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
+        with self._asking():
+            return super().thaw(key, tier, days)
+
+    def checksum(self, key: str) -> str | None:
+        with self._asking():
+            return super().checksum(key)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        with self._lock:
+            silent = self._silent
+        if silent is not None and self._clock() - silent[0] < PAUSE:
+            before = silent[1]
+            raise UnreachableError(before.message, detail=before.detail, hint=before.hint) from before
+        try:
+            yield
+        except UnreachableError as error:
+            with self._lock:
+                self._silent = (self._clock(), error)
+            raise
+        if silent is not None:
+            with self._lock:
+                self._silent = None
