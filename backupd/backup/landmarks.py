@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backupd.engine.physical.imports import imported_tables, newest_table
+from backupd.engine.physical.imported_tables import imported_tables, newest_table
 from backupd.engine.server.history import current_lsn, keyed, layout_of, log_digest, mute
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import ToolError

@@ -28,7 +28,7 @@ from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan
-from backupd.engine.logclient.source import BinlogSource, ListedLog, SourceState, UnloggedError
+from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction
 from backupd.model.errors import ServerError
 from backupd.model.gtid import covers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from backupd.binlog.evidence import Seen
-from backupd.engine.logclient.source import SourceState
+from backupd.engine.server.binary_logs import SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.gtid import MysqlGtids, covers, same
 from backupd.model.server_facts import Position

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from backupd.binlog import continuity
 from backupd.binlog.evidence import Seen
-from backupd.engine.logclient.source import Expiry, SourceState
+from backupd.engine.server.binary_logs import Expiry, SourceState
 from backupd.model.gtid import covers
 from backupd.model.text import Clock
 

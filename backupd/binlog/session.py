@@ -16,8 +16,7 @@ from backupd.binlog.connection_start import Start
 from backupd.binlog.evidence import Comparison, ending_of, head_of
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError
-from backupd.engine.logclient.log_client import BinlogTool, EndKind, end_kind, not_made
-from backupd.engine.logclient.run import log_client
+from backupd.engine.log_client import BinlogTool, EndKind, end_kind, log_client, not_made
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Ending, is_log_name
 from backupd.model.errors import CancelledError, MisnamedError, ToolError

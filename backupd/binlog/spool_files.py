@@ -38,7 +38,7 @@ from typing import Any
 from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
 from backupd.binlog.spool_state import Entry, Left, State, decode, encode
 from backupd.engine.instance.sandbox import worker
-from backupd.engine.logclient.run import collect, make_intake
+from backupd.engine.log_client import collect, make_intake
 from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server_facts import Position

@@ -23,8 +23,8 @@ from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan, scan
-from backupd.engine.logclient.log_client import EndKind, end_kind
-from backupd.engine.logclient.source import BinlogSource, SourceState
+from backupd.engine.log_client import EndKind, end_kind
+from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError, StreamError, ToolError
 from backupd.model.text import Clock

@@ -23,9 +23,8 @@ from backupd.binlog.session import End, Session, fetch
 from backupd.binlog.spool_files import Doubt, Spool
 from backupd.binlog.spool_repair import DamagedCopyError, Mender
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
-from backupd.engine.logclient.holdback import HoldsBackError, tried
-from backupd.engine.logclient.log_client import BinlogTool, EndKind, connection_id
-from backupd.engine.logclient.source import BinlogSource, SourceState, UnloggedError
+from backupd.engine.log_client import BinlogTool, EndKind, HoldsBackError, connection_id, tried
+from backupd.engine.server.binary_logs import BinlogSource, SourceState, UnloggedError
 from backupd.engine.sql.client import is_denied
 from backupd.model.errors import (
     BackupdError,

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine.clone import capture as clone
-from backupd.engine.clone import plugin as cloneplugin
-from backupd.engine.clone.capture import Clone
-from backupd.engine.instance import receipts
-from backupd.engine.instance.receipts import ReceiptNames
+from backupd.engine.instance import backup_files
+from backupd.engine.instance.backup_files import ReceiptNames
+from backupd.engine.physical import clone
+from backupd.engine.physical import clone as cloneplugin
 from backupd.engine.physical.capture import PhysicalTool
+from backupd.engine.physical.clone import Clone
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import XtraBackup, refuse_encrypted
 from backupd.engine.sql.client import Session
@@ -71,7 +71,7 @@ class Row:
     install: tuple[str, ...]
 
     @property
-    def receipts(self) -> ReceiptNames:
+    def backup_files(self) -> ReceiptNames:
         """What the best tool calls its files."""
         return self.families[0].names
 
@@ -102,19 +102,19 @@ def _clone(tool: Tool, _names: ReceiptNames) -> PhysicalTool:
 
 
 _MARIADB_OLD = Family(
-    ("mariadb-backup", "mariabackup"), receipts.XTRABACKUP, "mariadb-backup {series}", _same_series, MariaBackup
+    ("mariadb-backup", "mariabackup"), backup_files.XTRABACKUP, "mariadb-backup {series}", _same_series, MariaBackup
 )
 _MARIADB_NEW = Family(
-    ("mariadb-backup",), receipts.MARIADB_BACKUP, "mariadb-backup {series}", _same_series, MariaBackup
+    ("mariadb-backup",), backup_files.MARIADB_BACKUP, "mariadb-backup {series}", _same_series, MariaBackup
 )
 # XTRABACKUP: Percona's numbers its tools apart from the servers up to 2.4, like the servers from 8.0 on.
-_XTRABACKUP_24 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-24", _series_24, XtraBackup)
+_XTRABACKUP_24 = Family((XTRABACKUP,), backup_files.XTRABACKUP, "percona-xtrabackup-24", _series_24, XtraBackup)
 _XTRABACKUP_80 = Family(
-    (XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-80 (8.0.34 or later)", _series_80, XtraBackup
+    (XTRABACKUP,), backup_files.XTRABACKUP, "percona-xtrabackup-80 (8.0.34 or later)", _series_80, XtraBackup
 )
 _XTRABACKUP = Family(
     (XTRABACKUP,),
-    receipts.XTRABACKUP,
+    backup_files.XTRABACKUP,
     "Percona XtraBackup {series} (percona-xtrabackup-{digits})",
     _same_series,
     XtraBackup,

@@ -31,9 +31,8 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.schema.objects import Digests, Listing, digests, list_objects, settled
-from backupd.engine.server.commit_lock import ANNOUNCEMENT
 from backupd.engine.server.probe import read_dialect
-from backupd.engine.server.snapshot import Snapshot, position_now
+from backupd.engine.server.snapshot import ANNOUNCEMENT, Snapshot, position_now
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, checksum_statement, list_tables
 from backupd.model.errors import ServerError

@@ -22,8 +22,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.engine.binlog.index import decode_index, index_head, index_line, segment_told
-from backupd.engine.binlog.scan import clear_flag
+from backupd.engine.binlog.scan import clear_flag, decode_index, index_head, index_line, segment_told
 from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,

@@ -21,10 +21,10 @@ from itertools import islice
 from threading import Event
 from typing import TypeVar
 
-from backupd.engine.schema.constraints import check_names
+from backupd.engine.schema.definition_text import check_names
+from backupd.engine.schema.foreign_keys import ForeignKey, orphans
 from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.client import Connection, Session, error_code
-from backupd.engine.sql.foreign_keys import ForeignKey, orphans
 from backupd.model.errors import (
     BackupdError,
     BusyError,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from backupd.engine.schema.files import TableDefinition
+from backupd.engine.schema.definitions import TableDefinition
 from backupd.model.table import TableName
 
 

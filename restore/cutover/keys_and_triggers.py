@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from backupd.engine.schema.definition_text import parse_table, tokens
-from backupd.engine.schema.scripts import made_trigger, statements
+from backupd.engine.schema.definitions import made_trigger, statements
+from backupd.engine.schema.foreign_keys import NO_ACTION, ForeignKey
 from backupd.engine.sql.client import Session, error_code
-from backupd.engine.sql.foreign_keys import NO_ACTION, ForeignKey
 from backupd.model.errors import ServerError
 from backupd.model.table import TableName, quote_name
 
@@ -44,7 +44,7 @@ class Wanted:
 
 
 def parse_triggers(script: str) -> tuple[Trigger, ...]:
-    """Those of a script of ``backupd.engine.schema.files``. Raises ValueError."""
+    """Those of a script of ``backupd.engine.schema.definitions``. Raises ValueError."""
     found: list[Trigger] = []
     setting = ""
     for statement in statements(script):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from backupd.engine.sql.foreign_keys import ForeignKey
+from backupd.engine.schema.foreign_keys import ForeignKey
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import Trigger, Wanted, parse_triggers, pointed
 

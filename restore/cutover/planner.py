@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backupd.engine.schema import files as ddl
-from backupd.engine.schema.constraints import check_clauses, schema_checks
+from backupd.engine.schema import definitions as ddl
+from backupd.engine.schema.definition_text import check_clauses, schema_checks
+from backupd.engine.schema.foreign_keys import ForeignKey, ForeignKeys, graph
 from backupd.engine.sql.client import Session
-from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys, graph
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.table import TableName, quote_name

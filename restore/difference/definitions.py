@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backupd.engine.schema.definition_text import Token, tokens
-from backupd.engine.schema.files import TableDefinition
-from backupd.engine.sql.foreign_keys import NO_ACTION, ForeignKey
+from backupd.engine.schema.definitions import TableDefinition
+from backupd.engine.schema.foreign_keys import NO_ACTION, ForeignKey
 from backupd.model.table import quote_name
 from restore.cutover.keys_and_triggers import parse_triggers
 from restore.load.staged_definition import parts

@@ -14,7 +14,7 @@ from threading import Event
 from backupd.engine.instance.launch import options_for_copy
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remove_dropped_schemas, verify_tables
-from backupd.engine.physical.external import remap
+from backupd.engine.physical.external_tablespaces import remap
 from backupd.engine.physical.inventory import engines_of
 from backupd.engine.physical.tablefiles import absent
 from backupd.engine.schema.objects import SEQUENCE, TABLE, list_objects

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.instance.backup_options import known_options, write_known
-from backupd.engine.instance.key_files import handed, named
+from backupd.engine.instance.backup_files import handed, known_options, named, write_known
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
-from backupd.engine.physical.preparation import innodb_place, why_unprepared, without_left_out
+from backupd.engine.physical.streaming import innodb_place, why_unprepared, without_left_out
 from backupd.model.errors import ToolError
 from backupd.model.job import Progress, Report
 from backupd.model.server_facts import Position, Receipts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.physical.capture import PhysicalTool
-from backupd.engine.physical.external import LINK_SUFFIX
+from backupd.engine.physical.external_tablespaces import LINK_SUFFIX
 from backupd.engine.toolset import NO_PATHS, physical_tool, server_program
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.manifest import BodyFacts

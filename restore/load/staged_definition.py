@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backupd.engine.schema.definition_text import Token, parse_table, tokens, without_directories, without_foreign_keys
-from backupd.engine.schema.files import TableDefinition
+from backupd.engine.schema.definitions import TableDefinition
 
 _LATER = (["KEY"], ["UNIQUE", "KEY"])
 _ELSEWHERE = frozenset(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from backupd.engine.physical.strays import remove_strays
+from backupd.engine.physical.tablespace_transport import remove_strays
 from backupd.engine.sql.client import Connection, Session, is_denied
 from backupd.model.errors import BusyError, RefusedError, ServerError
 from backupd.model.table import quote_name

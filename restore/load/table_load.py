@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.engine.schema.files import read_definition
+from backupd.engine.schema.definitions import read_definition
 from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.model.errors import BackupdError, ServerError, StreamError
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name, table_folder

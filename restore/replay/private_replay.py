@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig
-from backupd.engine.physical.external import assert_local, astray, relink
+from backupd.engine.physical.external_tablespaces import assert_local, astray, relink
 from backupd.engine.replay.applier import NO_FOLDER_ELSEWHERE
 from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError

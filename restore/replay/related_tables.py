@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from backupd.engine.binlog import statement_names as statementnames
 from backupd.engine.binlog.changes import STATEMENT_SIZE, is_cut
 from backupd.engine.binlog.statements import effect
-from backupd.engine.replay.table_filter import mistakable
+from backupd.engine.replay.scratch_source import mistakable
 from backupd.engine.sql.tokens import Token, tokens_of
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName

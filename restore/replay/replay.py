@@ -16,17 +16,15 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.binlog.walk import Walk, walk
-from backupd.engine.instance.launch import LaunchedServer
+from backupd.engine.instance.launch import LaunchedServer, Zone, global_zone
 from backupd.engine.replay import applier_mariadb, applier_mysql
 from backupd.engine.replay import event_states as eventstates
 from backupd.engine.replay.applier import OF_SOME_TABLES, Applier, Standing, other_way, place
 from backupd.engine.replay.applier_mariadb import MariadbApplier
 from backupd.engine.replay.applier_mysql import MysqlApplier
-from backupd.engine.replay.empty_system import installer_of
 from backupd.engine.replay.pipe import refuse_inexact, replay_through_pipe
-from backupd.engine.replay.scratch_source import log_source, refuse_other_end
-from backupd.engine.server.time_zone import Zone, global_zone
-from backupd.engine.server.xa import prepared_xa
+from backupd.engine.replay.scratch_source import installer_of, log_source, refuse_other_end
+from backupd.engine.server.census import prepared_xa
 from backupd.engine.sql.client import Session
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError, ServerError

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from backupd.engine.instance.launch import Options, ServerConfig
-from backupd.engine.server.time_zone import zone_of
+from backupd.engine.instance.launch import Options, ServerConfig, zone_of
 from backupd.model.server_facts import Flavour, ServerInfo, Version
 
 _MOST_WORKERS = 8

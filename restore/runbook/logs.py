@@ -15,8 +15,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from backupd.engine.instance.launch import OWN_ACCOUNT, Options
-from backupd.engine.server.time_zone import global_zone, zone_of
+from backupd.engine.instance.launch import OWN_ACCOUNT, Options, global_zone, zone_of
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Flavour, ServerInfo, Version
 from backupd.model.text import format_time

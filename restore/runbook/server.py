@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine.instance.backup_options import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
+from backupd.engine.instance.backup_files import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
 from backupd.engine.instance.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
 from backupd.engine.toolset import row_for
 from backupd.model.server_facts import Flavour, ServerInfo

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backupd.engine.clone import capture as clone
-from backupd.engine.instance.backup_options import KNOWN
-from backupd.engine.physical.external import LINK_SUFFIX
+from backupd.engine.instance.backup_files import KNOWN
+from backupd.engine.physical import clone
+from backupd.engine.physical.external_tablespaces import LINK_SUFFIX
 from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
 from backupd.model.backup_record import BackupRecord

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.engine.clone.state import system_tablespace
 from backupd.engine.instance.launch import options_for_copy
 from backupd.engine.physical.capture import PhysicalTool
+from backupd.engine.physical.clone import system_tablespace
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.tablefiles import highest_space_id, left_behind, space_id, space_id_of_meta, stem_of
 from backupd.model.manifest import Entry

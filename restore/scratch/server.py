@@ -10,7 +10,7 @@ from threading import Event
 
 from backupd.engine.instance.launch import LaunchedServer
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing
-from backupd.engine.physical.external import assert_local
+from backupd.engine.physical.external_tablespaces import assert_local
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError

@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.physical.datafiles import verify_fulltext
+from backupd.engine.physical.dictionary import Known, drop_tables, read_dictionary, unreadable
 from backupd.engine.physical.tablefiles import fulltext_id, left_behind, owner_of, stem_of, table_of
-from backupd.engine.tablespace.dictionary import Known, drop_tables, read_dictionary, unreadable
 from backupd.model.errors import NotFoundError
 from backupd.model.job import Report
 from backupd.model.proof import Phase

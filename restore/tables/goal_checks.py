@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backupd.engine.schema.definition_text import tokens
-from backupd.engine.schema.files import TableDefinition
+from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS

@@ -18,11 +18,10 @@ from threading import Event
 from backupd.engine.binlog.statements import effect
 from backupd.engine.binlog.walk import walk
 from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig, options_for_copy
-from backupd.engine.replay.empty_system import empty_system, installer_of
-from backupd.engine.schema.files import read_definition
-from backupd.engine.schema.scripts import statements
+from backupd.engine.replay.scratch_source import empty_system, installer_of
+from backupd.engine.schema.definitions import read_definition, statements
+from backupd.engine.schema.foreign_keys import ForeignKey
 from backupd.engine.sql.client import Connection, Session
-from backupd.engine.sql.foreign_keys import ForeignKey
 from backupd.engine.toolset import server_program
 from backupd.model.binlog import ChangeKind, ReplaySpec, Stop
 from backupd.model.errors import DamagedError, RefusedError

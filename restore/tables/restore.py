@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.schema.files import read_tables
+from backupd.engine.schema.definitions import read_tables
 from backupd.engine.sql.client import Connection, is_denied
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
 from backupd.model.job import Report

@@ -16,12 +16,12 @@ from threading import Event
 from typing import Any
 
 from backupd.engine.dump.table_reader import dump_quiet
-from backupd.engine.schema.files import TableDefinition, read_definition
+from backupd.engine.physical.dictionary import Known
+from backupd.engine.schema.definitions import TableDefinition, read_definition
+from backupd.engine.schema.foreign_keys import ForeignKey, ForeignKeys
 from backupd.engine.server.census import uncovered
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys
 from backupd.engine.sql.tables import list_tables
-from backupd.engine.tablespace.dictionary import Known
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.job import Report
 from backupd.model.manifest import Entry

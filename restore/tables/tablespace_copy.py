@@ -16,10 +16,16 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.dump.table_reader import write_files
-from backupd.engine.physical.strays import remove_strays
-from backupd.engine.schema.files import TableDefinition, read_tables, write_definition
+from backupd.engine.physical.tablespace_transport import (
+    SPARE,
+    Imported,
+    can_import,
+    export_tables,
+    import_tables,
+    remove_strays,
+)
+from backupd.engine.schema.definitions import TableDefinition, read_tables, write_definition
 from backupd.engine.sql.client import Connection, Session
-from backupd.engine.tablespace.transport import SPARE, Imported, can_import, export_tables, import_tables
 from backupd.model.errors import ServerError
 from backupd.model.job import Report
 from backupd.model.proof import Phase

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.instance.launch import ServerConfig
-from backupd.engine.physical.external import assert_local
+from backupd.engine.physical.external_tablespaces import assert_local
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
 from backupd.model.job import Progress, Report

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.engine.physical.external import assert_local
+from backupd.engine.physical.external_tablespaces import assert_local
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command
 from backupd.process.folders import sync_folder

@@ -15,7 +15,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.service import measured_rates
 from backupd.engine.physical.capture import PhysicalTool
-from backupd.engine.physical.imports import imported_tables, newest_table
+from backupd.engine.physical.imported_tables import imported_tables, newest_table
 from backupd.engine.server.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
 from backupd.engine.sql.client import Session
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState

@@ -17,9 +17,16 @@ from functools import partial
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.engine.pressure.gauges import Gauges, datadir_of, disk_gauges, lag_gauges
-from backupd.engine.pressure.query_gauge import query_gauges
-from backupd.engine.pressure.watch import RESUME, PressureWatch, Watched
+from backupd.engine.server_load import (
+    RESUME,
+    Gauges,
+    PressureWatch,
+    Watched,
+    datadir_of,
+    disk_gauges,
+    lag_gauges,
+    query_gauges,
+)
 from backupd.engine.sql.client import DEFAULT_PORT, Connection
 from backupd.model.errors import ServerError
 from backupd.model.event import Event, Severity

@@ -20,8 +20,7 @@ from backupd.app.context.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.dump.logical import LogicalSpec, execute
 from backupd.backup.host.artefact import collect
-from backupd.engine.dump.route import dump_tools
-from backupd.engine.dump.selection import select
+from backupd.engine.dump.selection import dump_tools, select
 from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.tables import hurry

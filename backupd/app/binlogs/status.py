@@ -12,7 +12,7 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner_is_alive
 from backupd.binlog.stream_status import StreamState
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.binlog import Branch, Run
 from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time

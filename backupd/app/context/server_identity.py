@@ -19,8 +19,8 @@ from backupd.binlog.connection_start import first_shared, is_kin
 from backupd.binlog.evidence import Comparison
 from backupd.binlog.session import fetch
 from backupd.binlog.spool_files import Spool
-from backupd.engine.logclient.log_client import binlog_tool, connection_id
-from backupd.engine.logclient.source import BinlogSource, SourceState
+from backupd.engine.log_client import binlog_tool, connection_id
+from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.engine.server.history import missing_evidence
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection, Session

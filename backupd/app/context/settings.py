@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.tls import Tls
+from backupd.engine.sql.option_files import Tls
 from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
 from backupd.transfer.sweep.deletion_limit import Brake
 from policies.access import Api

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backupd.app.context.settings import Settings
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
-from backupd.engine.instance.key_files import SETTING
+from backupd.engine.instance.backup_files import SETTING
 from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
 from backupd.model.errors import RefusedError
 

@@ -10,7 +10,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, error, fine, warning
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.tls import Tls, is_this_host, verifies
+from backupd.engine.sql.option_files import Tls, is_this_host, verifies
 from backupd.model.errors import ConfigurationError
 from backupd.model.event import Event, Severity
 

@@ -33,8 +33,8 @@ from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.supervisor import Streamer
 from backupd.catalog.session import Catalog
-from backupd.engine.logclient.log_client import binlog_tool
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.log_client import binlog_tool
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     CatalogError,

@@ -9,12 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
-from backupd.engine.logclient.holdback import HoldsBackError, tried
-from backupd.engine.logclient.log_client import BinlogTool, binlog_tool, connection_id
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.log_client import BinlogTool, HoldsBackError, binlog_tool, connection_id, tried
+from backupd.engine.server.binary_logs import BinlogSource
+from backupd.engine.server.census import kept_for, unlogged
 from backupd.engine.server.probe import read_dialect
-from backupd.engine.server.risks import kept_for
-from backupd.engine.server.unlogged import unlogged
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS
 from backupd.model.errors import ServerError, ToolError

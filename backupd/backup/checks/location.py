@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
-from backupd.engine.access.live_data import READABLE, closed_links, is_folder, reader_of, survey
+from backupd.engine.physical.live_datadir import READABLE, closed_links, is_folder, reader_of, survey
 from backupd.engine.server.census import CLONE, system_files
 from backupd.engine.sql.client import Session
 from backupd.model.errors import RefusedError

@@ -22,8 +22,8 @@ from backupd.backup.checks.coverage import examine_coverage, recommend
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
 from backupd.backup.checks.location import examine_location, examine_owners
 from backupd.backup.checks.visibility import examine_sight
-from backupd.engine.dump.route import dump_tools, try_out
-from backupd.engine.instance.key_files import SETTING
+from backupd.engine.dump.selection import dump_tools, try_out
+from backupd.engine.instance.backup_files import SETTING
 from backupd.engine.server.census import has_rocksdb
 from backupd.engine.server.grants import Grants, needs, read_grants
 from backupd.engine.server.probe import Probed, examine, read_dialect

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from backupd.backup.checks.finding import Finding, warning
-from backupd.engine.server.grants import Grants
-from backupd.engine.server.visibility import hidden, unseen
+from backupd.engine.server.grants import Grants, hidden, unseen
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.server_facts import Flavour, ServerInfo, Version

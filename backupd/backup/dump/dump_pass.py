@@ -21,7 +21,7 @@ from backupd.backup.dump.row_counts import RowCounter, counting_statement
 from backupd.backup.dump.short_lock import BlockedCommits, NotOpenedError
 from backupd.backup.dump.table_watch import DROPPED, TableWatch
 from backupd.engine.dump.contract import DumpRequest, DumpRun, DumpTable, DumpTool
-from backupd.engine.schema.files import TableDefinition
+from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import Table
 from backupd.model.errors import BackupdError, CancelledError, ServerError, ToolError

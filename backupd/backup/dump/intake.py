@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from backupd.engine.dump.contract import DumpedFile, DumpRun
-from backupd.engine.dump.insert_file import RowMeter
+from backupd.engine.dump.insert_files import RowMeter
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.manifest import BUNDLE_LIMIT
 from backupd.model.table import TableName, data_path

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.pressure.long_statements import Changing, waiting
+from backupd.engine.lock_waits import Changing, waiting
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import ServerError
 from backupd.model.table import TableName

@@ -22,14 +22,18 @@ from backupd.backup.dump.short_lock import clear_way, listed
 from backupd.backup.dump.table_watch import ALTERED, DROPPED, RENAMED, TableWatch
 from backupd.engine.dump.contract import DumpTable, DumpTool
 from backupd.engine.dump.selection import Selection
-from backupd.engine.schema.files import TableDefinition, read_tables, write_definition, write_triggers
-from backupd.engine.schema.schema_scripts import SchemaScripts, read_schema
-from backupd.engine.server.grants import read_grants
-from backupd.engine.server.table_check import check
-from backupd.engine.server.visibility import unreadable, unseen
-from backupd.engine.server.xa import not_a_base
+from backupd.engine.schema.definitions import (
+    SchemaScripts,
+    TableDefinition,
+    read_schema,
+    read_tables,
+    write_definition,
+    write_triggers,
+)
+from backupd.engine.server.census import not_a_base
+from backupd.engine.server.grants import read_grants, unreadable, unseen
 from backupd.engine.sql.client import Session
-from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, hurry, list_tables
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS, Table, check, hurry, list_tables
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import (
     BackupdError,

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from backupd.engine.pressure.long_statements import Running, changing, running
+from backupd.engine.lock_waits import Running, changing, running
+from backupd.engine.server.census import visible_xa
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.snapshot import position_now
-from backupd.engine.server.xa import visible_xa
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import LockedTableError
 from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError

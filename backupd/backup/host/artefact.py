@@ -23,7 +23,7 @@ from backupd.backup.host.host import (
     is_local,
     option_files,
 )
-from backupd.engine.access.live_data import user_behind
+from backupd.engine.physical.live_datadir import user_behind
 from backupd.engine.schema.accounts import read_accounts
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import dialect_of

@@ -28,7 +28,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from backupd.engine.binlog.rows import TableMap
+from backupd.engine.binlog.changes import TableMap
 from backupd.engine.binlog.scan import scan
 from backupd.engine.binlog.statements import Effect
 from backupd.model.binlog import Change, ChangeKind, Transaction

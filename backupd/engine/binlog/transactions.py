@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from backupd.engine.binlog import events
-from backupd.engine.binlog.changes import Changes, RowWatch
+from backupd.engine.binlog.changes import ROW_KINDS, Changes, RowWatch
 from backupd.engine.binlog.events import LONG, CutShortError, Event, Frames, Pull, damaged, encrypted
 from backupd.engine.binlog.gtids import (
     MariadbState,
@@ -27,7 +27,6 @@ from backupd.engine.binlog.gtids import (
     xid_text,
 )
 from backupd.engine.binlog.payload import CompressionError, inflated, open_payload
-from backupd.engine.binlog.rows import ROW_KINDS
 from backupd.engine.binlog.statements import READ_AT_MOST
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError

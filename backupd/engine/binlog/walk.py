@@ -1,4 +1,7 @@
-"""A quick walk over logs that are about to be replayed: event headers, and the few bodies that matter to a replay.
+"""What a replay has to know of a logged statement, by the words at its beginning. Logged are statements as they were
+written: with comments of any sort in front, of which versioned ones are read by the server.
+
+A quick walk over logs that are about to be replayed: event headers, and the few bodies that matter to a replay.
 
 What the plan says of the logs is compared with what they hold before a server is given them: which servers' ids occur,
 how many transactions, whether they end between two, which statements concern scheduled events. Layouts: log_event.h of
@@ -8,6 +11,7 @@ the servers. Neither checksums nor rows are looked at: the archive's scan did th
 from __future__ import annotations
 
 import bisect
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,11 +20,73 @@ from pathlib import Path
 
 from backupd.engine.binlog import events
 from backupd.engine.binlog.statement_names import Routine, routine_of
-from backupd.engine.binlog.words import changes_data, may_concern_events, may_concern_routines
 from backupd.model.binlog import FIRST_EVENT
 from backupd.model.errors import DamagedError, RefusedError, StreamError
 from backupd.model.gtid import MariadbGtids
 from backupd.model.server_facts import Position
+
+_FRONT = re.compile(r"(?:[\s(;]+|\*/|/\*M?!\d*|/\*.*?(?:\*/|\Z)|\#[^\n]*|--(?=\s|\Z)[^\n]*)*", re.DOTALL)
+_WORD = re.compile(r"\w+")
+_WITH_VARIABLES = re.compile(r"SET\s+STATEMENT\b", re.IGNORECASE)
+_DEFINES = re.compile(r"(CREATE|ALTER|DROP|SET\s+STATEMENT)\b.*?\b(EVENT|DATABASE|SCHEMA)\b", re.IGNORECASE | re.DOTALL)
+_ROUTINES = re.compile(
+    r"(?:CREATE|ALTER|DROP)\b.{0,300}?\b(?:PROCEDURE|FUNCTION|PACKAGE|EVENT|SERVER)\b", re.IGNORECASE | re.DOTALL
+)
+_NO_DATA = frozenset(
+    {
+        "CREATE",
+        "ALTER",
+        "DROP",
+        "RENAME",
+        "TRUNCATE",
+        "GRANT",
+        "REVOKE",
+        "SET",
+        "ANALYZE",
+        "OPTIMIZE",
+        "REPAIR",
+        "CHECK",
+        "FLUSH",
+        "INSTALL",
+        "UNINSTALL",
+        "IMPORT",
+        "BEGIN",
+        "START",
+        "COMMIT",
+        "ROLLBACK",
+        "SAVEPOINT",
+        "RELEASE",
+        "XA",
+        "LOCK",
+        "UNLOCK",
+        "USE",
+    }
+)
+"""DDL, accounts and control of transactions: servers apply them in order. Whatever else is logged as a statement, or
+is not understood, changes data."""
+
+
+def changes_data(text: str) -> bool:
+    """Does the statement change rows (which are not logged themselves, then)?"""
+    at = _FRONT.match(text)
+    begin = at.end() if at else 0
+    word = _WORD.match(text, begin)
+    if word is None:
+        return begin < len(text)
+    return word[0].upper() not in _NO_DATA or _WITH_VARIABLES.match(text, begin) is not None
+
+
+def may_concern_events(text: str) -> bool:
+    """May it make, change or drop scheduled events?"""
+    at = _FRONT.match(text)
+    return _DEFINES.match(text, at.end() if at else 0) is not None
+
+
+def may_concern_routines(text: str) -> bool:
+    """May it make, change or drop a routine, a scheduled event or a server?"""
+    at = _FRONT.match(text)
+    return _ROUTINES.match(text, at.end() if at else 0) is not None
+
 
 _BEGINNINGS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.TAGGED_GTID)
 _ENDINGS = (events.XID, events.XA_PREPARE, events.PAYLOAD)

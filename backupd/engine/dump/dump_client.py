@@ -30,13 +30,13 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.access.client_files import handed_over
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dump.dump_split import Splitter
-from backupd.engine.dump.row_text import has_empty_member
+from backupd.engine.dump.insert_files import has_empty_member
+from backupd.engine.instance.client_files import handed_over
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.schema.definition_text import Columns
-from backupd.engine.sql.client_options import client_options, has_modes
+from backupd.engine.sql.client import client_options, has_modes
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import BackupdError, CancelledError, ToolError

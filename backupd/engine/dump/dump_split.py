@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.dump.contract import DumpedFile
-from backupd.engine.dump.row_files import LONG, RowFiles
-from backupd.engine.dump.row_text import settings
+from backupd.engine.dump.insert_files import LONG, RowFiles, settings
 from backupd.model.table import TableName
 
 _SCHEMA = re.compile(rb"-- Current Database: `((?:[^`]|``)+)`")

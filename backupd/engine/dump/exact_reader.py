@@ -20,8 +20,15 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
-from backupd.engine.dump.row_files import LONG, RowFiles
-from backupd.engine.dump.row_text import keeps_transaction_ids, reading_of, row_pieces, row_text, unknown_types
+from backupd.engine.dump.insert_files import (
+    LONG,
+    RowFiles,
+    keeps_transaction_ids,
+    reading_of,
+    row_pieces,
+    row_text,
+    unknown_types,
+)
 from backupd.engine.schema.definition_text import Columns, parse_table
 from backupd.engine.server.snapshot import Snapshot
 from backupd.model.errors import CancelledError, ServerError, ToolError

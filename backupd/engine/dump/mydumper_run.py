@@ -25,11 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.access.client_files import Groups, handed_over, owner_of
 from backupd.engine.dump.contract import DumpedFile, DumpRequest
-from backupd.engine.dump.insert_file import inspect
+from backupd.engine.dump.insert_files import inspect, settings
 from backupd.engine.dump.mydumper_log import DumpLog, Metadata, read_metadata
-from backupd.engine.dump.row_text import settings
+from backupd.engine.instance.client_files import Groups, handed_over, owner_of
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import table_names

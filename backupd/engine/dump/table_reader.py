@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable, DumpTool
-from backupd.engine.dump.route import dump_tools, route
-from backupd.engine.schema.files import TableDefinition, read_tables, write_definition, write_triggers
+from backupd.engine.dump.selection import dump_tools, route
+from backupd.engine.schema.definitions import TableDefinition, read_tables, write_definition, write_triggers
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.tables import Table, list_tables

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.physical.capture import Data, End, FileEvent, Remove, Rename
-from backupd.engine.physical.external import target_of
+from backupd.engine.physical.external_tablespaces import target_of
 from backupd.engine.physical.tablefiles import (
     fulltext_id,
     owner_of,

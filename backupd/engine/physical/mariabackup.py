@@ -22,10 +22,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from backupd.engine.instance.receipts import BACKUP_CNF, ReceiptNames, read_receipts
+from backupd.engine.instance.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.physical.capture import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.physical.datafiles import put_aside, without_earlier_names
-from backupd.engine.physical.preparation import (
+from backupd.engine.physical.streaming import (
+    StreamingCapture,
+    StreamingTool,
     check_chain,
     check_logs,
     no_redo,
@@ -33,7 +35,6 @@ from backupd.engine.physical.preparation import (
     size_of_redo,
     without_left_out,
 )
-from backupd.engine.physical.streaming import StreamingCapture, StreamingTool
 from backupd.engine.physical.xbstream import Dialect
 from backupd.model.errors import OTHER_BACKUP, ToolError, UnrestorableError
 from backupd.model.server_facts import Receipts, Tool

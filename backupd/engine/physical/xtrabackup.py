@@ -25,19 +25,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.instance.receipts import BACKUP_CNF, ReceiptNames, read_receipts
+from backupd.engine.instance.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.physical.capture import CaptureRequest, LeftOut, PrepareStep, nothing
-from backupd.engine.physical.preparation import (
+from backupd.engine.physical.streaming import (
+    StreamingCapture,
+    StreamingTool,
     check_chain,
     check_logs,
     prepare_step,
     size_of_redo,
     without_left_out,
 )
-from backupd.engine.physical.streaming import StreamingCapture, StreamingTool
 from backupd.engine.physical.xbstream import Dialect
-from backupd.engine.sql.client import Connection
-from backupd.engine.sql.client_options import ssl_mode
+from backupd.engine.sql.client import Connection, ssl_mode
 from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError, UnrestorableError
 from backupd.model.server_facts import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from backupd.engine.binlog.walk import Walk
 from backupd.engine.instance.launch import LaunchedServer
 from backupd.engine.replay.applier import CHANNEL, OF_SOME_TABLES, Standing, wait
-from backupd.engine.replay.scratch_source import HOST, USER, LogSource
-from backupd.engine.replay.table_filter import filter_mariadb
+from backupd.engine.replay.scratch_source import HOST, USER, LogSource, filter_mariadb
 from backupd.engine.sql.client import Session
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.gtid import MariadbGtids

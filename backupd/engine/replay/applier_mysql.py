@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from backupd.engine.binlog.walk import Walk
 from backupd.engine.instance.launch import LaunchedServer
 from backupd.engine.replay.applier import CHANNEL, Standing, place, wait
-from backupd.engine.replay.scratch_source import HOST, USER, LogSource
-from backupd.engine.replay.table_filter import filter_mysql
+from backupd.engine.replay.scratch_source import HOST, USER, LogSource, filter_mysql
 from backupd.engine.sql.client import Session
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.gtid import MysqlGtids, covers, same

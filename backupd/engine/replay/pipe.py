@@ -20,7 +20,7 @@ from pathlib import Path
 from backupd.engine.binlog.walk import Walk
 from backupd.engine.instance.launch import LaunchedServer, give
 from backupd.engine.instance.sandbox import confine, is_available
-from backupd.engine.logclient.log_client import binlog_tool
+from backupd.engine.log_client import binlog_tool
 from backupd.engine.replay.applier import hint_of_statement
 from backupd.engine.replay.scratch_source import copy_log, lay_out
 from backupd.engine.toolset import find_tool

@@ -1,4 +1,14 @@
-"""A scratch source: an empty server whose binary log is copies of archived files, for the applier of a restored copy.
+"""The empty system of a new server, made anew or copied from one that is kept.
+
+A replay narrowed down to some tables, by the servers' own filters.
+
+Rows of other tables are skipped, and so is a statement that changes none of the tables; one that changes any of them is
+executed whole, so all tables that it names must be there. Statements about accounts are skipped, too. Those about
+routines, scheduled events and servers are no filter's business, and fail where what they mean (a schema, say) is not
+there: they are taken out of the served logs. Only where data was logged as statements, which may call routines, those
+of the tables' own schemas stay.
+
+A scratch source: an empty server whose binary log is copies of archived files, for the applier of a restored copy.
 
 It serves one sequence of names under its original names; where a replay ends is where its last file ends. What servers
 do to files they are given (measured, MariaDB 10.11 and MySQL 9.7): truncate a last one that ends inside an event, purge
@@ -14,24 +24,204 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import itertools
+import os
 import secrets
 import shutil
 import socket
+import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 
 from backupd.engine.binlog import events
 from backupd.engine.binlog.walk import Walk, statement_at
-from backupd.engine.instance.launch import LaunchedServer, Options, ServerConfig, give
-from backupd.engine.replay.empty_system import empty_system
-from backupd.engine.replay.table_filter import left_out, skipped_statement
+from backupd.engine.instance.installation import server_options
+from backupd.engine.instance.launch import START_SECONDS, LaunchedServer, Options, ServerConfig, give
+from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available
+from backupd.engine.sql.client import Session
+from backupd.engine.toolset import NO_PATHS, row_for
 from backupd.model.errors import RefusedError, ToolError
 from backupd.model.gtid import covers, plus, same
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import Flavour, ServerInfo, Version
 from backupd.model.table import TableName
+from backupd.process.command import Command, locate
 from backupd.process.folders import PASSABLE, write_anew
+from backupd.process.pipeline import run
+
+NO_OPTIONS: Options = {}
+
+
+def initialise(
+    datadir: Path, *, program: str = "mariadb-install-db", options: Options = NO_OPTIONS, user: str = DATABASE_USER
+) -> None:
+    """Make ``datadir`` the empty system of a new server: root@localhost without a password, no test schema.
+
+    ``program``: MariaDB's installer, or the server program itself for MySQL from 5.7 on. The folder is made if needed
+    and given to ``user``. Raises ToolError, ToolMissingError.
+    """
+    datadir.mkdir(parents=True, exist_ok=True)
+    give(datadir, user, 0o700)
+    own = {**server_options(program), **options}
+    arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in own.items()]
+    if "install" in Path(program).name:
+        arguments = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal", *arguments]
+    else:
+        arguments = ["--initialize-insecure", *arguments]
+    # Any server that starts removes what it takes for left over by a crash from the temporary folder that it shares. It
+    # lies beside the datadir, where we may write for certain: /tmp is read-only for the service.
+    temporary = datadir.with_name(f"{datadir.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    try:
+        give(temporary, user)
+        plain = Command(
+            (program, "--no-defaults", f"--datadir={datadir}", *arguments),
+            cwd=datadir,
+            env={"TMPDIR": str(temporary)},
+            user=user if os.geteuid() == 0 else None,
+        )
+        run(confine(plain, writable=[datadir, temporary]) if is_available(plain.user) else plain, timeout=START_SECONDS)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def installer_of(program: str, info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS) -> str:
+    """What makes an empty system for the server ``program``: MySQL's does it itself. ``paths``: of programs that are
+    not searched. Raises ToolMissingError."""
+    server = Path(program)
+    if info.flavour is not Flavour.MARIADB:
+        return program
+    names = row_for(info.flavour, info.version).install
+    beside = [
+        str(folder / name)
+        for name in names
+        for folder in (server.parent, server.parent.parent / "bin", server.parent.parent / "scripts")
+    ]
+    named = [paths[name] for name in names if paths.get(name)]
+    return next((path for path in [*named, *beside] if os.access(path, os.X_OK)), locate(names[0]))
+
+
+def empty_system(
+    data: Path,
+    program: str,
+    *,
+    installer: str,
+    user: str = DATABASE_USER,
+    templates: Path | None = None,
+    options: Options = NO_OPTIONS,
+) -> None:
+    """Make ``data`` the empty system of the server ``program``, without an identity of its own; as ``initialise``.
+
+    ``templates``: a folder where empty systems are kept for the next time, None to make it anew.
+    """
+    if templates is None:
+        initialise(data, program=installer, options=options, user=user)
+    else:
+        _from_template(data, program, installer, user, templates, options)
+    for name in ("auto.cnf", "binlog.index"):
+        (data / name).unlink(missing_ok=True)
+
+
+def _from_template(
+    data: Path,
+    program: str,
+    installer: str,
+    user: str,
+    templates: Path,
+    options: Options,
+) -> None:
+    """From that of this very program, kept by whoever comes first. It is made in ``data``, so that the server's
+    user need not reach ``templates``."""
+    status = Path(locate(program)).stat()
+    mark = f"{program} {status.st_size} {status.st_mtime_ns} {user}"
+    if options:
+        mark += f" {sorted(options.items())}"
+    template = templates / f"empty-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
+    templates.mkdir(mode=0o700, parents=True, exist_ok=True)
+    gate = os.open(templates / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        if not template.is_dir():
+            making = templates / f"{template.name}.making"
+            shutil.rmtree(making, ignore_errors=True)
+            initialise(data, program=installer, options=options, user=user)
+            for left in (*data.glob("*.pem"), data / "auto.cnf"):
+                left.unlink(missing_ok=True)
+            _copy(data, making)
+            making.rename(template)
+            return
+    finally:
+        os.close(gate)
+    _copy(template, data)
+
+
+def _copy(source: Path, target: Path) -> None:
+    run(Command(("cp", "-a", "--reflink=auto", "--sparse=always", f"{source}/.", str(target))), timeout=600)
+
+
+_SPECIAL = str.maketrans({"\\": "\\\\", "%": "\\%", "_": "\\_"})
+_CALLED = frozenset({"PROCEDURE", "FUNCTION", "PACKAGE"})
+_BY_CHANNEL = Version(8, 0)
+
+
+def patterns(tables: Sequence[TableName]) -> tuple[str, ...]:
+    """Wild patterns that fit just these tables, and what is done to their schemas.
+
+    Patterns, because with them statements about other schemas are left out: a server asks for the pattern of a table
+    without a name.
+    """
+    schemas = dict.fromkeys(table.schema for table in tables)
+    return (
+        *(f"{_escaped(table.schema)}.{_escaped(table.table)}" for table in dict.fromkeys(tables)),
+        *(f"{_escaped(schema)}." for schema in schemas),
+    )
+
+
+def mistakable(name: TableName) -> str:
+    """The same for two tables that a filter may take for each other. Servers compare without regard to case and
+    accents, even where names differ by these."""
+    plain = unicodedata.normalize("NFKD", f"{name.schema}.{name.table}").casefold()
+    return "".join("_" if char == "," else char for char in plain if not unicodedata.combining(char))
+
+
+def _escaped(name: str) -> str:
+    return name.translate(_SPECIAL)
+
+
+def left_out(found: Walk, tables: Sequence[TableName]) -> Iterator[tuple[Path, int]]:
+    """Statements that must not be executed when only ``tables`` are: path and place of each."""
+    schemas = {table.schema for table in tables}
+    for path, at, routine in found.routines if tables else ():
+        called = found.by_statement and routine.kind in _CALLED and not routine.loaded
+        if not (called and routine.schema in schemas):
+            yield path, at
+
+
+def skipped_statement(tables: Sequence[TableName]) -> str:
+    """One that the filter skips, as short as the shortest that it may replace (``DROP EVENT e``)."""
+    names = (TableName(one, other) for one, other in itertools.product(ascii_lowercase, repeat=2))
+    free = next(name for name in names if name not in tables)
+    return f"TRUNCATE {free.schema}.{free.table}"
+
+
+def filter_mariadb(session: Session, connection: str, tables: Sequence[TableName]) -> None:
+    """Let a replication connection, which is there and stopped, apply these tables only; none: no filter."""
+    # A comma stands between two patterns; "_" fits it, too.
+    wanted = ",".join(pattern.replace(",", "_") for pattern in patterns(tables))
+    session.execute(f"SET GLOBAL `{connection}`.replicate_wild_do_table = %s", wanted)
+
+
+def filter_mysql(session: Session, channel: str, version: Version, tables: Sequence[TableName]) -> None:
+    """The same of a channel of MySQL."""
+    wanted = patterns(tables)
+    marks = ", ".join(["%s"] * len(wanted))
+    of_channel = f" FOR CHANNEL '{channel}'" if version >= _BY_CHANNEL else ""
+    session.execute(f"CHANGE REPLICATION FILTER REPLICATE_WILD_DO_TABLE = ({marks}){of_channel}", *wanted)
+
 
 USER = "replay"
 HOST = "127.0.0.1"

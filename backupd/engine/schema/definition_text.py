@@ -3,6 +3,8 @@
 Read from the text and not from the information schema, because the text is what a backup holds: so the definition of a
 running server and the one out of a backup are understood in the same way. Only what servers print is understood
 (backticks, one constraint after the other), not what people may write.
+
+Checks of tables. MySQL knows the name of one only once per schema, as of a foreign key; MariaDB once per table.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backupd.engine.sql.foreign_keys import ForeignKey
+from backupd.engine.schema.foreign_keys import ForeignKey
+from backupd.engine.sql.client import Session
 from backupd.engine.sql.tokens import TOKEN
 from backupd.model.table import TableName
 
@@ -314,3 +317,46 @@ def _after(words: Sequence[str], *wanted: str) -> int:
         if tuple(words[at : at + len(wanted)]) == wanted:
             return at + len(wanted)
     return -1
+
+
+def check_names(session: Session, table: TableName) -> tuple[str, ...]:
+    """Raises ServerError."""
+    return tuple(
+        str(row[0])
+        for row in session.query(
+            "SELECT CONSTRAINT_NAME FROM information_schema.TABLE_CONSTRAINTS WHERE CONSTRAINT_TYPE = 'CHECK' "
+            "AND TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            table.schema,
+            table.table,
+        )
+    )
+
+
+def schema_checks(session: Session, schema: str) -> dict[str, str]:
+    """The table that has each, by the check's name in lower case. Raises ServerError."""
+    rows = session.query(
+        "SELECT CONSTRAINT_NAME, TABLE_NAME FROM information_schema.TABLE_CONSTRAINTS "
+        "WHERE CONSTRAINT_TYPE = 'CHECK' AND TABLE_SCHEMA = %s",
+        schema,
+    )
+    return {str(name).lower(): str(table) for name, table in rows}
+
+
+def check_clauses(create: str) -> tuple[tuple[str, str], ...]:
+    """Name and clause of each named check of a CREATE TABLE as printed."""
+    found = list(tokens(create))
+    checks = []
+    for at, token in enumerate(found[:-3]):
+        if token.word != "CONSTRAINT" or found[at + 1].kind != "name" or found[at + 2].word != "CHECK":
+            continue
+        depth, end = 0, at + 3
+        while True:
+            if found[end].kind == "mark":
+                depth += (found[end].text == "(") - (found[end].text == ")")
+            if depth == 0:
+                break
+            end += 1
+        enforced = [token.word for token in found[end + 1 : end + 3]] != ["NOT", "ENFORCED"]
+        text = create[token.start : found[end].end]
+        checks.append((found[at + 1].plain, text if enforced else f"{text} NOT ENFORCED"))
+    return tuple(checks)

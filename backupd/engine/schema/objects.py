@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from backupd.engine.schema.files import plain_session
+from backupd.engine.schema.definitions import plain_session
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, is_denied
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS

@@ -1,8 +1,21 @@
-"""The census of one server: what it holds that a backup could miss, and what makes a recovery silently
+"""Settings with which a recovery to a point in time lacks transactions without anybody noticing.
+
+XA transactions that are prepared: they wait for their coordinator, through a restart and on a restored copy.
+
+Their rows are in no snapshot, yet the binary log holds them in front of the place that belongs to the snapshot; behind
+it stands their XA COMMIT alone. So what was read in the snapshot cannot be rolled forward over that.
+
+The census of one server: what it holds that a backup could miss, and what makes a recovery silently
 incomplete.
 
 A physical tool copies InnoDB and the files it knows by their endings. Everything else, whatever lives
 outside the datadir, and settings that leave holes in the binary log are found here and said aloud.
+
+Changes that bypass the binary log: sessions that turned it off for themselves (sql_log_bin = 0).
+
+MySQL shows it for every session that is connected. MariaDB does not; where its performance schema is on, statements
+that touched the variable since the server's start are seen, of whatever session. Without the performance schema
+nothing is seen, and nothing is said.
 """
 
 from __future__ import annotations
@@ -10,19 +23,109 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
-from backupd.engine.server.risks import recovery_risks
-from backupd.engine.server.xa import visible_xa
-from backupd.engine.sql.client import Session, is_denied
+from backupd.engine.sql.client import Session, error_code, is_denied
 from backupd.engine.sql.dialect import Dialect
 from backupd.engine.sql.tables import Table, list_tables
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import ExternalPath, Flavour
 from backupd.model.table import quote_name
 from backupd.process.folders import read_plain
+
+
+def recovery_risks(variables: Mapping[str, str], flavour: Flavour, *, replica: bool = False) -> tuple[str, ...]:
+    """One sentence per risk. ``variables``: the server's global variables, as text, names in lower case;
+    ``replica``: does it follow another server?"""
+    log_bin = variables.get("log_bin", "").upper()
+    if log_bin in ("OFF", "0"):
+        missing = (
+            "the server writes no binary log (log_bin is off): only the moments of backups can be recovered, "
+            "and each is taken in full, because nothing shows that an increment belongs to the same history"
+        )
+        return (missing, *_crash_risks(variables))
+    return (*_log_risks(variables, flavour, replica), *_crash_risks(variables))
+
+
+def _log_risks(variables: Mapping[str, str], flavour: Flavour, replica: bool) -> Iterator[str]:
+    def value(name: str) -> str:
+        return variables.get(name, "").upper()
+
+    if value("sync_binlog") not in ("1", ""):
+        yield (
+            f"sync_binlog is {value('sync_binlog')}, not 1: a crash of the host loses the end of the binary "
+            "log, and the server then continues on another branch of history"
+        )
+    for name in ("binlog_do_db", "binlog_ignore_db"):
+        if variables.get(name):
+            yield f"{name} is set ({variables[name]}): the binary log lacks the changes of other schemas"
+    if value("binlog_format") in ("STATEMENT", "MIXED"):
+        yield (
+            f"binlog_format is {value('binlog_format')}: statements may replay to other rows, as those do that "
+            "use a temporary table which was open at the backup's position; ROW is exact"
+        )
+    if value("binlog_checksum") == "NONE":
+        yield "binlog_checksum is NONE: damage of the binary log is not noticed before it is replayed"
+    if value("binlog_row_image") in ("MINIMAL", "NOBLOB"):
+        yield f"binlog_row_image is {value('binlog_row_image')}: changes cannot be searched or undone in full"
+    if replica and "OFF" in (value("log_slave_updates"), value("log_replica_updates")):
+        yield ("log_slave_updates is off: what this replica replicates is not in its own binary log")
+    if flavour is not Flavour.MARIADB and value("gtid_mode") in ("OFF", "OFF_PERMISSIVE", "ON_PERMISSIVE"):
+        yield f"gtid_mode is {value('gtid_mode')}: positions are file names and offsets, good here alone"
+
+
+def kept_for(variables: Mapping[str, str]) -> timedelta | None:
+    """After which time the server removes a binary log by itself; None: never. ``variables`` as above."""
+    if variables.get("binlog_expire_logs_auto_purge", "").upper() in ("OFF", "0"):
+        return None
+    seconds = float(variables.get("binlog_expire_logs_seconds") or 0)
+    if not seconds:
+        seconds = float(variables.get("expire_logs_days") or 0) * 86_400
+    return timedelta(seconds=seconds) if seconds else None
+
+
+def _crash_risks(variables: Mapping[str, str]) -> Iterator[str]:
+    flush = variables.get("innodb_flush_log_at_trx_commit", "1")
+    if flush != "1":
+        yield f"innodb_flush_log_at_trx_commit is {flush}, not 1: a crash loses committed transactions"
+
+
+_REFUSED = (1401, 1064)
+"""How MySQL 8 refuses who has not XA_RECOVER_ADMIN; and a server to which these words mean nothing."""
+
+
+def prepared_xa(session: Session, *, mariadb: bool) -> tuple[str, ...]:
+    """In the words of XA statements (``X'6731',X'',1``). Raises ServerError, also when the account may not ask (MySQL
+    wants XA_RECOVER_ADMIN)."""
+    if mariadb:
+        return tuple(str(row[3]) for row in session.query("XA RECOVER FORMAT='SQL'"))
+    told = []
+    for number, first, _second, data in session.query("XA RECOVER CONVERT XID"):
+        name = str(data).removeprefix("0x")
+        told.append(f"X'{name[: 2 * int(first)]}',X'{name[2 * int(first) :]}',{number}")
+    return tuple(told)
+
+
+def visible_xa(session: Session, *, mariadb: bool) -> tuple[str, ...]:
+    """The same; none where the account may not ask. Raises ServerError."""
+    try:
+        return prepared_xa(session, mariadb=mariadb)
+    except ServerError as error:
+        if not is_denied(error) and error_code(error) not in _REFUSED:
+            raise
+        return ()
+
+
+def not_a_base(prepared: Collection[str]) -> str:
+    """What they mean for a dump, as a sentence."""
+    return (
+        f"{len(prepared)} XA transactions were prepared when the snapshots were taken, so that this backup cannot "
+        f"be rolled forward: {'; '.join(prepared)}"
+    )
+
 
 _COPIED = {
     Flavour.MARIADB: frozenset({"InnoDB", "MyISAM", "Aria", "MRG_MyISAM", "CSV", "ARCHIVE", "ROCKSDB"}),
@@ -262,3 +365,48 @@ def _xa_warnings(session: Session, flavour: Flavour) -> Iterator[str]:
             f"{len(prepared)} prepared XA transactions wait for their coordinator; they survive backup and "
             "restore and hold their locks until XA COMMIT or XA ROLLBACK"
         )
+
+
+_SESSIONS = """
+SELECT DISTINCT t.PROCESSLIST_USER FROM performance_schema.variables_by_thread v
+JOIN performance_schema.threads t ON t.THREAD_ID = v.THREAD_ID
+WHERE v.VARIABLE_NAME = 'sql_log_bin' AND v.VARIABLE_VALUE IN ('OFF', '0') AND t.TYPE = 'FOREGROUND'
+AND t.PROCESSLIST_USER IS NOT NULL AND t.PROCESSLIST_USER <> 'event_scheduler' AND t.PROCESSLIST_ID <> CONNECTION_ID()
+"""
+_STATEMENTS = """
+SELECT DIGEST_TEXT, SUM(COUNT_STAR), MIN(FIRST_SEEN), MAX(LAST_SEEN)
+FROM performance_schema.events_statements_summary_by_digest WHERE DIGEST_TEXT LIKE 'SET %sql_log_bin%'
+GROUP BY DIGEST_TEXT
+"""
+_OURS = "SET SESSION `sql_log_bin` = ?"
+"""As the snapshot of a witness says it, on MariaDB; written by somebody else it is not told apart."""
+_UNKNOWN = (1109, 1142, 1146)
+"""No such table, or not for this account."""
+
+
+def unlogged(session: Session, dialect: Dialect) -> Iterator[str]:
+    """One sentence for each trace that the server shows. Raises ServerError when it went away."""
+    mariadb = dialect.flavour is Flavour.MARIADB
+    users = [] if mariadb else sorted(str(row[0]) for row in _asked(session, _SESSIONS))
+    if users:
+        yield (
+            f"sessions of {', '.join(users)} have turned the binary log off for themselves (sql_log_bin = 0): what "
+            "they change is in no replay"
+        )
+    for text, count, first, last in _asked(session, _STATEMENTS):
+        said = str(text).strip()
+        if not mariadb or said != _OURS:
+            yield (
+                f"sql_log_bin was set by {count} statements ({said}), first at {first:%Y-%m-%d %H:%M:%S}, last "
+                f"at {last:%Y-%m-%d %H:%M:%S} of the server's clock: what a session changes while it is 0 is in no "
+                "replay"
+            )
+
+
+def _asked(session: Session, sql: str) -> list[tuple[object, ...]]:
+    try:
+        return session.query(sql)
+    except ServerError as error:
+        if not is_denied(error) and error_code(error) not in _UNKNOWN:
+            raise
+        return []

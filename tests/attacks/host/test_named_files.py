@@ -16,11 +16,11 @@ import pytest
 from backupd.backup.host.artefact import collect
 from backupd.backup.host.host import find_process
 from backupd.engine.instance.launch import log_tail
-from backupd.engine.physical.external import find_external
-from backupd.engine.physical.imports import has_old_pages
+from backupd.engine.physical.external_tablespaces import find_external
+from backupd.engine.physical.imported_tables import has_old_pages
+from backupd.engine.physical.tablespace_transport import _Files
 from backupd.engine.server.history import log_digest
 from backupd.engine.server.probe import probe
-from backupd.engine.tablespace.transport import _Files
 from backupd.model.errors import DamagedError
 from backupd.model.server_facts import Position
 from backupd.process.folders import powers_of

@@ -17,12 +17,12 @@ import pytest
 
 from backupd.backup.checks.finding import Severity
 from backupd.backup.checks.location import examine_owners
-from backupd.engine.access import client_files as handover
-from backupd.engine.access import live_data as livedata
-from backupd.engine.access.live_data import reader_of, survey
-from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.instance import client_files as handover
+from backupd.engine.instance.backup_files import XTRABACKUP
 from backupd.engine.instance.sandbox import is_available
+from backupd.engine.physical import live_datadir as livedata
 from backupd.engine.physical.capture import CaptureRequest
+from backupd.engine.physical.live_datadir import reader_of, survey
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection, Session

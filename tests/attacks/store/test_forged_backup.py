@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.instance import sandbox
-from backupd.engine.instance.backup_options import KNOWN
+from backupd.engine.instance.backup_files import KNOWN
 from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.instance.sandbox import confine, is_available, worker
-from backupd.engine.physical import preparation
-from backupd.engine.physical.preparation import prepare_step
+from backupd.engine.physical import streaming
+from backupd.engine.physical.streaming import prepare_step
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import silent
 from backupd.process.command import Command
@@ -134,7 +134,7 @@ def test_whatever_runs_there_has_no_power_and_cannot_leave(
 def test_where_nothing_can_be_confined_it_is_not_root_either(
     forged: Taken, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "can_confine", lambda _program: False)
+    monkeypatch.setattr(streaming, "can_confine", lambda _program: False)
     base = forged.copy(short_tmp / "data")
     prepare(the_tool(), base, [], forged.receipts, memory=MEMORY, logs=short_tmp / "logs", report=silent)
     assert not (base / MARK).exists()

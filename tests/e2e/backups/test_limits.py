@@ -19,7 +19,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.speed import Speeds
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.engine.pressure.watch import PressureWatch
+from backupd.engine.server_load import PressureWatch
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import JobKind, JobRecord, JobState, Progress, Report, silent

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.supervisor import Streamer
-from backupd.engine.logclient.log_client import binlog_tool
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.log_client import binlog_tool
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Flavour
 from tests.support.logs.streaming import FAST, PASSWORD, USER

@@ -16,8 +16,8 @@ from backupd.binlog.evidence import without_flag
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.supervisor import ArchivedTo, GivenUp, Pace, Streamer
-from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.log_client import BinlogTool, binlog_tool
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap
 from backupd.model.server_facts import Flavour, Position

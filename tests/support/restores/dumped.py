@@ -17,8 +17,8 @@ from backupd.backup.commit import Documents
 from backupd.backup.dump.logical import LogicalOutcome, LogicalSpec, execute
 from backupd.engine.dump.contract import DumpTool
 from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.dump.mydumper import mydumper_tool
 from backupd.engine.dump.selection import select
-from backupd.engine.dump.tool import mydumper_tool
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.model.job import silent

@@ -11,7 +11,7 @@ from typing import Any
 
 from backupd.engine.binlog.scan import scan
 from backupd.engine.instance.launch import LaunchedServer
-from backupd.engine.sql import foreign_keys as foreignkeys
+from backupd.engine.schema import foreign_keys as foreignkeys
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Stop, Transaction
 from backupd.model.server_facts import Position, ServerInfo

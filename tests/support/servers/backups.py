@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.instance.backup_files import XTRABACKUP
 from backupd.engine.instance.sandbox import worker
 from backupd.engine.physical.capture import CaptureRequest, FileEvent, PhysicalTool
 from backupd.engine.physical.mariabackup import MariaBackup

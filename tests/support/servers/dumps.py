@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable, DumpTool
-from backupd.engine.schema.files import TableDefinition
+from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.sql.client import Connection
 from backupd.model.table import TableName, quote_name
 from tests.support.servers.mariadb import PrivateServer

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.instance.backup_files import XTRABACKUP
 from backupd.engine.physical.capture import Data, FileEvent, PhysicalTool
 from backupd.engine.physical.mariabackup import REDO as MARIADB_REDO
 from backupd.engine.physical.mariabackup import MariaBackup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backupd.engine.instance.receipts import XTRABACKUP
+from backupd.engine.instance.backup_files import XTRABACKUP
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.server_facts import Tool, Version
 

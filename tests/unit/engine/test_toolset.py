@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from backupd.engine.clone.capture import Clone
+from backupd.engine.physical.clone import Clone
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import (

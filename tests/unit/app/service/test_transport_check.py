@@ -11,7 +11,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.transport_check import tell_transport
 from backupd.catalog.session import open_catalog
-from backupd.engine.sql.tls import Tls
+from backupd.engine.sql.option_files import Tls
 from tests.support.catalog.places import POLICY, problems, write
 
 CONFIGURATION = """\

@@ -14,7 +14,7 @@ import pytest
 from backupd.backup.commit import making
 from backupd.backup.dump.intake import Intake, together
 from backupd.engine.dump.contract import DumpedFile
-from backupd.engine.dump.insert_file import RowMeter
+from backupd.engine.dump.insert_files import RowMeter
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName
 from backupd.process.throttle import Throttle, Unlimited

@@ -16,7 +16,7 @@ import pytest
 from backupd.backup.dump.logical import LogicalOutcome, execute
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.dump.tool import mydumper_tool
+from backupd.engine.dump.mydumper import mydumper_tool
 from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.job import Progress, silent
 from backupd.model.server_facts import Flavour

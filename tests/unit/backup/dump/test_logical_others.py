@@ -15,7 +15,7 @@ from backupd.backup.dump.lock_watch import WaitWatch
 from backupd.backup.dump.logical import execute
 from backupd.backup.dump.short_lock import listed
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.pressure.long_statements import changing
+from backupd.engine.lock_waits import changing
 from backupd.engine.server.grants import read_grants
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection

@@ -24,7 +24,7 @@ from backupd.binlog.continuity import (
     without_file,
 )
 from backupd.binlog.evidence import Seen
-from backupd.engine.logclient.source import ListedLog, SourceState
+from backupd.engine.server.binary_logs import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server_facts import Flavour, Position, Version
 

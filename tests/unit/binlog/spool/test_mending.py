@@ -14,7 +14,7 @@ from backupd.binlog.archive.archiver import Archiver
 from backupd.binlog.spool_files import Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, Mender, read, scan_to
 from backupd.binlog.stream_status import StreamEventKind, StreamState
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position
 from backupd.recovery.runs import without

@@ -17,8 +17,8 @@ import pytest
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.supervisor import Pace, Streamer
-from backupd.engine.logclient.log_client import binlog_tool
-from backupd.engine.logclient.source import BinlogSource, SourceState
+from backupd.engine.log_client import binlog_tool
+from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.errors import BusyError, ToolError

@@ -14,8 +14,8 @@ from backupd.binlog.server_watch import Watch
 from backupd.binlog.session import Session
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.supervisor import Streamer
-from backupd.engine.logclient.log_client import BinlogTool
-from backupd.engine.logclient.source import BinlogSource
+from backupd.engine.log_client import BinlogTool
+from backupd.engine.server.binary_logs import BinlogSource
 from backupd.model.server_facts import Position
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

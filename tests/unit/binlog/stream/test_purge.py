@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from backupd.binlog.server_watch import purge_alarm
-from backupd.engine.logclient.source import Expiry, ListedLog, SourceState
+from backupd.engine.server.binary_logs import Expiry, ListedLog, SourceState
 from backupd.model.server_facts import Flavour, Position, Version
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.binlog.words import changes_data, may_concern_events
+from backupd.engine.binlog.walk import changes_data, may_concern_events
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.dump.insert_file import inspect
+from backupd.engine.dump.insert_files import inspect
 from backupd.engine.dump.mydumper_log import DumpLog, read_metadata
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.dump.contract import DumpRequest, DumpTable
-from backupd.engine.dump.tool import MyDumper, mydumper_tool
+from backupd.engine.dump.mydumper import MyDumper, mydumper_tool
 from backupd.engine.schema.definition_text import Column, Columns
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpRun
+from backupd.engine.dump.mydumper import MyDumper, mydumper_tool
 from backupd.engine.dump.mydumper_run import MyDumperRun
-from backupd.engine.dump.tool import MyDumper, mydumper_tool
-from backupd.engine.schema.files import TableDefinition, read_tables
+from backupd.engine.schema.definitions import TableDefinition, read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.server_facts import Flavour

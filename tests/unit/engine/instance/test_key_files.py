@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.key_files import handed, named
+from backupd.engine.instance.backup_files import handed, named
 from backupd.model.errors import RefusedError
 
 PLUGIN = {"plugin_load_add": "file_key_management"}

@@ -20,7 +20,7 @@ from backupd.engine.instance.launch import (
     options_for_copy,
 )
 from backupd.engine.instance.sandbox import is_available
-from backupd.engine.replay.empty_system import initialise
+from backupd.engine.replay.scratch_source import initialise
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import ServerError, ToolError
 from tests.support.servers.backups import children

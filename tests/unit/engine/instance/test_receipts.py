@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.receipts import (
+from backupd.engine.instance.backup_files import (
     MARIADB_BACKUP,
     XTRABACKUP,
     ReceiptCollector,

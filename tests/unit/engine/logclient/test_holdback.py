@@ -14,8 +14,7 @@ from backupd.backup.checks.binary_log import Streaming as Wish
 from backupd.backup.checks.binary_log import examine_binary_log
 from backupd.backup.checks.finding import Severity
 from backupd.binlog.stream_status import StreamEventKind, StreamState
-from backupd.engine.logclient.holdback import tried
-from backupd.engine.logclient.log_client import BinlogTool, binlog_tool
+from backupd.engine.log_client import BinlogTool, binlog_tool, tried
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Flavour, Position

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.logclient.log_client import BinlogTool, EndKind, binlog_tool, connection_id, end_kind, not_made
+from backupd.engine.log_client import BinlogTool, EndKind, binlog_tool, connection_id, end_kind, not_made
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError
 from backupd.model.server_facts import Flavour, Tool, Version

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.engine.logclient.source import BinlogSource, Expiry
+from backupd.engine.server.binary_logs import BinlogSource, Expiry
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError, ServerError
 from tests.support.servers.mariadb import PrivateServer

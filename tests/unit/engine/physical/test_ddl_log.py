@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from backupd.engine.physical.ddl_log import unread_changes
+from backupd.engine.physical.inventory import unread_changes
 from backupd.model.table import TableName
 
 

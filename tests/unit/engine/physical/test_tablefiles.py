@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.physical.preparation import why_unprepared, without_left_out
+from backupd.engine.physical.streaming import why_unprepared, without_left_out
 from backupd.engine.physical.tablefiles import (
     absent,
+    decode_file_name,
     fulltext_id,
     highest_space_id,
     left_behind,
@@ -19,7 +20,6 @@ from backupd.engine.physical.tablefiles import (
     stem_of,
     table_of,
 )
-from backupd.engine.sql.filenames import decode_file_name
 from backupd.model.errors import ToolError, UnrestorableError
 from backupd.model.manifest import Body, BodyFacts, decode_body, encode_body
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.receipts import read_receipts
+from backupd.engine.instance.backup_files import read_receipts
 from backupd.engine.physical.capture import CaptureRequest, Data, FileEvent, FileList, verify_files
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError

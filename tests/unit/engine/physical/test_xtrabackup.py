@@ -12,7 +12,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.engine.instance.receipts import XTRABACKUP, parse_receipts
+from backupd.engine.instance.backup_files import XTRABACKUP, parse_receipts
 from backupd.engine.physical import xtrabackup
 from backupd.engine.physical.capture import Capture, CaptureRequest, End, FileEvent
 from backupd.engine.physical.xtrabackup import XtraBackup

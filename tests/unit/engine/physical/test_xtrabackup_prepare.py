@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.instance.receipts import XTRABACKUP, parse_receipts, read_receipts
+from backupd.engine.instance.backup_files import XTRABACKUP, parse_receipts, read_receipts
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.pressure.gauges import (
+from backupd.engine.server_load import (
     DiskGauge,
+    Judge,
     LagGauge,
+    PressureWatch,
     Reading,
+    Watched,
     datadir_of,
     disk_counters,
     disk_gauges,
     lag_gauges,
     lag_of,
 )
-from backupd.engine.pressure.watch import Judge, PressureWatch, Watched
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import ServerError
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -10,9 +10,16 @@ from backupd.engine.schema.definition_text import (
     without_directories,
     without_foreign_keys,
 )
-from backupd.engine.schema.files import read_definition, understand, write_definition
-from backupd.engine.schema.scripts import Stored, made_trigger, script, statements
-from backupd.engine.sql.foreign_keys import ForeignKey, ForeignKeys
+from backupd.engine.schema.definitions import (
+    Stored,
+    made_trigger,
+    read_definition,
+    script,
+    statements,
+    understand,
+    write_definition,
+)
+from backupd.engine.schema.foreign_keys import ForeignKey, ForeignKeys
 from backupd.model.table import TableName
 
 ORDERS = TableName("shop", "orders")

@@ -9,15 +9,16 @@ from contextlib import closing
 
 import pytest
 
-from backupd.engine.schema.files import (
+from backupd.engine.schema.definitions import (
+    SchemaScripts,
     read_definition,
+    read_schema,
     read_table,
     read_tables,
+    statements,
     write_definition,
     write_triggers,
 )
-from backupd.engine.schema.schema_scripts import SchemaScripts, read_schema
-from backupd.engine.schema.scripts import statements
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import NotFoundError
 from backupd.model.table import TableName, quote_name
@@ -239,7 +240,7 @@ def test_what_the_account_may_not_read_is_named(server: Server) -> None:
 def test_a_table_that_somebody_rebuilds_does_not_keep_the_others_waiting(
     server: Server, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backupd.engine.schema.files.LOCK_SECONDS", 1)
+    monkeypatch.setattr("backupd.engine.schema.definitions.LOCK_SECONDS", 1)
     server.execute("CREATE DATABASE held", "CREATE TABLE held.busy (a INT)", "CREATE TABLE held.free (a INT)")
     with closing(server.connect()) as reader, closing(server.connect()) as dropper:
         query(reader, "BEGIN")

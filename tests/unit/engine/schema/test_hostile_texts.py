@@ -10,11 +10,9 @@ from contextlib import ExitStack, contextmanager
 import pymysql
 import pytest
 
-from backupd.engine.pressure.lock_limit import kill_lock_statements
-from backupd.engine.pressure.long_statements import changing, running, waiting
+from backupd.engine.lock_waits import changing, kill_lock_statements, running, waiting
 from backupd.engine.schema.accounts import read_accounts
-from backupd.engine.schema.files import plain_session, read_tables, write_definition, write_triggers
-from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.schema.definitions import plain_session, read_schema, read_tables, write_definition, write_triggers
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Session, readable
 from backupd.engine.sql.tables import list_tables

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backupd.engine.server.census import Census, external_paths, take_census
+from backupd.engine.server.census import Census, external_paths, recovery_risks, take_census
 from backupd.engine.server.probe import examine, read_dialect
-from backupd.engine.server.risks import recovery_risks
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import ExternalPath, Flavour
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.server.table_check import check
 from backupd.engine.sql.client import Session
-from backupd.engine.sql.tables import Table, list_tables
+from backupd.engine.sql.tables import Table, check, list_tables
 from backupd.model.errors import CancelledError
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of
 from tests.support.servers.server import Server, query

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from backupd.engine.server.grants import Grants, parse_grants, read_grants
-from backupd.engine.server.visibility import hidden, unreadable, unseen
+from backupd.engine.server.grants import Grants, hidden, parse_grants, read_grants, unreadable, unseen
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, TablePattern

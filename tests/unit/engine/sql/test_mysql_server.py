@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
-from backupd.engine.replay.empty_system import initialise
+from backupd.engine.replay.scratch_source import initialise
 from backupd.engine.server.grants import needs, read_grants
 from backupd.engine.server.probe import examine, probe
 from backupd.engine.server.snapshot import Snapshot

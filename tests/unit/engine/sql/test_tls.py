@@ -14,11 +14,10 @@ from backupd.backup.checks.finding import Severity
 from backupd.binlog.stream_status import StreamState
 from backupd.engine.dump.contract import DumpRequest, DumpTool
 from backupd.engine.dump.dump_client import client_dump_tool
-from backupd.engine.dump.tool import mydumper_tool
-from backupd.engine.logclient.run import log_client, make_intake
-from backupd.engine.sql.client import Connection
-from backupd.engine.sql.client_options import client_options, ssl_mode
-from backupd.engine.sql.tls import Tls, arguments, is_this_host
+from backupd.engine.dump.mydumper import mydumper_tool
+from backupd.engine.log_client import log_client, make_intake
+from backupd.engine.sql.client import Connection, client_options, ssl_mode
+from backupd.engine.sql.option_files import Tls, arguments, is_this_host
 from backupd.model.errors import ServerError, ToolError
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName

@@ -9,8 +9,8 @@ from threading import Event
 
 import pytest
 
+from backupd.engine.physical.tablespace_transport import Imported, can_import, export_tables, files_of, import_tables
 from backupd.engine.sql.client import Connection
-from backupd.engine.tablespace.transport import Imported, can_import, export_tables, files_of, import_tables
 from backupd.model.errors import CancelledError
 from backupd.model.job import silent
 from backupd.model.table import TableName

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.schema.files import read_tables
-from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.schema.definitions import read_schema, read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError
 from backupd.model.job import silent

@@ -11,7 +11,7 @@ import pytest
 
 from backupd.engine.dump.contract import DumpRequest, DumpTable
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.schema.files import read_tables, write_definition
+from backupd.engine.schema.definitions import read_tables, write_definition
 from backupd.engine.sql.client import Connection
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
 from restore.load import table_load as tableload

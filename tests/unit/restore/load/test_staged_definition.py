@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backupd.engine.schema.files import TableDefinition, understand
+from backupd.engine.schema.definitions import TableDefinition, understand
 from backupd.model.errors import StreamError
 from backupd.model.table import TableName
 from restore.load import row_file as datafile

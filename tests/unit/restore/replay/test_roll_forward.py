@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.physical.preparation import innodb_place
+from backupd.engine.physical.streaming import innodb_place
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backupd.engine.physical.tablespace_transport import can_import, export_tables, import_tables
 from backupd.engine.sql.client import Connection
-from backupd.engine.tablespace.transport import can_import, export_tables, import_tables
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.job import silent

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.backup.dump.logical import LogicalOutcome
-from backupd.engine.sql.client import Connection
-from backupd.engine.sql.client_options import client_options
+from backupd.engine.sql.client import Connection, client_options
 from backupd.model.server_facts import Flavour
 from backupd.process.runtime import option_file
 from restore.tables.sql_files import SCRIPT, write_sql

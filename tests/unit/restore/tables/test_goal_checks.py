@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.engine.schema.files import understand
+from backupd.engine.schema.definitions import understand
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName

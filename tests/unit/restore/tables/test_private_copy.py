@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.schema import files as ddl
-from backupd.engine.schema.schema_scripts import read_schema
+from backupd.engine.schema import definitions as ddl
+from backupd.engine.schema.definitions import read_schema
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import RefusedError

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.sql.client import Connection
-from backupd.engine.sql.client_options import client_options
+from backupd.engine.sql.client import Connection, client_options
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, data_path, definition_path, quote_name, schema_folder, triggers_path

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from backupd.engine.dump.table_reader import dump_quiet
-from backupd.engine.physical.strays import remove_strays
+from backupd.engine.physical import tablespace_transport as tablespace
+from backupd.engine.physical.tablespace_transport import remove_strays
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import checksum_statement
-from backupd.engine.tablespace import transport as tablespace
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id

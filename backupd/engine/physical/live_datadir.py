@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.access.client_files import Handed
+from backupd.engine.instance.client_files import Handed
 from backupd.engine.server.census import linked_tablespace, system_files
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, is_denied

@@ -1,4 +1,10 @@
-"""Tables as files from one server into another on this host: ``FLUSH TABLES ... FOR EXPORT`` and ``IMPORT TABLESPACE``.
+"""Files that an import of tablespaces left in the data directory of a server, because it was killed on the way.
+
+Measured with MySQL 9.7.4: dropping the table, and even its schema, leaves them there. Then no schema of that name can
+be made (error 3678), no table of that name either (1813), and the server does not start when another tablespace has the
+number of such a file. MariaDB 10.11.19 removes those that have the names of tables.
+
+Tables as files from one server into another on this host: ``FLUSH TABLES ... FOR EXPORT`` and ``IMPORT TABLESPACE``.
 
 Measured with MariaDB 10.11.19 and MySQL 9.7.4: plain tables, tables with columns that were added without a rebuild,
 virtual columns and partitions arrive with equal checksums. A table with a full-text index is imported with a warning
@@ -14,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -22,18 +29,56 @@ from threading import Event
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.physical.ingest import extents
-from backupd.engine.physical.strays import WAITING
-from backupd.engine.physical.tablefiles import owner_of, stem_of
+from backupd.engine.physical.capture import extents
+from backupd.engine.physical.tablefiles import decode_file_name, owner_of, stem_of
 from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.client import Connection, Session
-from backupd.engine.sql.filenames import decode_file_name
 from backupd.engine.sql.tables import checksum_statement, list_tables
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import Progress, Report
 from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import TableName, quote_name
 from backupd.process.folders import as_its_owner, open_plain
+
+WAITING = ".backupd"
+"""Behind the names of files that are copied and not yet imported."""
+_OF_TABLES = (".ibd", ".cfg")
+
+
+def remove_strays(session: Session, schema: str) -> tuple[Path, ...]:
+    """Remove what imports left in the folder of ``schema``: files of tables that the server does not have, and the
+    folder, where it does not have the schema either. Those that this user may not remove are returned. The account must
+    see all tables of the schema, and nobody may be creating any there meanwhile. Raises ServerError."""
+    if not session.connection.socket:
+        return ()
+    datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+    known = {
+        TableName(schema, str(name))
+        for (name,) in session.query("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema)
+    }
+    gone = not session.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", schema)
+    left = []
+    with contextlib.suppress(OSError, ValueError), as_its_owner(datadir):  # who may not look there put nothing there
+        for folder in [one for one in datadir.iterdir() if decode_file_name(one.name) == schema]:
+            for file in _strays(folder, known):
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError:
+                    left.append(file)
+            if gone:
+                with contextlib.suppress(OSError):  # whatever else lies there is none of ours
+                    folder.rmdir()
+    return tuple(left)
+
+
+def _strays(folder: Path, known: set[TableName]) -> Iterator[Path]:
+    for file in sorted(folder.iterdir()):
+        if not stat.S_ISREG(file.lstat().st_mode):
+            continue
+        owner = owner_of(f"{folder.name}/{file.name}")
+        if file.name.endswith(WAITING) or (file.suffix in _OF_TABLES and owner is not None and owner not in known):
+            yield file
+
 
 _DATA, _NOTES, _LINK = ".ibd", ".cfg", ".isl"
 _CHUNK = 16 * 1024 * 1024

@@ -26,11 +26,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from backupd.engine.dump.contract import DumpRequest, DumpTable
+from backupd.engine.dump.insert_files import has_empty_member
 from backupd.engine.dump.mydumper_run import Manner, MyDumperRun
-from backupd.engine.dump.row_text import has_empty_member
 from backupd.engine.schema.definition_text import Column, Columns
-from backupd.engine.sql.client import Connection
-from backupd.engine.sql.client_options import ssl_mode
+from backupd.engine.sql.client import Connection, ssl_mode
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
 from backupd.model.server_facts import Flavour, Tool, Version

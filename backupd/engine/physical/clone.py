@@ -1,4 +1,14 @@
-"""CLONE: MySQL's own physical copy, for servers from 8.0.17 on that have no xtrabackup of their series. Full only.
+"""CLONE on the server's side: may and can this server be cloned, and its plugin for as long as it is needed.
+
+What the files of a stopped MySQL server tell of themselves, without starting it.
+
+InnoDB writes the log sequence number of a clean shutdown into the first page of the system tablespace (8 bytes, big
+endian, at FIL_PAGE_FILE_FLUSH_LSN = 26), and the last checkpoint into the redo log: two blocks at 512 and 1536 of a
+file, the number 8 bytes into the block. From 8.0.30 on the redo log is files ``#innodb_redo/#ib_redoN``, of which the
+unused ones end in ``_tmp``; before, ``ib_logfile0``. After a clean shutdown both numbers are the same; any other pair
+means files of different moments, or a server that did not come to its end.
+
+CLONE: MySQL's own physical copy, for servers from 8.0.17 on that have no xtrabackup of their series. Full only.
 
 The server copies itself into a folder on its own host (``CLONE LOCAL DATA DIRECTORY``), which takes as much room as its
 data; the copy is started once, deaf and mute and without a binary log, so that it recovers; stopped cleanly; and read
@@ -31,27 +41,37 @@ import contextlib
 import fnmatch
 import os
 import pwd
+import re
 import secrets
+import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.access.live_data import reader_of
-from backupd.engine.clone import plugin as cloneplugin
-from backupd.engine.clone.state import checkpoint_lsn, flushed_lsn, system_tablespace
+from backupd.engine.instance.backup_files import BACKUP_CNF, ReceiptNames
 from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.instance.receipts import BACKUP_CNF, ReceiptNames
-from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, Stock, nothing
+from backupd.engine.physical.capture import (
+    CaptureRequest,
+    Data,
+    End,
+    FileEvent,
+    LeftOut,
+    PrepareStep,
+    Stock,
+    ingest,
+    nothing,
+)
 from backupd.engine.physical.datafiles import Contents
-from backupd.engine.physical.ingest import ingest
 from backupd.engine.physical.inventory import base_tables
+from backupd.engine.physical.live_datadir import reader_of
 from backupd.engine.physical.tablefiles import absent
-from backupd.engine.server.commit_lock import CommitLock
+from backupd.engine.server.grants import read_grants
 from backupd.engine.server.probe import probe, read_dialect
-from backupd.engine.sql.client import Session, error_code
+from backupd.engine.server.snapshot import CommitLock
+from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.model.errors import (
     OTHER_BACKUP,
     BackupdError,
@@ -61,12 +81,151 @@ from backupd.model.errors import (
     TablesChangedError,
     ToolError,
 )
-from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool
+from backupd.model.server_facts import Position, Receipts, ServerInfo, Tool, Version
 from backupd.model.table import BaseTable
 from backupd.model.text import format_size
-from backupd.process.folders import locked_folder, make_passable, remove_dead
+from backupd.process.folders import locked_folder, make_passable, open_plain, remove_dead
 from backupd.process.output import redact
 from backupd.process.runtime import render_options
+
+FIRST = Version(8, 0, 17)
+"""The first release that has it."""
+_NOT_LOADED = "the clone plugin is not loaded, and this account may not load it"
+_LIBRARY = "mysql_clone.so"
+_READ_ONLY = "the clone plugin is not loaded, and this server is read_only: a backup cannot load it"
+_FOR_GOOD = (
+    f"load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}' (super_read_only has to "
+    f"be OFF for that moment), or write plugin_load_add={_LIBRARY} into its option file and restart it"
+)
+_IS_READ_ONLY = 1290
+_ACTIVE = "SELECT PLUGIN_STATUS = 'ACTIVE' FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'clone'"
+_OUTSIDE = frozenset({"tablespace", "undo", "system", "schema"})
+_MAY_INSERT = re.compile(
+    r"GRANT (?:[A-Z ,]*\bINSERT\b[A-Z ,]*|ALL PRIVILEGES) ON `mysql`\.(?:`plugin`|\*) TO ", re.IGNORECASE
+)
+
+
+def is_loaded(session: Session) -> bool:
+    """Raises ServerError."""
+    return bool(session.scalar(_ACTIVE))
+
+
+def refuse_unfit(session: Session, info: ServerInfo) -> None:
+    """Raises RefusedError for a server that cannot be cloned, or not by this account; ServerError."""
+    outside = [path for path in info.external if path.kind in _OUTSIDE]
+    if outside:
+        raise RefusedError(
+            f"{len(outside)} files of this server lie outside its data directory: CLONE cannot copy them",
+            detail="\n".join(f"{path.kind} {path.name}: {path.path}" for path in outside[:20]),
+            hint="move them into the data directory, or install Percona XtraBackup of the server's series",
+        )
+    if info.encrypted:
+        raise RefusedError(
+            f"{len(info.encrypted)} tablespaces are encrypted: a clone of them cannot be started without their keyring",
+            detail=", ".join(info.encrypted[:20]),
+            hint="take logical backups of this server, or ALTER TABLE ... ENCRYPTION='N'",
+        )
+    if is_loaded(session):
+        return
+    if not _may_load(session):
+        raise RefusedError(_NOT_LOADED, hint=_grant_hint(session))
+    if info.read_only and not _may_write(session):
+        raise RefusedError(_READ_ONLY, hint=_FOR_GOOD)
+
+
+def _may_load(session: Session) -> bool:
+    """By what SHOW GRANTS says; the server itself decides when it is tried."""
+    if read_grants(session).allow("INSERT"):
+        return True
+    return any(_MAY_INSERT.match(str(row[0])) for row in session.query("SHOW GRANTS"))
+
+
+def _may_write(session: Session) -> bool:
+    """On a server that is read_only."""
+    grants = read_grants(session)
+    return not session.scalar("SELECT @@GLOBAL.super_read_only") and (
+        grants.allow("SUPER") or grants.allow("CONNECTION_ADMIN")
+    )
+
+
+def _grant_hint(session: Session) -> str:
+    user, _, host = str(session.scalar("SELECT CURRENT_USER()")).rpartition("@")
+    return (
+        f"either GRANT INSERT, DELETE ON mysql.plugin TO '{user}'@'{host}' (it is loaded for each backup then),"
+        f" or load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}'"
+    )
+
+
+@contextlib.contextmanager
+def loaded(connection: Connection, tell: Callable[[str], None]) -> Iterator[bool]:
+    """The plugin is there meanwhile. Gives whether it was loaded for this, and then unloads it again; when that fails
+    ``tell`` says so. Raises RefusedError when the account may not load it, ServerError."""
+    with connection.connect() as session:
+        ours = not is_loaded(session)
+        if ours:
+            try:
+                session.execute(f"INSTALL PLUGIN clone SONAME '{_LIBRARY}'")
+            except ServerError as error:
+                if is_denied(error):
+                    raise RefusedError(_NOT_LOADED, detail=error.detail, hint=_grant_hint(session)) from error
+                if error_code(error) == _IS_READ_ONLY:  # by now
+                    raise RefusedError(_READ_ONLY, detail=error.detail, hint=_FOR_GOOD) from error
+                raise
+    try:
+        yield ours
+    finally:
+        if ours:
+            try:
+                # A connection of its own: the other one would idle for as long as the backup takes.
+                with connection.connect() as session:
+                    session.execute("UNINSTALL PLUGIN clone")
+            except ServerError as error:
+                tell(f"the clone plugin stays loaded: {error.message}: {error.detail}")
+
+
+_FLUSHED_AT = 26
+_CHECKPOINTS = (512, 1536)
+_LSN_IN_BLOCK = 8
+_HEADER = 2048
+
+
+def system_tablespace(variables: Mapping[str, str]) -> str:
+    """The first file of the system tablespace, as ``innodb_data_file_path`` names it."""
+    return Path(variables.get("innodb_data_file_path", "").split(":")[0].strip() or "ibdata1").name
+
+
+def flushed_lsn(base: Path, system: str) -> int:
+    """The log sequence number at which the server of ``base`` was shut down; ``system``: its system tablespace.
+
+    Raises ToolError when there is none.
+    """
+    try:
+        with os.fdopen(open_plain(base / system), "rb") as file:
+            page = file.read(_FLUSHED_AT + 8)
+    except FileNotFoundError:
+        page = b""
+    if len(page) < _FLUSHED_AT + 8:
+        raise ToolError(
+            f"{base / system} is not there or empty: this is no complete copy of a server", hint=OTHER_BACKUP
+        )
+    return int(struct.unpack_from(">Q", page, _FLUSHED_AT)[0])
+
+
+def checkpoint_lsn(base: Path) -> int:
+    """The last checkpoint in the redo log of ``base``. Raises ToolError when it has none."""
+    files = [path for path in base.glob("#innodb_redo/#ib_redo*") if not path.name.endswith("_tmp")]
+    files += [path for path in base.glob("ib_logfile0") if path.is_file()]
+    found = 0
+    for path in files:
+        with os.fdopen(open_plain(path), "rb") as file:  # whose it was may have put a pipe in its place
+            header = file.read(_HEADER)
+        for block in _CHECKPOINTS:
+            if len(header) == _HEADER:
+                found = max(found, int(struct.unpack_from(">Q", header, block + _LSN_IN_BLOCK)[0]))
+    if not found:
+        raise ToolError(f"{base} has no readable redo log: this is no complete copy of a server", hint=OTHER_BACKUP)
+    return found
+
 
 NAME = "clone"
 NAMES = ReceiptNames("clone")
@@ -193,10 +352,10 @@ class CloneCapture:
                 hint="name the server's own program under `programs: {mysqld: ...}`",
             )
         with request.connection.connect() as session:
-            cloneplugin.refuse_unfit(session, info)
+            refuse_unfit(session, info)
             self._owner, self._user = _owner_of(Path(info.datadir), session)
         with contextlib.ExitStack() as stack:
-            self._ours = stack.enter_context(cloneplugin.loaded(request.connection, self._tell))
+            self._ours = stack.enter_context(loaded(request.connection, self._tell))
             self._folder = _make_folder(stack, request.spool, self._owner)
             self._size = _refuse_no_room(Path(info.datadir), self._folder)
             self._stack = stack.pop_all()

@@ -15,14 +15,30 @@ What a literal must look like (measured on MariaDB 10.11 and MySQL 9.7, ``SET NA
 - Geometry and vectors as the bytes that are stored: with SRID, nothing rounded.
 - Rows of the past (system versioning) with the columns that say when they were valid; MariaDB accepts these from 10.11
   on while ``system_versioning_insert_history`` is set.
+
+Rows of one table, written as INSERT statements into files of bounded size, each row on a line of its own.
+
+Files of INSERT statements, as every dump tool writes them: how many rows are in one, and is one of mydumper's whole?
+
+mydumper's loop over ``write()`` begins a repeated write at the right place but with the length of the whole statement
+(0.10.1 and 1.0 alike): after a write that was cut short by a full disk, when room is there again, it writes on with
+what lies behind its buffer, and notices nothing. So each file is looked at: every line must be one that belongs there.
+Strings hold no line end (it is written as ``\n``), so lines can be counted without understanding them.
+
+What stands before the first INSERT depends on its version and lacks settings without which some rows come back as
+others (an id 0, dates that are none): it is for our own head to stand there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
 
+from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.schema.definition_text import Column, Columns
 from backupd.engine.sql.row_stream import NULL as _NULL
 from backupd.engine.sql.row_stream import WIDTHS, Row, values
@@ -210,3 +226,165 @@ def _literal(name: str, kind: str, printed: str) -> str:
     if kind == "set" and has_empty_member(printed):
         return f"IFNULL({name} + 0, 'NULL')"
     return _TEMPLATES.get(kind, _TEXT).format(name)
+
+
+LONG = 1_000_000
+"""Bytes after which a statement ends; a longer row has one of its own. Less than any server's max_allowed_packet."""
+
+
+class RowFiles:
+    """``head``: the beginning of each file; ``insert``: of each statement, up to VALUES; ``path``: the folder and the
+    beginning of the files' names. A context manager: left with an error, it removes the file that is not complete.
+    Raises OSError where a file cannot be written.
+
+    What takes rows returns the file that is complete with them, if one is.
+    """
+
+    def __init__(self, table: TableName, path: str, chunk_bytes: int, *, head: bytes, insert: bytes) -> None:
+        self._table, self._path, self._chunk = table, path, chunk_bytes
+        self._head, self._insert = head, insert + b"\n("
+        self._rows: list[bytes] = []
+        self._size = 0
+        self._file: BinaryIO | None = None
+        self._number = self._count = 0
+
+    def add(self, row: bytes) -> DumpedFile | None:
+        """A row's literals, without parentheses."""
+        self._rows.append(row)
+        self._size += len(row)
+        return self._filled() if self._size >= LONG else None
+
+    def add_long(self, pieces: Iterable[bytes]) -> DumpedFile | None:
+        """The same, in pieces."""
+        self._flush()
+        file = self._opened()
+        file.write(self._insert)
+        for piece in pieces:
+            file.write(piece)
+        file.write(b");\n")
+        self._count += 1
+        return self._filled()
+
+    def finish(self) -> DumpedFile | None:
+        """Complete the file; None when there is nothing in it."""
+        self._flush()
+        file, self._file = self._file, None
+        if file is None:
+            return None
+        size = file.tell()
+        file.close()
+        rows, self._count = self._count, 0
+        self._number += 1
+        return DumpedFile(self._table, Path(file.name), size, rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Remove the file that is not complete."""
+        file, self._file = self._file, None
+        if file is not None:
+            path = Path(file.name)
+            try:
+                file.close()
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _filled(self) -> DumpedFile | None:
+        self._flush()
+        return self.finish() if self._opened().tell() >= self._chunk else None
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = Path(f"{self._path}-{self._number:05d}.sql").open("xb")  # noqa: SIM115  closed by finish
+            self._file.write(self._head)
+        return self._file
+
+    def _flush(self) -> None:
+        if self._rows:
+            file = self._opened()
+            file.write(self._insert)
+            file.write(b"),\n(".join(self._rows))
+            file.write(b");\n")
+            self._count += len(self._rows)
+            self._rows.clear()
+            self._size = 0
+
+
+_BLOCK = 1024 * 1024
+_ROW, _NEXT_ROW, _INSERT = b"\n(", b"\n,(", b"\nINSERT INTO `"
+_STRANGE = re.compile(rb"\n(?!\(|,\(|INSERT INTO `|/\*|;|SET )")
+_LONGEST = len(_INSERT)
+_END = b";\n"
+_CHARSET = re.compile(rb"\bSET NAMES '?(?P<charset>[0-9a-z]+)", re.IGNORECASE)
+
+
+class RowMeter:
+    """Counts the rows of one file as its bytes come by, in pieces of any size. 0.10.1 and our own files begin each row
+    on a line of its own; later versions of mydumper begin the first row of a statement behind VALUES, each other one
+    with a comma."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys((_ROW, _NEXT_ROW, _INSERT), 0)
+        self._last = b"\n"  # so that the first line begins like the others
+
+    def add(self, content: bytes) -> None:
+        text = self._last + content
+        for pattern in self._counts:  # what ends within ``content``; the rest was counted before
+            self._counts[pattern] += text.count(pattern, max(0, len(self._last) - len(pattern) + 1))
+        self._last = text[1 - _LONGEST :]
+
+    @property
+    def statements(self) -> int:
+        return self._counts[_INSERT]
+
+    @property
+    def rows(self) -> int:
+        first = self._counts[_ROW]
+        return first + self._counts[_NEXT_ROW] + (0 if first else self._counts[_INSERT])
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """``fault``: why it is not what mydumper writes, or empty. ``head``: bytes before the first INSERT; ``charset``: of
+    the texts, as they say. Without any INSERT both are empty."""
+
+    rows: int
+    fault: str = ""
+    head: int = 0
+    charset: str = ""
+
+
+def inspect(path: Path) -> Inspected:
+    """Read the file once. Raises OSError."""
+    meter = RowMeter()
+    text = b"\n"  # so that the first line begins like the others
+    strange = head = 0
+    charset: str | None = None
+    with path.open("rb") as file:
+        while True:
+            block = file.read(_BLOCK)
+            if charset is None:
+                head = max(0, block.find(_INSERT[1:]))
+                match = _CHARSET.search(block, 0, head)
+                charset = match["charset"].decode() if match else ""
+            meter.add(block)
+            text += block
+            # What begins further back may go on in the next block. The last line end begins no line.
+            limit = max(0, len(text) - _LONGEST) if block else len(text) - 1
+            strange += sum(match.start() < limit for match in _STRANGE.finditer(text))
+            if not block:
+                break
+            text = text[limit:]
+    if not text.endswith(_END):
+        return Inspected(0, "it does not end with a whole statement")
+    if strange:
+        return Inspected(0, f"{strange} of its lines are no part of an INSERT statement")
+    if meter.statements and not charset:
+        return Inspected(0, "it does not say which character set its texts are in")
+    return Inspected(meter.rows, head=head, charset=charset or "")
