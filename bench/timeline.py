@@ -22,9 +22,9 @@ from backupd.recovery.windows import RouteLeg
 from bench.measure import timed
 from bench.solving import BACKUPS, NOW, RUNS, SEGMENTS, STEP, records
 from bench.solving import measure as measured
-from restore.planning.log_history import History, Material
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.target import parse_target
+from restore.planning.target_resolution import History, Material
 
 DESTINATIONS = ("local", "offsite", "vault")
 BRANCHES = 10

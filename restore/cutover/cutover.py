@@ -1,4 +1,8 @@
-"""Restored tables take their place: from the staging schema to the names that they are wanted under.
+"""Who keeps others from tables.
+
+Where a hand-over remembers what it is doing: a table in the staging schema, so that the next call can settle it.
+
+Restored tables take their place: from the staging schema to the names that they are wanted under.
 
 Nothing is dropped: a table that is in the way is renamed aside. All tables change places by one RENAME TABLE, prepared
 in the moment before under locks (``restore.cutover.table_swap``). What is going to happen is written into the staging
@@ -13,10 +17,11 @@ same way. Privileges, views and routines mean names, so they are as before.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Event
 from typing import TypeVar
@@ -24,7 +29,7 @@ from typing import TypeVar
 from backupd.engine.schema.definition_text import check_names
 from backupd.engine.schema.foreign_keys import ForeignKey, orphans
 from backupd.engine.server.probe import flavour_of
-from backupd.engine.sql.client import Connection, Session, error_code
+from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -37,15 +42,125 @@ from backupd.model.errors import (
 from backupd.model.job import Progress, Report, silent
 from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import TableName, quote_name
-from restore.cutover.goals import Goal, HandedOver, Patience, Pending, Saved, Triggers
-from restore.cutover.journal import Journal
-from restore.cutover.keys_and_triggers import read_keys
-from restore.cutover.lock_holders import lock_holders
-from restore.cutover.plan import Plan, digest, shape
+from restore.cutover.keys_and_triggers import Shelf, read_keys
+from restore.cutover.plan import Goal, HandedOver, Patience, Pending, Plan, Saved, Triggers, digest, shape
 from restore.cutover.planner import make_plan
-from restore.cutover.table_inventory import Shelf
 from restore.cutover.table_swap import LostError, Place, Swap, prepare
-from restore.load.journal import DYING
+from restore.load.staging_schema import DYING
+
+_METADATA = """
+SELECT t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, MAX(t.PROCESSLIST_TIME),
+       LEFT(COALESCE(MAX(t.PROCESSLIST_INFO), MAX(t.PROCESSLIST_COMMAND)), 100),
+       CONCAT(m.OBJECT_SCHEMA, '.', m.OBJECT_NAME)
+FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
+WHERE m.OBJECT_TYPE = 'TABLE' AND m.LOCK_STATUS = 'GRANTED' AND t.PROCESSLIST_ID <> CONNECTION_ID()
+  AND (m.OBJECT_SCHEMA, m.OBJECT_NAME) IN ({tables})
+GROUP BY 1, 2, 3, 6 ORDER BY 4 DESC LIMIT 10
+"""
+_PLUGIN = """
+SELECT p.ID, p.USER, p.HOST, p.TIME, LEFT(COALESCE(p.INFO, p.COMMAND), 100), CONCAT(m.TABLE_SCHEMA, '.', m.TABLE_NAME)
+FROM information_schema.METADATA_LOCK_INFO m JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
+WHERE p.ID <> CONNECTION_ID() AND (m.TABLE_SCHEMA, m.TABLE_NAME) IN ({tables}) ORDER BY p.TIME DESC LIMIT 10
+"""
+_TRANSACTIONS = "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX ORDER BY trx_started"
+_SHOWN = 10
+_NOT_HERE = frozenset({1109, 1146})
+"""No such table: a plugin that is not loaded, a performance schema that is not there."""
+
+
+def lock_holders(session: Session, tables: Iterable[TableName]) -> tuple[str, ...]:
+    """In words, whoever holds locks of ``tables``, as far as the server tells this account; where it does not tell
+    locks, whoever has an open transaction. Raises ServerError."""
+    names = [part for name in tables for part in (name.schema, name.table)]
+    pairs = ", ".join(["(%s, %s)"] * (len(names) // 2))
+    for query in (_METADATA, _PLUGIN):
+        if rows := _asked(session, query.format(tables=pairs), *names):
+            return tuple(
+                f"{table} is held by connection {number} of {user}@{host}, {seconds} s: {info}"
+                for number, user, host, seconds, info, table in rows
+            )
+    there = {int(row["Id"]): row for row in session.records("SHOW PROCESSLIST", shown=True)}
+    open_ones = [
+        there[number] for (number,) in _asked(session, _TRANSACTIONS) if number in there and number != session.thread_id
+    ]
+    return tuple(
+        f"open transaction: connection {row['Id']} of {row['User']}@{row['Host']}, {row['Time']} s: "
+        f"{row['Info'] or row['Command']}"
+        for row in open_ones[:_SHOWN]
+    )
+
+
+def _asked(session: Session, query: str, *names: str) -> list[tuple[object, ...]]:
+    try:
+        return session.query(query, *names, shown=True)
+    except ServerError as error:
+        if not (is_denied(error) or error_code(error) in _NOT_HERE):
+            raise
+        return []
+
+
+TABLE = "backupd_handover"
+_PRESENT = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+_READ = "SELECT id, plan, result FROM {table} ORDER BY id"
+_BEGIN = "REPLACE INTO {table} VALUES (%s, %s, NULL)"
+_FINISH = "UPDATE {table} SET result = %s WHERE id = %s"
+_FORGET = "DELETE FROM {table} WHERE id = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``result`` None: not finished."""
+
+    key: str
+    plan: Plan
+    result: HandedOver | None
+
+
+class Journal:
+    """Of the hand-overs out of one staging schema, each under its key."""
+
+    def __init__(self, session: Session, schema: str) -> None:
+        self._session = session
+        self._schema = schema
+        self._table = TableName(schema, TABLE)
+
+    def through(self, session: Session) -> Journal:
+        """The same one, written by another session."""
+        return Journal(session, self._schema)
+
+    def create(self) -> None:
+        """If it is not there. Raises ServerError."""
+        self._session.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._table} (id CHAR(64) CHARACTER SET ascii PRIMARY KEY, "
+            f"plan LONGTEXT NOT NULL, result LONGTEXT) CHARACTER SET utf8mb4 ENGINE = InnoDB"
+        )
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Raises ServerError."""
+        if not self._session.query(_PRESENT, self._table.schema, self._table.table):
+            return ()
+        return tuple(
+            Entry(str(key), Plan.from_text(plan), HandedOver.from_json(json.loads(result)) if result else None)
+            for key, plan, result in self._session.query(_READ.format(table=self._table))
+        )
+
+    def begin(self, key: str, plan: Plan) -> None:
+        """Raises ServerError."""
+        self._session.execute(_BEGIN.format(table=self._table), key, plan.as_text())
+
+    def finish(self, key: str, result: HandedOver) -> None:
+        """Raises ServerError."""
+        self._session.execute(_FINISH.format(table=self._table), json.dumps(result.as_json()), key)
+
+    def forget(self, key: str) -> None:
+        """After everything was put back. Raises ServerError."""
+        self._session.execute(_FORGET.format(table=self._table), key)
+
+    @staticmethod
+    def lock_name(schema: str) -> str:
+        """Of the server's lock that whoever hands over out of ``schema`` holds."""
+        return f"backupd/{quote_name(schema)}"[:64]
+
 
 __all__ = [
     "Goal",

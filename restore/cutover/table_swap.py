@@ -1,4 +1,6 @@
-"""Tables change places while nobody can write to them: foreign keys and triggers first, then one RENAME TABLE.
+"""A statement of one session that waits for the locks which another one holds.
+
+Tables change places while nobody can write to them: foreign keys and triggers first, then one RENAME TABLE.
 
 Everything is prepared under ``LOCK TABLES``, so that writers see the old table with all that it had, or the new one
 with all that it is to have. MySQL renames locked tables. MariaDB does not: there the restored tables wait beside the
@@ -10,6 +12,7 @@ RENAME is looked for after it.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +24,48 @@ from backupd.engine.schema.foreign_keys import ForeignKey, graph
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName, quote_name
-from restore.cutover.keys_and_triggers import Wanted, arrange, is_arranged, pointed
+from restore.cutover.keys_and_triggers import Shelf, Wanted, arrange, column_text, is_arranged, pointed
 from restore.cutover.plan import Move, Plan, shape
-from restore.cutover.rename_statement import Renaming
-from restore.cutover.table_inventory import Shelf, column_text
+
+
+class Renaming:
+    """Takes over ``session`` and closes it in ``join``."""
+
+    def __init__(self, session: Session, statement: str) -> None:
+        self._session = session
+        self._statement = statement
+        self._error: ServerError | None = None
+        self._thread = threading.Thread(target=self._run, name="rename", daemon=True)
+
+    def queue(self, holder: Session) -> None:
+        """Returns when it stands in line, or ended. Raises ServerError."""
+        number = self._session.thread_id
+        self._thread.start()
+        while self._thread.is_alive():
+            # Not out of information_schema: MySQL's has no answer while one statement there is no valid UTF-8.
+            if any(
+                row["Id"] == number and "waiting" in str(row["State"]).lower()
+                for row in holder.records("SHOW PROCESSLIST", shown=True)
+            ):
+                return
+            self._thread.join(0.002)
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._session.close()
+
+    def check(self) -> None:
+        """Raises ServerError."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._session.execute(self._statement)
+        except ServerError as error:
+            self._error = error
+
 
 _BROKEN = frozenset({144, 145, 1034, 1194, 1195, 1812, 1877, 1932})
 """The table cannot be opened, so it cannot be locked either; renamed it can be, as a rule."""

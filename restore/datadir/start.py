@@ -28,7 +28,7 @@ from backupd.process.command import Command
 from backupd.process.folders import read_plain, write_anew
 from backupd.process.pipeline import run
 from backupd.process.runtime import runtime_directory
-from restore.datadir.ownership import Account, find_account, hand_over
+from restore.datadir.occupancy import Account, find_account, hand_over
 
 START_SECONDS = 600.0
 

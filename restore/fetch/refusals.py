@@ -16,10 +16,9 @@ from backupd.model.manifest import BodyFacts
 from backupd.model.server_facts import ServerInfo, Tool
 from backupd.model.text import format_size
 from restore.datadir.occupancy import refuse_non_empty
-from restore.datadir.room import Need, measure, refuse_too_small
+from restore.datadir.resources import Need, measure, refuse_too_small
 from restore.datadir.staging import Site
-from restore.fetch.path_names import check_collisions
-from restore.fetch.sources import Loaded
+from restore.fetch.sources import Loaded, check_collisions
 
 _REDO = ("ib_logfile*", "xtrabackup_logfile")
 

@@ -24,8 +24,7 @@ from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import CancelledError, ServerError, UsageError
 from backupd.model.job import Progress, Report, silent
 from backupd.model.table import DumpedTable, TableName, definition_path
-from restore.load.journal import Journal
-from restore.load.staging_schema import own_schemas
+from restore.load.staging_schema import Journal, own_schemas
 from restore.load.table_load import LeftOutError, Means, RowFile, TableLoad
 
 MOST_WORKERS = 16

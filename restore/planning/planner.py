@@ -16,14 +16,21 @@ from backupd.recovery.chains import chain_of, restorable
 from backupd.recovery.lineage import Strange, standing_aside
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, not_rolled
-from restore.planning.backup_points import choose_point, disorder, is_exactly, none_restorable, refuse_deleted
-from restore.planning.log_history import History
 from restore.planning.past_end import Older, OlderError, Stream, behind_the_stream
-from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate
-from restore.planning.starting_backup import Choice, Manner, choose, with_doubts
-from restore.planning.steps import steps
+from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate, steps
+from restore.planning.starting_backup import (
+    Choice,
+    Manner,
+    choose,
+    choose_point,
+    disorder,
+    is_exactly,
+    none_restorable,
+    refuse_deleted,
+    with_doubts,
+)
 from restore.planning.target import AtBackup, AtTime, Goal, Latest, Target
-from restore.planning.target_resolution import Archive
+from restore.planning.target_resolution import Archive, History
 
 _STALE = timedelta(days=7)
 

@@ -1,21 +1,238 @@
-"""From which backup a replay begins, and what is replayed then: the way that takes least time by the rates."""
+"""The moments that backups alone are: each is one point, and nothing between them is recoverable without binary
+logs. Pure.
+
+From which backup a replay begins, and what is replayed then: the way that takes least time by the rates.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from backupd.engine.binlog.changes import OF_TEMPORARY, STATEMENTS
-from backupd.model.backup_record import BackupRecord
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
-from backupd.model.errors import RefusedError
+from backupd.model.errors import DumpsOnlyError, NotFoundError, RefusedError, UnknownNameError
+from backupd.model.server_facts import Position
+from backupd.model.text import format_time
+from backupd.recovery.chains import dumps
 from backupd.recovery.runs import place_of
-from backupd.recovery.windows import RouteLeg, Span
-from restore.planning.log_history import Material, TargetResolver
+from backupd.recovery.windows import RouteLeg, Span, not_rolled
 from restore.planning.plan import Rate
-from restore.planning.target_resolution import Aim, Archive, Way
+from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
+from restore.planning.target_resolution import Aim, Archive, Material, TargetResolver, Way
+
+
+def choose_point(
+    server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal
+) -> tuple[BackupRecord, str]:
+    if isinstance(goal, AtBackup):
+        return _by_id(server, own, goal.backup_id)
+    if not usable:
+        raise none_restorable(server, own)
+    whole = [b for b in usable if not b.is_partial]
+    if isinstance(goal, Latest):
+        newest = (whole or usable)[-1]
+        partial = [b.id for b in usable if b.is_partial and b.finished_at > newest.finished_at]
+        return newest, (
+            f"the newest restorable backup{' that lacks no tables' if partial else ''}, finished "
+            f"{format_time(newest.finished_at)}; without archived binary logs nothing later is recoverable"
+            + (f", but --to backup:{partial[-1]} without the tables that it lacks" if partial else "")
+        )
+    exact = [b for b in usable if is_exactly(b, goal)]
+    if exact:
+        exact = [b for b in exact if not b.is_partial] or exact
+        return exact[-1], f"the backup's position is exactly {goal}"
+    raise _between(usable, goal)
+
+
+def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
+    damaged = [b for b in own if b.state is BackupState.DAMAGED and b.kind is not BackupKind.LOGICAL]
+    take = f"take one: backupd backup {server} --kind full"
+    if not damaged and dumps(own) and all(b.kind is BackupKind.LOGICAL for b in own):
+        return DumpsOnlyError(
+            f"server {server} cannot be restored as a whole: it has dumps only, and dumps restore tables",
+            hint="all of its tables, rolled forward by the binary log where that is archived: backupd restore "
+            f"{server} --to latest --tables '*.*' --sql DIR, or --into SERVER in place of --sql DIR",
+        )
+    if not damaged:
+        return NotFoundError(f"server {server} has no restorable backup", hint=take)
+    return NotFoundError(
+        f"server {server} has no restorable backup: {len(damaged)} are there, but marked as damaged",
+        detail="\n".join(_named(b) for b in reversed(damaged)),
+        hint=f"marked so does not mean that every file is lost: --to backup:{damaged[-1].id} restores it, or names "
+        f"what cannot be read; while the server lives, {take}",
+    )
+
+
+def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
+    """The last one by time, or one whose position is provably ahead of it, the furthest. ``usable`` by time."""
+    best = usable[-1]
+    furthest_place = _place(best.position)
+    for backup in usable:
+        place = _place(backup.position)
+        if _is_ahead(place, furthest_place):
+            best, furthest_place = backup, place
+    return best
+
+
+_Place = tuple[str, int, str, int, int]
+"""GTID domain and sequence, base name and number of the binary log, position in it; empty names: not known."""
+
+
+def _place(position: Position) -> _Place:
+    domain, sequence = _sequence(position.gtid)
+    base, _, number = position.file.rpartition(".")
+    return (domain, sequence, base, int(number), position.pos) if number.isdecimal() else (domain, sequence, "", 0, 0)
+
+
+def _is_ahead(one: _Place, other: _Place) -> bool:
+    """Is ``one`` provably later in the history of the same server? By binary log and, on MariaDB, by a GTID of one
+    domain; where both can be compared, both must say so."""
+    by_gtid = bool(one[0]) and one[0] == other[0]
+    by_file = bool(one[2]) and one[2] == other[2]
+    return (by_gtid or by_file) and (not by_gtid or one[1] > other[1]) and (not by_file or one[3:] > other[3:])
+
+
+def disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
+    """What to say when times and positions of the backups contradict each other.
+
+    The time decides: a binary log begins again more often (RESET MASTER, a restored server) than a clock goes back, and
+    backups never record a time before that of their predecessor.
+    """
+    newest, ahead = usable[-1], furthest(usable)
+    if ahead is newest:
+        return []
+    other = newest if chosen is ahead else ahead
+    why = "the clock was set back, or the binary log began again (RESET MASTER, a restored server)"
+    choice = f"chosen is {chosen.id}; if that is wrong: --to backup:{other.id}"
+    return [f"{_named(newest)} is the newest by time, {_named(ahead)} is ahead by position: {why}; {choice}"]
+
+
+def unknown_backup(server: str, backup_id: str) -> UnknownNameError:
+    return UnknownNameError(
+        f"server {server} has no backup {backup_id}",
+        kind="backup",
+        name=backup_id,
+        hint=f"`backupd backups {server}` lists what there is",
+    )
+
+
+def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:
+    found = next((b for b in own if b.id == backup_id), None)
+    if found is None:
+        raise unknown_backup(server, backup_id)
+    if found.state is BackupState.DELETED:
+        raise RefusedError(
+            f"backup {backup_id} is marked as deleted",
+            hint=f"while its data is there: backupd backups undelete {backup_id}",
+        )
+    if found.kind is BackupKind.LOGICAL:
+        raise RefusedError(
+            f"backup {backup_id} is a logical one; it cannot become a data directory",
+            hint="choose a physical backup",
+        )
+    return found, "asked for by its id"
+
+
+def refuse_deleted(chain: Sequence[BackupRecord]) -> None:
+    gone = [b.id for b in chain[:-1] if b.state is BackupState.DELETED]
+    if gone:
+        raise RefusedError(
+            f"backup {chain[-1].id} builds on {', '.join(gone)}, marked as deleted",
+            hint="while the data is there: " + "; ".join(f"backupd backups undelete {name}" for name in gone),
+        )
+
+
+def is_exactly(backup: BackupRecord, goal: AtTime | AtGtid | AtPosition) -> bool:
+    if isinstance(goal, AtTime):
+        return backup.finished_at == goal.moment
+    if isinstance(goal, AtPosition):
+        return (backup.position.file, backup.position.pos) == (goal.file, goal.pos)
+    return not goal.before and bool(backup.position.gtid) and same_gtid(backup.position.gtid, goal.gtid)
+
+
+def same_gtid(one: str, other: str) -> bool:
+    """Do two GTID sets have the same members, whatever their order and spacing?"""
+    return _members(one) == _members(other)
+
+
+def _members(gtid: str) -> frozenset[str]:
+    return frozenset(member.strip().lower() for member in gtid.split(",") if member.strip())
+
+
+def same_position(one: Position, other: Position) -> bool:
+    """Are both the same place in the history of one server? False when either server wrote no binary log."""
+    if one.gtid and other.gtid:
+        return same_gtid(one.gtid, other.gtid)
+    return bool(one.file) and (one.file, one.pos) == (other.file, other.pos)
+
+
+def _between(usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition) -> RefusedError:
+    """The refusal of a target that only binary logs could reach, with the nearest points that backups can."""
+    before, after = _neighbours(usable, goal)
+    lines = [
+        *(f"nearest before: {_named(b)}" for b in before),
+        *(f"nearest after:  {_named(b)}" for b in after),
+    ]
+    if not lines:
+        lines = [f"recoverable: {_named(b)}" for b in usable[-3:]]
+    suggestion = (before or after or [usable[-1]])[0]
+    return RefusedError(
+        f"{goal} is not recoverable: "
+        + (not_rolled(suggestion) or "no binary logs are archived, so only the backups themselves are"),
+        detail="\n".join(lines),
+        hint=f"ask for one of them by name: --to backup:{suggestion.id}",
+    )
+
+
+def _neighbours(
+    usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition
+) -> tuple[list[BackupRecord], list[BackupRecord]]:
+    """At most one backup on each side, the nearest, where the two can be ordered at all."""
+    key: Sequence[tuple[tuple[int, ...], BackupRecord]]
+    if isinstance(goal, AtTime):
+        wanted: tuple[int, ...] = (_micros(goal.moment),)
+        key = [((_micros(b.finished_at),), b) for b in usable]
+    elif isinstance(goal, AtPosition):
+        base = goal.file.rpartition(".")[0]
+        wanted = (int(goal.file.rpartition(".")[2]), goal.pos)
+        key = [
+            ((int(b.position.file.rpartition(".")[2]), b.position.pos), b)
+            for b in usable
+            if b.position.file and b.position.file.rpartition(".")[0] == base
+        ]
+    else:
+        domain, sequence = _sequence(goal.gtid)
+        wanted = (sequence,)
+        found = [(_sequence(b.position.gtid), b) for b in usable]
+        key = [((number,), b) for (where, number), b in found if where and where == domain]
+    ordered = sorted(key, key=lambda item: item[0])
+    # A before-gtid target lies in front of the place its GTID names, so an equal one is after it.
+    at_or_after = isinstance(goal, AtGtid) and goal.before
+    before = [b for place, b in ordered if place < wanted or (place == wanted and not at_or_after)]
+    after = [b for place, b in ordered if place > wanted or (place == wanted and at_or_after)]
+    return before[-1:], after[:1]
+
+
+def _micros(moment: datetime) -> int:
+    return int(moment.timestamp() * 1_000_000)
+
+
+def _sequence(gtid: str) -> tuple[str, int]:
+    """(domain, sequence) of a MariaDB GTID of one domain; ("", 0) when several or of another family."""
+    fields = gtid.split("-")
+    if "," in gtid or len(fields) != 3 or not all(field.isdigit() for field in fields):
+        return "", 0
+    return fields[0], int(fields[2])
+
+
+def _named(backup: BackupRecord) -> str:
+    place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
+    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
+
 
 Cost = Callable[[BackupRecord], float]
 """Seconds to fetch, prepare and place a backup with all that it builds on."""

@@ -1,25 +1,131 @@
-"""Where a target lies in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
-that it asks."""
+"""What a plan knows of archived binary logs: branches, runs and gaps as values, and a resolver for what only the index
+of the transactions tells.
+
+Backups that a time target must not begin from without a word: what they hold was partly stamped later than it.
+
+Where a target lies in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
+that it asks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Protocol
 
 from backupd.model.backup_record import BackupRecord
-from backupd.model.binlog import Branch, Run, Stop
+from backupd.model.binlog import Branch, Gap, Run, SegmentKey, Stop
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.runs import Histories, Place, executed, first_of, last_of, parted, place_of, same_state
 from backupd.recovery.windows import RouteLeg, Window, complete_until, hole, not_rolled, way, windows
-from restore.planning.clock_skew import Overtaken, overtaken
-from restore.planning.log_history import History
 from restore.planning.past_end import Older, beyond, end_of, later_known, refuse_beyond
 from restore.planning.target import AtGtid, AtPosition, AtTime, Goal, Latest, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a leg replays. ``segments`` in log order, without a hole, from the first byte of the file that holds the
+    start. ``size`` in bytes and ``transactions`` between start and stop, at most; ``repeated``: how many of them are
+    executed at the start already, by their GTIDs; ``unended``: how many files before the last one have no segment that
+    ends them. ``remarks`` of the segments; ``by_statements``: how many of them hold data changes that were written as
+    statements."""
+
+    segments: tuple[SegmentKey, ...]
+    size: int
+    transactions: int
+    server_ids: tuple[int, ...]
+    repeated: int = 0
+    unended: int = 0
+    remarks: tuple[str, ...] = ()
+    by_statements: int = 0
+
+
+class TargetResolver(Protocol):
+    """Answers about one server's archive, from the catalog's rows and the sealed indexes. Places are of the branch that
+    is named, ends excluded.
+
+    Every method raises DestinationError, DamagedError or KeyUnusableError where an index cannot be read.
+    """
+
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+        """Before the first transaction, in log order, in ``[start, end)`` that committed later than ``moment``; None
+        when none did. ``since``: everything there committed later than this, by our clock; it tells false times (see
+        ``recovery.stamps``). ``at`` of the Stop is None when it is at ``start``."""
+
+    def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
+        """Right behind the very transaction that ``gtid`` names, whatever numbers came before it; of a set the first
+        place where all of it is executed. With ``before`` the place where the transaction begins. None when the
+        branch's own files do not hold it, and do not begin with exactly that executed either."""
+
+    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+        """Before the first transaction, in log order, in front of ``place`` that carries a time later than ``moment``;
+        of those behind the last one that carries ``since`` or an earlier time. None where none does."""
+
+    def stop_for_position(self, branch: str, number: int, pos: int) -> Stop | None:
+        """That place, with what is executed there. None when it is not archived. Raises RefusedError when it lies
+        inside a transaction, naming where that begins and ends."""
+
+    def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
+        """In words, of a stop for a time: transactions behind ``stop`` of which the log does not tell that they were
+        later (stamps of whole seconds, or earlier ones: a clock that went back), and those before it with a later
+        stamp."""
+
+    def repeats(self, leg: RouteLeg) -> bool:
+        """Does the first transaction of the leg's files that is executed at its start lie in them? False where their
+        index cannot be read here."""
+
+    def material(self, leg: RouteLeg, stop: Stop) -> Material:
+        """What lies between the leg's start and ``stop``, through its spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything that is archived of one server. ``resolver`` is asked about this server only."""
+
+    branches: Sequence[Branch]
+    runs: Sequence[Run]
+    gaps: Sequence[Gap]
+    resolver: TargetResolver
+
+
+LOOK_BACK = timedelta(hours=1)
+"""Of log in front of a backup, in which later times than the target's are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The log in front of ``base``, which is of branch ``home``, carries times later than the target, as one does when
+    the server's clock was set back; ``stop``: before the first of these transactions."""
+
+    base: BackupRecord
+    home: Branch
+    stop: Stop
+
+    def __str__(self) -> str:
+        first = self.stop.next_gtid or f"{self.stop.file}:{self.stop.pos}"
+        later = f" of {format_time(self.stop.next_at)}" if self.stop.next_at else ""
+        return (
+            f"before backup {self.base.id} the log holds transactions with times later than the target (the "
+            f"server's clock was set back), from {first}{later} on"
+        )
+
+
+def overtaken(
+    base: BackupRecord,
+    home: Branch,
+    moment: datetime,
+    later_before: Callable[[str, Place, datetime, datetime], Stop | None],
+) -> Overtaken | None:
+    """``later_before``: of the resolver."""
+    place = place_of(base.position)
+    stop = later_before(home.id, place, moment, base.started_at - LOOK_BACK) if place is not None else None
+    return Overtaken(base, home, stop) if stop is not None else None
+
 
 MOST_BASES = 64
 """Backups that are compared, the nearest ones: what is still further back has much more to replay."""

@@ -28,7 +28,7 @@ from backupd.transfer import log_segments as segments
 from backupd.transfer.log_leftovers import holding
 from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.seal.seal import Unsealer
-from restore.datadir.room import RESERVE
+from restore.datadir.resources import RESERVE
 from restore.fetch.objects import default_workers
 from storage.contract.destination import Destination
 

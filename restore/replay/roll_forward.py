@@ -23,7 +23,7 @@ from backupd.model.server_facts import Position, ServerInfo
 from backupd.model.table import TableName
 from backupd.model.text import format_time, parse_time
 from backupd.process.folders import PASSABLE
-from restore.datadir.state import WITHOUT
+from restore.datadir.staging import WITHOUT
 from restore.replay.logs import Logs
 from restore.replay.replay import Replayed, replay
 

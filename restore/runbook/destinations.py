@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from backupd.model.text import format_size
-from restore.runbook.unpack import quote
+from restore.runbook.shared_steps import quote
 from storage.contract import layout
 from storage.contract.config import DestinationConfig, S3Config, SftpConfig
 

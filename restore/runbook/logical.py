@@ -14,7 +14,7 @@ from backupd.model.server_facts import Flavour
 from backupd.model.table import DumpFacts
 from backupd.model.text import format_size, format_time
 from restore.runbook.destinations import NOWHERE, render_places
-from restore.runbook.trust import SIGNED, UNSIGNED, first_look
+from restore.runbook.shared_steps import SIGNED, UNSIGNED, first_look
 from storage.contract import layout
 from storage.contract.config import DestinationConfig
 

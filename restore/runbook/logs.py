@@ -19,8 +19,7 @@ from backupd.engine.instance.launch import OWN_ACCOUNT, Options, global_zone, zo
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Flavour, ServerInfo, Version
 from backupd.model.text import format_time
-from restore.runbook.server import WORK, begun, option_file, programs_of
-from restore.runbook.unpack import quote
+from restore.runbook.shared_steps import WORK, begun, option_file, programs_of, quote
 from storage.contract import layout
 
 Step = tuple[str, str, str]

@@ -19,12 +19,22 @@ from backupd.model.manifest import Body, BodyFacts, Header
 from backupd.model.server_facts import Flavour, ServerInfo, Tool
 from backupd.model.text import format_size, format_time
 from backupd.process.command import Command
-from restore.datadir.memory import MIB, choose_memory
-from restore.datadir.room import RESERVE
+from restore.datadir.resources import MIB, RESERVE, choose_memory
 from restore.runbook.destinations import NOWHERE, render_places
 from restore.runbook.logs import Step, apply_logs, choose_logs
-from restore.runbook.server import DATADIR, OWNER, WORK, begun, known_lines, option_file, programs_of, with_variables
-from restore.runbook.trust import SIGNED, UNSIGNED, first_look
+from restore.runbook.shared_steps import (
+    DATADIR,
+    OWNER,
+    SIGNED,
+    UNSIGNED,
+    WORK,
+    begun,
+    first_look,
+    known_lines,
+    option_file,
+    programs_of,
+    with_variables,
+)
 from storage.contract import layout
 from storage.contract.config import DestinationConfig
 

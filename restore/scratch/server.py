@@ -22,8 +22,8 @@ from backupd.model.text import Clock
 from backupd.process import folders
 from backupd.process.folders import locked_folder
 from backupd.transfer.seal.seal import Unsealer
-from restore.datadir.ownership import FOLDER_MODE, Account, hand_over, worker_account
-from restore.datadir.room import refuse_too_small
+from restore.datadir.occupancy import FOLDER_MODE, Account, hand_over, worker_account
+from restore.datadir.resources import refuse_too_small
 from restore.datadir.start import looked_at, server_config
 from restore.fetch.chain import Built, Stopwatch, assemble, compare_named, fetch_members
 from restore.fetch.refusals import find_programs, need_of, present, refuse_over_limit, remarks

@@ -13,7 +13,7 @@ from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import TableName
-from restore.cutover.table_inventory import Shelf
+from restore.cutover.keys_and_triggers import Shelf
 
 _ENGINES = "SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')"
 _FIRST = Version(5, 7, 6)

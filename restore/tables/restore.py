@@ -1,4 +1,6 @@
-"""Restoring tables into a running server: their rows to a folder, from there beside the live tables, compared with
+"""The folder in which a restore of tables keeps what it has so far, from one attempt to the next.
+
+Restoring tables into a running server: their rows to a folder, from there beside the live tables, compared with
 those, and then in one step to their names. Knows no catalog.
 
 Whatever ends an attempt, the next one with the same spec goes on: rows that were read completely are read no more, what
@@ -8,8 +10,12 @@ is loaded stays loaded, and a hand-over that had begun is finished. Until the ve
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -21,25 +27,83 @@ from backupd.model.job import Report
 from backupd.model.proof import Phase
 from backupd.model.table import Outcome, TableName, quote_name
 from backupd.model.text import Clock
-from backupd.process.folders import write_whole
+from backupd.process.folders import make_passable, write_whole
 from backupd.transfer.seal.seal import Unsealer
 from restore.cutover.cutover import Goal, HandedOver, Triggers, hand_over, settle, told
+from restore.cutover.keys_and_triggers import Shelf
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
-from restore.cutover.table_inventory import Shelf
-from restore.difference.row_difference import Pair, TableDifference, difference
 from restore.fetch.chain import Stopwatch, merged
 from restore.load.parallel_load import Loaded, load
 from restore.load.staging_schema import drop_staging, staging_names, stagings
-from restore.planning.table_names import TableGoal
-from restore.planning.table_plan import in_order
+from restore.planning.table_plan import TableGoal, in_order
 from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
-from restore.tables.outcome import ROWS, TABLESPACE, RestoredTable, TablesOutcome
+from restore.tables.outcome import ROWS, TABLESPACE, RestoredTable, TablesOutcome, TablesSpec
+from restore.tables.row_difference import Pair, TableDifference, difference
 from restore.tables.source import Extracted, extract, read_files
-from restore.tables.spec import TablesSpec
 from restore.tables.sql_files import refuse_target, write_sql
 from restore.tables.tablespace_copy import Carrier
-from restore.tables.work_folder import workplace
 from storage.contract.destination import Destination
+
+_PREFIX = "tables-"
+_OVER = ".over"
+"""At the end of a folder's name: its restore is over, it was killed while it removed this."""
+_ABANDONED = 3 * 86400
+"""Seconds after which what an unfinished restore left is taken for forgotten, when the next one begins."""
+
+
+@contextlib.contextmanager
+def workplace(spec: TablesSpec) -> Iterator[Path]:
+    """The folder of this restore, locked. It is removed when the block is left well, and kept for the next attempt
+    otherwise; what nobody came back to for days is removed first. Raises BusyError, RefusedError."""
+    _remove_forgotten(spec.folder)
+    folder = spec.folder / f"{_PREFIX}{spec.restore_id}"
+    try:
+        make_passable(spec.folder)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RefusedError(
+            f"cannot keep the rows of tables at {folder}: {error.strerror}",
+            hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"restore {spec.restore_id} is being done by another process", hint="wait for it, or stop it"
+            ) from None
+        try:
+            yield folder
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # where there is nothing in it that the next attempt could use
+            raise
+        shutil.rmtree(folder.rename(folder.with_suffix(_OVER)), ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def discard(path: Path, restore_id: str) -> None:
+    """Remove what a restore that nobody goes on with kept below ``path``, unless somebody is at it."""
+    _remove(path / f"{_PREFIX}{restore_id}", lambda _folder: True)
+
+
+def _remove_forgotten(path: Path) -> None:
+    for folder in sorted(path.glob(f"{_PREFIX}*")):
+        _remove(folder, lambda one: one.suffix == _OVER or time.time() - one.stat().st_mtime > _ABANDONED)
+
+
+def _remove(folder: Path, condemned: Callable[[Path], bool]) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if condemned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
 
 _HANDED = "handed-over.json"
 _NAMED = 20

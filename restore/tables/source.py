@@ -39,18 +39,18 @@ from backupd.model.table import (
 from backupd.model.text import Clock
 from backupd.process.folders import write_whole
 from backupd.transfer.seal.seal import Unsealer
+from restore.cutover.keys_and_triggers import Shelf
 from restore.cutover.schema_objects import carry_scripts, keep_scripts, remarks
-from restore.cutover.table_inventory import Shelf
 from restore.fetch.chain import Stopwatch
 from restore.fetch.objects import default_workers, fetch
 from restore.fetch.sources import Loaded, load_chain, load_dump, pinned
 from restore.planning.table_plan import Source
 from restore.replay.related_tables import relatives
 from restore.replay.roll_forward import RolledForward
+from restore.scratch.private_copy import TableCopySpec, loaded_instance
 from restore.scratch.server import ScratchSpec
 from restore.scratch.subset import SubsetCopy, subset_instance, tables_in
-from restore.tables.private_copy import TableCopySpec, loaded_instance
-from restore.tables.spec import TablesSpec
+from restore.tables.outcome import TablesSpec
 from restore.tables.tablespace_copy import Carried, Carrier
 from storage.contract.destination import Destination
 

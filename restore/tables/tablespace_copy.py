@@ -30,13 +30,11 @@ from backupd.model.errors import ServerError
 from backupd.model.job import Report
 from backupd.model.proof import Phase
 from backupd.model.table import DumpedTable, Outcome, TableName, definition_path, quote_name, table_folder
-from restore.cutover import journal as handoverjournal
+from restore.cutover import cutover as handoverjournal
 from restore.fetch.chain import Stopwatch
-from restore.load import journal as loadjournal
-from restore.load.journal import Entry, Journal, State
+from restore.load import staging_schema as loadjournal
 from restore.load.parallel_load import MOST_WORKERS, settings_of
-from restore.load.staged_definition import staged_table
-from restore.load.staging_schema import journal_of, own_schemas
+from restore.load.staging_schema import Entry, Journal, State, journal_of, own_schemas, staged_table
 from restore.tables.outcome import TABLESPACE
 
 _RESERVED = frozenset({SPARE, loadjournal.TABLE, handoverjournal.TABLE})

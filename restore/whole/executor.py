@@ -1,4 +1,7 @@
-"""A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
+"""What a restored copy has to be told before it replicates: a copy made in mode ``replica`` of a MariaDB server keeps
+its GTID position and nothing else.
+
+A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
 
 Knows no catalog: everything is in the spec, and everything found is in the outcome.
 """
@@ -6,6 +9,7 @@ Knows no catalog: everything is in the spec, and everything found is in the outc
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import stat
 import time
@@ -19,22 +23,35 @@ from backupd.engine.physical.external_tablespaces import assert_local
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
 from backupd.model.job import Progress, Report
+from backupd.model.manifest import BodyFacts
 from backupd.model.proof import Check, Phase
-from backupd.model.server_facts import Position, Tool
+from backupd.model.server_facts import Flavour, Position, Role, Tool
 from backupd.model.text import Clock, format_time
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
+from backupd.process.output import redact
 from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
-from restore.datadir.occupancy import not_looked_at, refuse_nested, refuse_non_empty, refuse_occupied
-from restore.datadir.ownership import find_account, worker_account
+from restore.datadir.occupancy import (
+    find_account,
+    not_looked_at,
+    refuse_nested,
+    refuse_non_empty,
+    refuse_occupied,
+    worker_account,
+)
 from restore.datadir.staging import (
+    STAGED,
+    State,
     choose_site,
     exclusive,
+    marker_time,
     passable,
+    read_marker,
     read_state,
     refuse_foreign_staging,
     workable,
+    write_marker,
     write_state,
 )
 from restore.datadir.start import (
@@ -47,7 +64,6 @@ from restore.datadir.start import (
     start_for_good,
     starting,
 )
-from restore.datadir.state import STAGED, State, marker_time, read_marker, write_marker
 from restore.fetch.chain import Stopwatch, build, compare_named
 from restore.fetch.objects import default_workers, sync_filesystem
 from restore.fetch.refusals import Programs, find_programs, refuse_no_room, remarks
@@ -58,9 +74,56 @@ from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, roll_staged
 from restore.replay.roll_forward import Means, RolledForward, goal_of
 from restore.whole.placement import clear, close_datadir, place
-from restore.whole.replication import replica_remarks
 from restore.whole.spec import RestoreOutcome, RestoreSpec
 from storage.contract.destination import Destination
+
+_SECRET = re.compile(
+    r"(MASTER_PASSWORD\s*=\s*)('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[^\s,;]+)", re.IGNORECASE
+)
+_ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
+
+
+def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
+    """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
+    ``position``: where the copy stands, which is further than the backup when binary logs were replayed onto it.
+
+    MariaDB keeps host and account of a replication connection in ``master.info`` files, which mariadb-backup does
+    not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
+    """
+    info = facts.server
+    if info.flavour is not Flavour.MARIADB:
+        if position == facts.position:
+            return ()
+        return (
+            "replaying binary logs removed the replication settings that came with the data: set them again with "
+            "CHANGE REPLICATION SOURCE TO; everything up to "
+            + (position.gtid or f"{position.file}:{position.pos}")
+            + " is executed",
+        )
+    recorded = " ".join(_SECRET.sub(r"\1'***'", redact(facts.receipts.replica_of)).split())
+    found = ["a backup of MariaDB holds no replication settings (master.info is not in it): set them again, as below"]
+    if recorded or info.role is Role.REPLICA:
+        found.append(
+            "to follow the source that the backed-up server followed (gtid_slave_pos came with the data): "
+            f"CHANGE MASTER TO MASTER_HOST='HOST', MASTER_PORT=PORT, {_ACCOUNT}"
+            + (f" -- recorded: {recorded}" if recorded else "")
+        )
+    port = info.variables.get("port", "")
+    host = info.hostname.replace("\\", "").replace("'", "''") or "HOST"
+    source = f"MASTER_HOST='{host}', MASTER_PORT={port if port.isdecimal() and int(port) else 'PORT'}"
+    if position.gtid:
+        found.append(
+            f"to follow the backed-up server itself: SET GLOBAL gtid_slave_pos='{position.gtid}'; "
+            f"CHANGE MASTER TO {source}, {_ACCOUNT}"
+        )
+    elif position.file:
+        account = _ACCOUNT.rpartition(", ")[0]
+        found.append(
+            f"to follow the backed-up server itself: CHANGE MASTER TO {source}, {account}, "
+            f"MASTER_LOG_FILE='{position.file}', MASTER_LOG_POS={position.pos}"
+        )
+    return tuple(found)
+
 
 __all__ = ["RestoreOutcome", "RestoreSpec", "execute"]
 

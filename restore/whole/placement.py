@@ -21,10 +21,8 @@ from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command
 from backupd.process.folders import sync_folder
 from backupd.process.pipeline import run
-from restore.datadir.occupancy import refuse_non_empty
-from restore.datadir.ownership import FOLDER_MODE, Account, hand_over
-from restore.datadir.staging import Site, write_state
-from restore.datadir.state import MARKER, State, read_marker, write_marker
+from restore.datadir.occupancy import FOLDER_MODE, Account, hand_over, refuse_non_empty
+from restore.datadir.staging import MARKER, Site, State, read_marker, write_marker, write_state
 from restore.fetch.objects import sync_filesystem
 
 _CLOSED = 0o700

@@ -12,7 +12,7 @@ from backupd.model.binlog import ReplaySpec
 from backupd.model.proof import Check, Phase, Witness
 from backupd.model.server_facts import Position
 from restore.datadir.checks import FAILED
-from restore.datadir.memory import DEFAULT_CAP
+from restore.datadir.resources import DEFAULT_CAP
 from restore.datadir.start import Started
 from restore.replay.roll_forward import RolledForward
 

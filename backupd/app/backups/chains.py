@@ -28,7 +28,7 @@ from backupd.recovery.chains import chain_of
 from backupd.transfer.records.manifests import read
 from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.schema import Physical
-from restore.datadir.state import MARKER, UNKNOWN, restored_by
+from restore.datadir.staging import MARKER, UNKNOWN, restored_by
 from restore.planning.plan import DEFAULT_RATES, bytes_of
 from storage.contract.destination import Destination
 

@@ -19,7 +19,7 @@ from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.dump.logical import LogicalSpec, execute
-from backupd.backup.host.artefact import collect
+from backupd.backup.host_configuration import collect
 from backupd.engine.dump.selection import dump_tools, select
 from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
@@ -33,7 +33,7 @@ from backupd.model.table import DumpedTable, TablePattern
 from policies.problems import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook.logical import render_logical_runbook
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from storage.contract.destination import Destination
 
 BY_HAND = "by hand"

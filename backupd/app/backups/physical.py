@@ -26,7 +26,7 @@ from backupd.backup.checks.coverage import REMEDY, in_no_backup, left_out, lost_
 from backupd.backup.checks.location import elsewhere
 from backupd.backup.checks.speed import slow_destinations
 from backupd.backup.commit import Documents
-from backupd.backup.host.artefact import collect
+from backupd.backup.host_configuration import collect
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
 from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
@@ -40,9 +40,9 @@ from backupd.model.manifest import Body, BodyFacts, Header
 from backupd.model.proof import Witness
 from backupd.model.server_facts import Identity
 from backupd.model.text import new_id
-from restore.datadir.state import restored_by
+from restore.datadir.staging import restored_by
 from restore.planning.plan import DEFAULT_RATES
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from restore.runbook.whole import render_runbook
 from storage.contract.destination import Destination
 

@@ -71,7 +71,7 @@ class Moments:
                 cut.take(met, met.transaction.at, archived)
 
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Met | None:
-        """See ``restore.planning.log_history.TargetResolver``."""
+        """See ``restore.planning.target_resolution.TargetResolver``."""
         begin = end = place
         late = list(self._binlogs.each_segment(self._server, branch, to_place=place, since=moment))
         for record in reversed(late):

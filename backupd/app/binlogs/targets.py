@@ -43,7 +43,7 @@ from backupd.recovery.positions import APART, Missing, holder, state_after
 from backupd.recovery.runs import Place, parted, place_of, same_state
 from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.inexact_replay import beyond_replay, open_before, over_temporary
-from restore.planning.log_history import History, Material
+from restore.planning.target_resolution import History, Material
 
 _REPEATING: set[tuple[str, str, Position, Place]] = set()
 """Legs of which the index was read once, and told that they repeat what is executed at their start."""
@@ -70,7 +70,7 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
 
 
 class Targets:
-    """Implements ``restore.planning.log_history.TargetResolver``. ``prefer``: names of destinations, the one to read
+    """Implements ``restore.planning.target_resolution.TargetResolver``. ``prefer``: names of destinations, the one to read
     from first; without ``exact`` transactions are counted by whole segments."""
 
     def __init__(

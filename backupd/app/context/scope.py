@@ -42,7 +42,7 @@ def require_known(wiring: Wiring, server: str) -> None:
 def require_target(wiring: Wiring, server: str, text: str) -> None:
     """Raises UnknownNameError where a target names a backup or a branch that the catalog does not have of ``server``,
     UsageError for what is no target."""
-    from restore.planning.backup_points import unknown_backup
+    from restore.planning.starting_backup import unknown_backup
     from restore.planning.target import AtBackup, parse_target
 
     target = parse_target(text)

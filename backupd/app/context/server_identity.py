@@ -35,7 +35,7 @@ from backupd.model.text import format_time
 from backupd.recovery.lineage import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
 from backupd.transfer.records.manifests import read
-from restore.datadir.state import restored_by
+from restore.datadir.staging import restored_by
 
 CHANGED = Pair("server-changed", "server-known")
 FAILOVER = "server-failover"

@@ -26,9 +26,9 @@ from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.job import JobKind, Report
 from backupd.model.proof import Proof
 from restore.cutover.cutover import Triggers
-from restore.difference.row_difference import SAMPLE
 from restore.tables.outcome import TablesOutcome
 from restore.tables.restore import Confirm
+from restore.tables.row_difference import SAMPLE
 from restore.whole.executor import RestoreOutcome
 
 T = TypeVar("T")

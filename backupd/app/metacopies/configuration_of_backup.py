@@ -11,7 +11,7 @@ from typing import Any
 from backupd.app.context.wiring import Wiring
 from backupd.app.keys.key_dependence import require_keys
 from backupd.app.metacopies.tar_extraction import Member, extract, member_of
-from backupd.backup.host.files import LARGEST_SUM
+from backupd.backup.host_files import LARGEST_SUM
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.transfer.records.manifests import load_header, load_side_file
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from backupd.app.metacopies.recover_versions_text import bring_back_text
 from backupd.transfer.records.authenticity import Signing
-from restore.runbook.trust import signature_check
+from restore.runbook.shared_steps import signature_check
 from storage.contract import layout
 from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from backupd.backup.host.files import FILES
+from backupd.backup.host_files import FILES
 from backupd.model.errors import RefusedError
 
 _OF_THE_MEMBER = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ})

@@ -15,8 +15,7 @@ from backupd.model.access import Actor, Role
 from backupd.model.errors import BusyError, ForbiddenError, RefusedError
 from backupd.model.job import JobState
 from restore.datadir.occupancy import refuse_nested, refuse_non_empty
-from restore.datadir.staging import INSIDE, unfinished
-from restore.datadir.state import read_marker
+from restore.datadir.staging import INSIDE, read_marker, unfinished
 
 
 def at_real_place(request: RestoreRequest) -> RestoreRequest:

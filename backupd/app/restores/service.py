@@ -34,13 +34,13 @@ from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
 from backupd.model.server_facts import Flavour
 from backupd.model.text import format_time, new_id
-from restore.datadir.ownership import find_account, refuse_closed
+from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
 from restore.fetch.thaw_wait import NO_GATE, Gate
-from restore.planning.backup_points import same_gtid
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
+from restore.planning.starting_backup import same_gtid
 from restore.planning.target import AtBackup, AtTime, one_gtid, parse_target
 from restore.whole import executor
 from restore.whole.executor import RestoreOutcome, RestoreSpec

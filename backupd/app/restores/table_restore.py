@@ -30,14 +30,12 @@ from backupd.model.proof import Phase
 from backupd.model.text import format_time, is_id, new_id
 from policies.problems import suggestion
 from restore.cutover.cutover import LostError, Pending, Triggers, pending, settle
-from restore.difference.row_difference import SAMPLE
 from restore.load.staging_schema import Staging, drop_staging, stagings
 from restore.planning.table_plan import Source, TablePlan
 from restore.tables import restore as tablerestore
-from restore.tables.outcome import TablesOutcome
-from restore.tables.restore import Confirm
-from restore.tables.spec import TablesSpec
-from restore.tables.work_folder import discard
+from restore.tables.outcome import TablesOutcome, TablesSpec
+from restore.tables.restore import Confirm, discard
+from restore.tables.row_difference import SAMPLE
 
 _LOOKED_AT = 50
 """Restores of a server, the newest, among which earlier attempts at the same are looked for."""

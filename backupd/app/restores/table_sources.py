@@ -31,13 +31,21 @@ from backupd.recovery.windows import not_rolled
 from restore.fetch.sources import Loaded, load_chain, load_dump
 from restore.planning.inexact_replay import InexactError
 from restore.planning.past_end import OlderError
-from restore.planning.plan import Plan
-from restore.planning.steps import thaw_step
-from restore.planning.table_names import Renaming, TableGoal, goals
-from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, no_table
+from restore.planning.plan import Plan, thaw_step
+from restore.planning.table_plan import (
+    Candidate,
+    Impossible,
+    Renaming,
+    Source,
+    TableGoal,
+    TablePlan,
+    choose,
+    goals,
+    no_table,
+)
 from restore.replay.related_tables import Relatives, relatives
+from restore.scratch.private_copy import refuse_inexact
 from restore.scratch.subset import subset_of, tables_in
-from restore.tables.private_copy import refuse_inexact
 from restore.tables.source import part_of_dump
 
 _NAMED = 3

@@ -32,12 +32,11 @@ from backupd.model.text import format_time, new_id
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import windows
-from restore.datadir.checks import PASSED, compare_with_witness, examine
+from restore.datadir.checks import PASSED, compare_with_witness, examine, make_proof
 from restore.fetch.chain import merged
-from restore.planning.backup_points import none_restorable
 from restore.planning.plan import Plan
+from restore.planning.starting_backup import none_restorable
 from restore.replay.roll_forward import RolledForward
-from restore.scratch.proof import make_proof
 from restore.scratch.server import Scratch, ScratchSpec, scratch_instance
 
 _WITNESSES = 50

@@ -48,7 +48,7 @@ from backupd.recovery.runs import place_of
 from backupd.transfer.seal.seal import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
-from restore.datadir.state import restored_by
+from restore.datadir.staging import restored_by
 from storage.contract.destination import Destination
 from storage.throttle_and_breaker import throttled
 

@@ -15,8 +15,7 @@ from backupd.model.thaw import LOGS, ColdObject, ThawPlan
 from backupd.transfer import log_segments
 from backupd.transfer.records.manifests import load_header
 from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
-from restore.planning.plan import Plan
-from restore.planning.steps import thaw_step
+from restore.planning.plan import Plan, thaw_step
 from storage.contract import layout
 from storage.contract.destination import ArchiveDestination, ColdState, as_archive, thawable
 

@@ -1,4 +1,6 @@
-"""Preflight: everything that would spoil a backup, told at once, before it starts.
+"""Does the account see everything that the logical backups of a policy ask for?
+
+Preflight: everything that would spoil a backup, told at once, before it starts.
 
 Each look is taken whatever the others found; what cannot be looked at because something else is missing is
 simply left out. Nothing that a user can cause raises.
@@ -11,6 +13,7 @@ import shutil
 import socket
 import stat
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,23 +24,56 @@ from backupd.backup.checks.binary_log import Streaming, examine_binary_log
 from backupd.backup.checks.coverage import examine_coverage, recommend
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
 from backupd.backup.checks.location import examine_location, examine_owners
-from backupd.backup.checks.visibility import examine_sight
 from backupd.engine.dump.selection import dump_tools, try_out
 from backupd.engine.instance.backup_files import SETTING
 from backupd.engine.server.census import has_rocksdb
-from backupd.engine.server.grants import Grants, needs, read_grants
+from backupd.engine.server.grants import Grants, hidden, needs, read_grants, unseen
 from backupd.engine.server.probe import Probed, examine, read_dialect
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.option_files import unreadable
-from backupd.engine.sql.tables import hurry, list_tables
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS, hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
-from backupd.model.server_facts import ServerInfo, no_roll_forward
+from backupd.model.server_facts import Flavour, ServerInfo, Version, no_roll_forward
+from backupd.model.table import TablePattern
 from backupd.model.text import format_size, new_id
 from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
 from backupd.transfer.seal.seal import Sealer
 from policies.schema import Logical
 from storage.contract.destination import Destination
+
+SUBJECT = "logical backups"
+_SHOWN = 10
+_SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
+_HINT = "grant it on *.*, or let tables.include name only the schemas that it may see"
+
+
+def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: Logical) -> Iterator[Finding]:
+    """Raises ServerError."""
+    include = [
+        TablePattern.parse(text)
+        for text in dict.fromkeys(text for _cadence, tables in logical.selections.values() for text in tables.include)
+    ]
+    yield from (warning(SUBJECT, sentence, _HINT) for sentence in unseen(grants, include))
+    schemas = sorted({str(name) for (name,) in session.query(_SCHEMAS)} - set(SYSTEM_SCHEMAS))
+    lacking: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for schema in schemas:
+        if any(pattern.takes_all_of(schema) for pattern in include):
+            for kind in hidden(grants, schema).items():
+                lacking[kind].append(schema)
+    for (what, lack), where in lacking.items():
+        shown = ", ".join(where[:_SHOWN]) + (f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else "")
+        yield warning(SUBJECT, f"{grants.account} has {lack}: {what} of {shown} may be missing in them", _HINT)
+    asks = info.flavour is not Flavour.MARIADB and info.version >= Version(8, 0)
+    if info.log_bin and asks and not grants.allow("XA_RECOVER_ADMIN"):
+        user, _, host = grants.account.rpartition("@")
+        yield warning(
+            SUBJECT,
+            f"{grants.account} lacks XA_RECOVER_ADMIN: XA transactions that are prepared when a "
+            "dump begins stay unknown, and a dump cannot be rolled forward over their commit",
+            f"GRANT XA_RECOVER_ADMIN ON *.* TO '{user}'@'{host}'",
+        )
+
 
 SMALLEST_FREE = 256 * 1024 * 1024
 """Bytes below which a destination or the spool counts as full."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 from backupd.backup.commit import BackupSpec, Captured, making
 from backupd.backup.dump.dump_pass import Passed, PassSettings, Wanted, dump
 from backupd.backup.dump.intake import together
-from backupd.backup.dump.short_lock import clear_way, listed
+from backupd.backup.dump.locks import clear_way, listed
 from backupd.backup.dump.table_watch import ALTERED, DROPPED, RENAMED, TableWatch
 from backupd.engine.dump.contract import DumpTable, DumpTool
 from backupd.engine.dump.selection import Selection

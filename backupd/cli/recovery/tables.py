@@ -18,8 +18,8 @@ from backupd.model.text import format_duration, format_size
 if TYPE_CHECKING:
     from backupd.app.restores.table_restore import Leftover
     from backupd.cli.screen.output import Screen
-    from restore.difference.row_difference import TableDifference
     from restore.planning.table_plan import TablePlan
+    from restore.tables.row_difference import TableDifference
 
 _SHOWN = 10
 """Keys of rows that differ, where nobody asks for another number."""
@@ -166,7 +166,7 @@ def restore_tables(
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.screen.progress import reporting
-    from restore.difference.row_difference import SAMPLE
+    from restore.tables.row_difference import SAMPLE
 
     def ask(found: Sequence[TableDifference]) -> bool:
         for difference in found:

@@ -16,11 +16,18 @@ from backupd.engine.instance.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.folders import give, open_to_append, write_anew
-from restore.datadir.occupancy import find_occupants
-from restore.datadir.ownership import find_account, hand_over
-from restore.datadir.staging import INSIDE, Site, refuse_foreign_staging, write_state
+from restore.datadir.occupancy import find_account, find_occupants, hand_over
+from restore.datadir.staging import (
+    INSIDE,
+    MARKER,
+    Site,
+    State,
+    read_marker,
+    refuse_foreign_staging,
+    write_marker,
+    write_state,
+)
 from restore.datadir.start import server_config, start_for_good
-from restore.datadir.state import MARKER, State, read_marker, write_marker
 from tests.support.keys import make_home, make_key, stop_agent
 from tests.support.servers.datadir import initialise
 

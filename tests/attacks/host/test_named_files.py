@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.host.artefact import collect
-from backupd.backup.host.host import find_process
+from backupd.backup.host_configuration import collect, find_process
 from backupd.engine.instance.launch import log_tail
 from backupd.engine.physical.external_tablespaces import find_external
 from backupd.engine.physical.imported_tables import has_old_pages
@@ -24,7 +23,7 @@ from backupd.engine.server.probe import probe
 from backupd.model.errors import DamagedError
 from backupd.model.server_facts import Position
 from backupd.process.folders import powers_of
-from restore.datadir.ownership import refuse_links
+from restore.datadir.occupancy import refuse_links
 from tests.support.servers.backups import connection_to
 from tests.support.servers.mariadb import PrivateServer
 from tests.support.stores.places import runs_as_root

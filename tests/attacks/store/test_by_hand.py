@@ -23,7 +23,7 @@ from backupd.transfer.records.authenticity import Signing, sign
 from backupd.transfer.records.manifests import described
 from backupd.transfer.seal.seal import Sealer
 from restore.runbook.logical import render_logical_runbook
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys, copy_public, gpg, make_home, make_key, stop_agent

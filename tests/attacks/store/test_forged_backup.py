@@ -24,9 +24,9 @@ from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import silent
 from backupd.process.command import Command
 from backupd.process.pipeline import run
-from restore.datadir.ownership import refuse_links
-from restore.fetch.prepare import prepare
-from restore.runbook.server import known_lines
+from restore.datadir.occupancy import refuse_links
+from restore.fetch.chain import prepare
+from restore.runbook.shared_steps import known_lines
 from tests.support.hostile.evil_library import MARK, evil_library
 from tests.support.servers.backups import MEMORY, Taken, take, the_tool
 from tests.support.servers.mariadb import PrivateServer

@@ -14,7 +14,7 @@ from backupd.engine.binlog.events import CRC_SIZE, HEADER, QUERY
 from backupd.model.binlog import MAGIC, Ending, ReplayMethod
 from backupd.model.errors import BackupdError
 from backupd.transfer.records.authenticity import Signing, sign
-from restore.runbook.trust import signature_check
+from restore.runbook.shared_steps import signature_check
 from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, asking, empty_copy, first, here, logs, roll, running_copy
 from tests.support.restores.shelved import transaction

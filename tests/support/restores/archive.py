@@ -9,8 +9,8 @@ from backupd.model.errors import RefusedError
 from backupd.model.gtid import covers
 from backupd.recovery.runs import Place
 from backupd.recovery.windows import RouteLeg
-from restore.planning.log_history import History, Material
 from restore.planning.plan import Plan
+from restore.planning.target_resolution import History, Material
 from tests.support.catalog.world import HEADER, File, Life, Tx, World
 
 

@@ -28,7 +28,7 @@ from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.seal.seal import Unsealer
 from restore.runbook.logical import render_logical_runbook
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys, gpg
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, Server

@@ -23,8 +23,8 @@ from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.server_facts import Position, ServerInfo
+from restore.replay.private_replay import replay_config
 from restore.replay.replay import Replayed, replay
-from restore.replay.server_options import replay_config
 from tests.support import sample
 from tests.support.oracle import Sums
 from tests.support.servers import mysql

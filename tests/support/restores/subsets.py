@@ -19,7 +19,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
 from backupd.transfer.seal.seal import Unsealer
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.scratch.server import ScratchSpec
 from restore.scratch.subset import Needed, SubsetCopy, subset_instance

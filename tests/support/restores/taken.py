@@ -19,7 +19,7 @@ from backupd.model.proof import Witness
 from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.seal.seal import Unsealer
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from restore.runbook.whole import render_runbook
 from restore.whole.executor import RestoreSpec
 from storage.local.destination import FilesystemDestination

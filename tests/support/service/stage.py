@@ -24,8 +24,7 @@ from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time, new_id
 from backupd.model.thaw import ColdObject, ThawPlan
-from restore.planning.plan import Plan, Step
-from restore.planning.steps import thaw_step
+from restore.planning.plan import Plan, Step, thaw_step
 
 SHOP, CRM, LEGACY = "shop-db1", "crm-db2", "legacy-db3"
 EVIL = """<img src=x onerror="alert('evil')"><script>alert("evil")</script>"""

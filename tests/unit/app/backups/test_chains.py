@@ -35,7 +35,7 @@ from backupd.transfer.fsck import repair
 from backupd.transfer.guards.pins_and_intents import intents
 from backupd.transfer.records.manifests import backup_ids, load_header
 from backupd.transfer.sweep.deletion import mark, unmark
-from restore.datadir.state import MARKER, State, write_marker
+from restore.datadir.staging import MARKER, State, write_marker
 from storage.contract import layout
 from tests.support.e2e.house import SERVER, House
 from tests.support.imports import import_tablespace

@@ -19,8 +19,7 @@ from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import JobRecord, JobState
-from restore.datadir.staging import choose_site, write_state
-from restore.datadir.state import State
+from restore.datadir.staging import State, choose_site, write_state
 from tests.support.catalog import samples
 from tests.support.service.house import Office
 

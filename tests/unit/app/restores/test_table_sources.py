@@ -4,7 +4,7 @@ import pytest
 
 from backupd.app.restores.table_sources import TableWishes
 from backupd.model.table import TableName
-from restore.planning.table_names import goals
+from restore.planning.table_plan import goals
 
 TABLES = [TableName(*name.split(".")) for name in ("shop.orders", "shop.lines", "archive.pages", "mysql.user")]
 

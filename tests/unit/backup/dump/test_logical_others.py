@@ -10,10 +10,9 @@ from contextlib import contextmanager, suppress
 import pymysql
 import pytest
 
-from backupd.backup.checks.visibility import examine_sight
-from backupd.backup.dump.lock_watch import WaitWatch
+from backupd.backup.checks.preflight import examine_sight
+from backupd.backup.dump.locks import WaitWatch, listed
 from backupd.backup.dump.logical import execute
-from backupd.backup.dump.short_lock import listed
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.lock_waits import changing
 from backupd.engine.server.grants import read_grants

@@ -16,7 +16,7 @@ import pymysql
 import pytest
 from pymysql.connections import Connection as RawConnection
 
-from backupd.backup.dump.short_lock import BlockedCommits, NotOpenedError, clear_way
+from backupd.backup.dump.locks import BlockedCommits, NotOpenedError, clear_way
 from backupd.engine.dump.dump_client import client_dump_tool
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
@@ -167,7 +167,7 @@ def test_tables_of_either_flavour_are_dumped_while_somebody_writes(server: Serve
 
 _BLOCKING = """
 import sys
-from backupd.backup.dump.short_lock import BlockedCommits, NotOpenedError
+from backupd.backup.dump.locks import BlockedCommits, NotOpenedError
 from backupd.engine.sql.client import Connection
 try:
     with BlockedCommits(Connection(socket=sys.argv[1], user=sys.argv[2], password=sys.argv[3]), max_seconds=3.0):

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.host.artefact import Artefact, collect
-from backupd.backup.host.host import Mount, describe_mounts, mount_of, read_mounts
+from backupd.backup.host_configuration import Artefact, Mount, collect, describe_mounts, mount_of, read_mounts
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection, Session
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.landmarks import here, landmarks_of
+from backupd.backup.physical import here, landmarks_of
 from backupd.engine.physical.imported_tables import ImportWatch, Removals, has_old_pages, imported_tables, newest_table
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.sql.client import Connection

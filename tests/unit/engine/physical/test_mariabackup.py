@@ -22,7 +22,7 @@ from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
 from backupd.model.job import silent
 from backupd.process.pipeline import run
-from restore.fetch.prepare import prepare as prepare_to_restore
+from restore.fetch.chain import prepare as prepare_to_restore
 from tests.support.logs.stream import Folder
 from tests.support.servers.backups import (
     MEMORY,

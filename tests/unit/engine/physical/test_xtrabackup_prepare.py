@@ -13,7 +13,7 @@ from backupd.engine.physical.xtrabackup import XtraBackup
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
 from backupd.model.job import Progress
 from backupd.model.server_facts import Receipts, Tool, Version
-from restore.fetch.prepare import prepare
+from restore.fetch.chain import prepare
 from tests.support.logs.stream import write_files
 from tests.support.servers.xtrabackup_files import DATA, FIRST, FULL, SECOND, tool_at
 from tests.support.standin import Knobs, make

@@ -19,8 +19,8 @@ from backupd.engine.sql.tables import list_tables
 from backupd.model.errors import ServerError
 from backupd.model.server_facts import Role
 from backupd.model.table import TableName
-from restore.cutover.lock_holders import lock_holders
-from restore.cutover.rename_statement import Renaming
+from restore.cutover.cutover import lock_holders
+from restore.cutover.table_swap import Renaming
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of
 from tests.support.servers.server import Server
 

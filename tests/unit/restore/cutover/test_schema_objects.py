@@ -26,11 +26,9 @@ from restore.cutover.schema_objects import (
     keep_scripts,
     remarks,
 )
-from restore.planning.table_names import TableGoal
-from restore.planning.table_plan import Source
+from restore.planning.table_plan import Source, TableGoal
 from restore.tables import restore as tablerestore
-from restore.tables.outcome import TablesOutcome
-from restore.tables.spec import TablesSpec
+from restore.tables.outcome import TablesOutcome, TablesSpec
 from tests.support.keys import Keys
 from tests.support.restores.rolling import MARIADB, MYSQL, Kind, both
 from tests.support.restores.subsets import MIB, Shelf

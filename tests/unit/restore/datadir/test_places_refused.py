@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import RefusedError
-from restore.datadir.occupancy import refuse_nested
-from restore.datadir.ownership import find_account, refuse_closed
-from restore.datadir.staging import INSIDE, Site, choose_site, write_state
-from restore.datadir.state import MARKER, State, write_marker
+from restore.datadir.occupancy import find_account, refuse_closed, refuse_nested
+from restore.datadir.staging import INSIDE, MARKER, Site, State, choose_site, write_marker, write_state
 from restore.tables.sql_files import README, write_sql
 from restore.whole.placement import clear, place
 

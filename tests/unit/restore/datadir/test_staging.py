@@ -6,8 +6,7 @@ import pytest
 
 from backupd.model.errors import RefusedError
 from restore.datadir.occupancy import refuse_nested
-from restore.datadir.staging import Site, choose_site, refuse_foreign_staging, unfinished, write_state
-from restore.datadir.state import State
+from restore.datadir.staging import Site, State, choose_site, refuse_foreign_staging, unfinished, write_state
 from restore.scratch.server import remove_dead
 
 

@@ -12,8 +12,8 @@ from backupd.engine.schema.definitions import read_table
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName, quote_name
-from restore.difference.definitions import LIVE_ONLY, RESTORED_ONLY
-from restore.difference.row_difference import Pair, TableDifference, difference
+from restore.tables.definition_difference import LIVE_ONLY, RESTORED_ONLY
+from restore.tables.row_difference import Pair, TableDifference, difference
 from tests.support.dice import rounds, thrown
 from tests.support.restores.handing import CountingConnection, counted, shared
 from tests.support.restores.rolling import Kind, both

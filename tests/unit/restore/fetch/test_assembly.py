@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.manifest import Entry, Part
-from restore.fetch.assembly import Assembly, lay_out
+from restore.fetch.objects import Assembly, lay_out
 
 PART = 8192
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.manifest import Entry
-from restore.fetch import path_names as names
-from restore.fetch.path_names import check_collisions, check_entries, colliding, is_case_sensitive
+from restore.fetch import sources as names
+from restore.fetch.sources import check_collisions, check_entries, colliding, is_case_sensitive
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder
 

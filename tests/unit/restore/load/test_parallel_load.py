@@ -13,11 +13,10 @@ from backupd.engine.sql.client import Connection
 from backupd.model.errors import BusyError, CancelledError, RefusedError, UsageError
 from backupd.model.job import Progress
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
-from restore.load import journal as loadjournal
+from restore.load import staging_schema as loadjournal
 from restore.load import table_load as tableload
-from restore.load.journal import Journal
 from restore.load.parallel_load import load
-from restore.load.staging_schema import drop_staging, staging_names, stagings
+from restore.load.staging_schema import Journal, drop_staging, staging_names, stagings
 from tests.support.restores.dump_folder import add_from, add_table
 from tests.support.servers import mysql
 from tests.support.servers.mariadb import PrivateServer

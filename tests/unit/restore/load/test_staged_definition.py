@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from backupd.engine.schema.definitions import TableDefinition, understand
 from backupd.model.errors import StreamError
 from backupd.model.table import TableName
-from restore.load import row_file as datafile
-from restore.load.row_file import Kind, statements
-from restore.load.staged_definition import staged_table
+from restore.load import table_load as datafile
+from restore.load.staging_schema import staged_table
+from restore.load.table_load import Kind, statements
 from tests.support.restores.dump_folder import literal
 
 NAME = TableName("shop", "t")

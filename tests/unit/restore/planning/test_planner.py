@@ -10,9 +10,9 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, C
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
-from restore.planning.backup_points import same_position
 from restore.planning.plan import Plan, Rate
 from restore.planning.planner import Preferences, make_plan
+from restore.planning.starting_backup import same_position
 from restore.planning.target import parse_target
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

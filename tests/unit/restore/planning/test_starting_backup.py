@@ -13,10 +13,9 @@ from backupd.model.binlog import ReplayMethod, SegmentKey, Stop
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
 from backupd.recovery.windows import RouteLeg, Span
-from restore.planning.log_history import History, Material, TargetResolver
 from restore.planning.plan import Rate
 from restore.planning.starting_backup import Choice, Manner, choose
-from restore.planning.target_resolution import Aim, Archive, Way
+from restore.planning.target_resolution import Aim, Archive, History, Material, TargetResolver, Way
 from tests.unit.restore.planning.test_planner import backup
 
 STOP = Stop("main", "bin.000009", 500, "0-1-900")

@@ -4,7 +4,7 @@ import pytest
 
 from backupd.model.errors import RefusedError, UsageError
 from backupd.model.table import TableName
-from restore.planning.table_names import Renaming, goals
+from restore.planning.table_plan import Renaming, goals
 
 ORDERS, ITEMS = TableName("shop", "orders"), TableName("shop", "items")
 

@@ -10,8 +10,7 @@ from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 from restore.planning.plan import Plan, Rate
-from restore.planning.table_names import goals
-from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, no_table
+from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, goals, no_table
 
 ORDERS = TableName("shop", "orders")
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from backupd.engine.physical.streaming import innodb_place
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop, Transaction
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
-from restore.datadir.state import State
+from restore.datadir.staging import State
 from restore.fetch.chain import merged
 from restore.replay import roll_forward as rollforward
 from restore.replay.roll_forward import RolledForward, beginning, goal_of

@@ -15,7 +15,7 @@ import pytest
 
 from restore.runbook.destinations import render_places
 from restore.runbook.logical import render_logical_runbook
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from restore.runbook.whole import render_runbook
 from storage.contract import layout
 from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.model.manifest import Entry
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import render_unpack
 from storage.contract import layout
 from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys

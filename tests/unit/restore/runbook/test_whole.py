@@ -14,8 +14,7 @@ from backupd.model.job import silent
 from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.checks import compare_with_witness
 from restore.fetch.objects import fetch
-from restore.runbook.server import OWNER
-from restore.runbook.unpack import render_unpack
+from restore.runbook.shared_steps import OWNER, render_unpack
 from restore.runbook.whole import prepare_command, render_runbook
 from tests.support import sample
 from tests.support.keys import Keys

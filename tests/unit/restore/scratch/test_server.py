@@ -15,8 +15,7 @@ from backupd.model.table import TableName
 from backupd.model.text import new_id
 from backupd.transfer.guards.pins_and_intents import pins
 from backupd.transfer.seal.seal import Unsealer
-from restore.datadir.checks import examine
-from restore.scratch.proof import make_proof
+from restore.datadir.checks import examine, make_proof
 from restore.scratch.server import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
 from storage.contract import layout
 from tests.support.keys import Keys

@@ -14,10 +14,9 @@ from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
 from restore.cutover.cutover import HandedOver
 from restore.load.staging_schema import Staging
-from restore.planning.table_names import goals
-from restore.planning.table_plan import Source
+from restore.planning.table_plan import Source, goals
 from restore.tables import restore as tablerestore
-from restore.tables.spec import TablesSpec
+from restore.tables.outcome import TablesSpec
 
 ORDERS, OTHER = TableName("shop", "orders"), TableName("shop", "other")
 LEFT = Staging("20261121t042512z-7f3a9c01", ("backupd_restore_20261121t042512z-7f3a9c01_1",), 1, 1, None, False)

@@ -11,7 +11,7 @@ from backupd.engine.schema.definitions import understand
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
-from restore.cutover.table_inventory import Shelf
+from restore.cutover.keys_and_triggers import Shelf
 from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
 from tests.support.restores.handing import shared
 from tests.support.restores.rolling import Kind, both

@@ -20,7 +20,7 @@ from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, TableName, triggers_path
 from backupd.transfer.seal.seal import Sealer, Unsealer
-from restore.tables.private_copy import TableCopySpec, loaded_instance
+from restore.scratch.private_copy import TableCopySpec, loaded_instance
 from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log

@@ -20,14 +20,11 @@ from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
 from backupd.transfer.seal.seal import Unsealer
-from restore.load.journal import Journal
 from restore.load.parallel_load import load
-from restore.load.staging_schema import drop_staging, staging_names
-from restore.planning.table_names import TableGoal
-from restore.planning.table_plan import Source
+from restore.load.staging_schema import Journal, drop_staging, staging_names
+from restore.planning.table_plan import Source, TableGoal
 from restore.tables import restore as tablerestore
-from restore.tables.outcome import TablesOutcome
-from restore.tables.spec import TablesSpec
+from restore.tables.outcome import TablesOutcome, TablesSpec
 from restore.tables.tablespace_copy import Carried, Carrier, carry
 from tests.support.dice import SOAK
 from tests.support.keys import Keys

@@ -17,9 +17,8 @@ from backupd.model.job import Progress, silent
 from backupd.model.proof import Phase
 from backupd.transfer.guards.pins_and_intents import pins
 from backupd.transfer.seal.seal import Unsealer
-from restore.datadir.staging import unfinished
+from restore.datadir.staging import MARKER, read_marker, unfinished
 from restore.datadir.start import forget_replication, remove_dead_folders, run_folder
-from restore.datadir.state import MARKER, read_marker
 from restore.fetch import refusals
 from restore.whole.executor import RestoreOutcome, RestoreSpec, execute
 from storage.contract import layout

@@ -12,17 +12,19 @@ import pytest
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.proof import Phase
 from restore.datadir import staging
-from restore.datadir.ownership import Account, find_account
+from restore.datadir.occupancy import Account, find_account
 from restore.datadir.staging import (
     INSIDE,
+    MARKER,
     Site,
+    State,
     choose_site,
     exclusive,
+    read_marker,
     read_state,
     unfinished,
     write_state,
 )
-from restore.datadir.state import MARKER, State, read_marker
 from restore.whole.placement import clear, place
 from tests.support.restores.builder import files_below
 

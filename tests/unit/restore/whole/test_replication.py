@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from backupd.model.server_facts import ExternalPath, Flavour, Position, Role
 from restore.fetch.refusals import remarks
-from restore.whole.replication import replica_remarks
+from restore.whole.executor import replica_remarks
 from tests.support.restores.taken import Taken
 
 

@@ -31,16 +31,15 @@ from backupd.model.server_facts import ServerInfo
 from backupd.model.table import DumpedTable, TableName, definition_path, quote_name, schema_folder, triggers_path
 from backupd.model.text import format_size
 from backupd.transfer.seal.seal import Unsealer
-from restore.datadir.ownership import Account, worker_account
-from restore.datadir.room import RESERVE
+from restore.datadir.occupancy import Account, worker_account
+from restore.datadir.resources import RESERVE
 from restore.datadir.start import server_config
 from restore.fetch.chain import Stopwatch
-from restore.load.journal import TABLE
 from restore.load.parallel_load import load
+from restore.load.staging_schema import TABLE
 from restore.replay.logs import Logs
-from restore.replay.private_replay import PHASE, Replaying
+from restore.replay.private_replay import PHASE, Replaying, replay_config
 from restore.replay.roll_forward import Beginning, Means, RolledForward, replay_workers, tables_of
-from restore.replay.server_options import replay_config
 from restore.scratch.server import remove_dead, scratch_folder
 from storage.contract.destination import Destination
 

@@ -15,7 +15,7 @@ from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.schema.foreign_keys import NO_ACTION, ForeignKey
 from backupd.model.table import quote_name
 from restore.cutover.keys_and_triggers import parse_triggers
-from restore.load.staged_definition import parts
+from restore.load.staging_schema import parts
 
 LIVE_ONLY = "the live table has, the restored one has not: "
 RESTORED_ONLY = "the restored one has, the live table has not: "
