@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.service import measured_rates
+from backupd.app.restores.whole_server import measured_rates
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.imported_tables import imported_tables, newest_table
 from backupd.engine.server.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backupd.app.backups.backup_row import add_row, behind, clock_warning, record_of
 from backupd.app.backups.limits import throttled
-from backupd.app.backups.taking import add_row, behind, clock_warning, record_of
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import meet, problem_of, reason_of
 from backupd.app.context.settings import ServerSettings

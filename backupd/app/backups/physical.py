@@ -1,4 +1,9 @@
-"""Taking a backup: resolve the decisions, execute without the catalog, record what came of it."""
+"""Taking a backup: resolve the decisions, execute without the catalog, record what came of it.
+
+Witnesses on a schedule of their own: what the source's tables held at a moment between two backups.
+
+A test restore that is rolled forward compares the restored copy with the newest witness on its way.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from backupd.app.backups.backup_row import add_row, behind, clock_warning, record_of
 from backupd.app.backups.chains import Decision, decide
 from backupd.app.backups.limits import throttled
 from backupd.app.backups.logical import dump_tables
 from backupd.app.backups.rotation_hooks import away
-from backupd.app.backups.taking import add_row, behind, clock_warning, record_of
 from backupd.app.context.logging_setup import say
 from backupd.app.context.run import JobRun
-from backupd.app.context.server_identity import meet, problem_of, reason_of
+from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_stranger
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import Wiring, worker_count
@@ -32,9 +37,9 @@ from backupd.engine.server.census import uncovered
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
-from backupd.engine.witness import LockWindowWitness
+from backupd.engine.witness import LockWindowWitness, take
 from backupd.model.backup_record import BackupKind, BackupRecord
-from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, TablesChangedError
+from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, RefusedError, TablesChangedError
 from backupd.model.job import Progress
 from backupd.model.manifest import Body, BodyFacts, Header
 from backupd.model.proof import Witness
@@ -305,3 +310,39 @@ def _slow(wiring: Wiring, outcome: PhysicalOutcome) -> tuple[str, ...]:
             if place.max_upload is not None
         },
     )
+
+
+def take_witness(wiring: Wiring, run: JobRun) -> str:
+    """Read the checksums of the server's tables now, within the policy's budget; gives the id of the witness.
+
+    Raises RefusedError for a server without a binary log, whose moments cannot be found again, and for another server
+    than the one that is meant; ServerError.
+    """
+    server = wiring.settings.server(run.job.server)
+    budget = server.policy.witness.max_duration
+    connection = server.connection()
+    refuse_stranger(
+        wiring, server.name, connection, "no witness of it is taken: restored copies would be compared with its tables"
+    )
+    witness = take(
+        connection, server=server.name, max_seconds=budget.total_seconds(), clock=wiring.clock, report=run.report
+    )
+    if not witness.position.file:
+        raise RefusedError(
+            f"{server.name} writes no binary log: no restore comes to the moment that was just read",
+            hint="turn log_bin on, or take witness.schedule out of the policy; full backups have "
+            "witnesses of their own",
+        )
+    run.check()
+    witness_id = new_id(wiring.clock())
+    wiring.catalog.witnesses.add(witness_id, witness)
+    return witness_id
+
+
+def forget_old(wiring: Wiring) -> None:
+    """Forget witnesses that no restore can come to any more: those before the oldest backup of their server. Raises
+    CatalogError."""
+    for name in wiring.settings.servers:
+        starts = [record.started_at for record in wiring.catalog.backups.list(name)]
+        if starts:
+            wiring.catalog.witnesses.forget_before(name, min(starts))

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Any
 
-from backupd.app.binlogs.log_indexes import Indexes
+from backupd.app.binlogs.transactions import Indexes
 from backupd.app.context.scope import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.model.binlog import Change, ChangeKind, Segment, SegmentRecord, Transaction

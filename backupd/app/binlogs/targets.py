@@ -12,9 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
-from backupd.app.binlogs.log_indexes import Indexes
-from backupd.app.binlogs.moments import Moments
-from backupd.app.binlogs.transactions import Logbook, Met
+from backupd.app.binlogs.transactions import Indexes, Logbook, Met, Moments
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring

@@ -1,21 +1,147 @@
-"""The transactions in the archived binary logs of one server, read from their sealed indexes, and where they lie.
+"""Reading the sealed indexes of archived binary logs: streaming, each from the best destination that has it whole.
+
+The transactions in the archived binary logs of one server, read from their sealed indexes, and where they lie.
 
 What an index is needed for, catalog rows tell before one is read.
+
+Where a moment lies in archived binary logs, of which some times may be false: catalog rows tell which sealed indexes
+have to be read for that, ``recovery.stamps`` which times are believed.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 
-from backupd.app.binlogs.log_indexes import Indexes
+from backupd.app.context.wiring import Wiring
 from backupd.catalog.binlog_rows import Binlogs
 from backupd.model.binlog import Run, SegmentRecord, Transaction
-from backupd.model.errors import RefusedError
+from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError, StreamError
 from backupd.model.text import format_time
-from backupd.recovery.positions import in_order
+from backupd.recovery.positions import AHEAD, BACK, Cut, in_order
 from backupd.recovery.runs import Place
+from backupd.transfer import log_segments
+from backupd.transfer.log_leftovers import holding
+from backupd.transfer.seal.seal import Unsealer
+
+_KEPT = 4
+_SMALL = 20_000
+"""Transactions of an index that is kept in memory when it was read: a place is looked up more than once."""
+_SMALL_TEXT = 16 * 1024**2
+"""Characters of all their statements."""
+
+
+class Indexes:
+    """``prefer``: names of destinations, the one to read from first; the others come after, damaged copies last.
+
+    Needs the private key: the first read raises ConfigurationError or KeyUnusableError where there is none.
+    """
+
+    def __init__(self, wiring: Wiring, prefer: Sequence[str] = ()) -> None:
+        self._wiring = wiring
+        self._rank = {name: number for number, name in enumerate(prefer)}
+        self._unsealer: Unsealer | None = None
+        self._kept: OrderedDict[object, tuple[Transaction, ...]] = OrderedDict()
+
+    def transactions(self, record: SegmentRecord) -> Iterator[Transaction]:
+        """Of one segment, in log order. Raises DamagedError, or DestinationError, when no destination gives them."""
+        name = (record.segment.server, record.key)
+        if (kept := self._kept.get(name)) is not None:
+            self._kept.move_to_end(name)
+            yield from kept
+            return
+        keep: list[Transaction] | None = [] if record.segment.transactions <= _SMALL else None
+        text = 0
+        for transaction in self._read(record):
+            text += len(transaction.statement)
+            if text > _SMALL_TEXT:
+                keep = None
+            if keep is not None:
+                keep.append(transaction)
+            yield transaction
+        if keep is not None:
+            self._kept[name] = tuple(keep)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+
+    def places(self, record: SegmentRecord) -> tuple[str, ...]:
+        """The configured destinations that have a copy, best first."""
+        known = [name for name in record.destinations if name in self._wiring.settings.destinations]
+        return tuple(
+            sorted(
+                known,
+                key=lambda name: (
+                    not record.destinations[name].is_complete,
+                    self._rank.get(name, len(self._rank)),
+                    name,
+                ),
+            )
+        )
+
+    def _read(self, record: SegmentRecord) -> Iterator[Transaction]:
+        if self._unsealer is None:
+            self._unsealer = self._wiring.unsealer()
+        failures: list[BackupdError] = []
+        given = 0
+        for name in self.places(record):
+            try:
+                destination = self._wiring.destination(name)
+                header = log_segments.load_header(destination, record.segment.server, record.key)
+                for number, transaction in enumerate(log_segments.read_index(destination, header, self._unsealer)):
+                    if number >= given:  # what another copy gave before it broke off is not told twice
+                        given += 1
+                        yield transaction
+            except (DamagedError, DestinationError, NotFoundError, StreamError) as error:
+                failures.append(error)
+            else:
+                return
+        yield from self._read_larger(record, self._unsealer, given, failures)
+
+    def _read_larger(
+        self, record: SegmentRecord, unsealer: Unsealer, given: int, failures: list[BackupdError]
+    ) -> Iterator[Transaction]:
+        """Out of the segment that has replaced this one since the catalog was asked; ``given``: how many not to give
+        again. Raises for what was to be read where there is none."""
+        server, key = record.segment.server, record.key
+        for name in self.places(record):
+            try:
+                destination = self._wiring.destination(name)
+                for larger in holding(destination, server, key):
+                    header = log_segments.load_header(destination, server, larger)
+                    within = (
+                        one
+                        for one in log_segments.read_index(destination, header, unsealer)
+                        if key.start <= one.start and one.end <= key.end
+                    )
+                    for number, transaction in enumerate(within):
+                        if number >= given:
+                            given += 1
+                            yield transaction
+                    return
+            except (DamagedError, DestinationError, NotFoundError, StreamError) as error:
+                failures.append(error)
+        raise _unreadable(record, failures)
+
+
+def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> BackupdError:
+    segment = record.segment
+    message = (
+        f"what binary log {segment.file} holds from byte {segment.start} to {segment.end} cannot be read from "
+        "any destination"
+    )
+    lines = [error.line for error in failures] or ["no destination has it"]
+    if failures and all(isinstance(error, DestinationError) for error in failures):
+        return DestinationError(message, detail="\n".join(lines), hint="see that the destinations can be reached")
+    return DamagedError(
+        message,
+        lines,
+        hint="`backupd verify` looks at every copy; `backupd timeline "
+        f"{segment.server}` shows what is recoverable without it",
+    )
+
 
 _END: Place = (2**62, 0)
 
@@ -129,3 +255,103 @@ def _covering(found: Sequence[SegmentRecord]) -> list[SegmentRecord]:
 
 def _is_whole_somewhere(record: SegmentRecord) -> bool:
     return any(copy.is_complete for copy in record.destinations.values())
+
+
+class Moments:
+    def __init__(self, binlogs: Binlogs, server: str, log: Logbook, clock: Callable[[], datetime]) -> None:
+        self._binlogs = binlogs
+        self._server = server
+        self._log = log
+        self._clock = clock
+
+    def cut(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Cut[Met]:
+        """Of ``[start, end)``. ``since``: see ``Cut``."""
+        cut: Cut[Met] = Cut(moment, since)
+        unread: list[SegmentRecord] = []  # none of it after the moment; read only where its times may be false
+        before: datetime | None = None
+        for record in self._log.records(branch, start, end):
+            first, last = record.segment.first_at, record.segment.last_at
+            if first is None or last is None:
+                continue
+            if cut.is_cut:
+                self._behind(cut, record, first, last, start, end)
+            elif last > moment or (record.key.number, record.key.start) < start:
+                self._exactly(cut, before, [*unread, record], start, end)
+                unread, before = [], cut.last
+            elif last < cut.floor:
+                unread.append(record)
+            else:
+                unread, before = [record], cut.last
+                cut.believe(last if before is None else max(last, before))
+        if len(unread) > 1 or (unread and _contradict(cut, before, unread)):
+            self._exactly(cut, before, unread, start, end)
+        return cut
+
+    def _behind(
+        self, cut: Cut[Met], record: SegmentRecord, first: datetime, last: datetime, start: Place, end: Place
+    ) -> None:
+        """What lies behind something that is later than the moment may show that its time was false."""
+        if first > cut.moment:
+            cut.skip(record.segment.transactions, first)
+        elif last <= cut.moment and cut.last is not None and first >= cut.last:
+            cut.take_earlier(record.segment.transactions, first, last)
+        elif last >= cut.floor:
+            self._take(cut, record, start, end)
+
+    def _exactly(
+        self, cut: Cut[Met], before: datetime | None, found: list[SegmentRecord], start: Place, end: Place
+    ) -> None:
+        """All of ``found`` where their times contradict each other, else the last one: the others were believed whole.
+        ``before``: the latest time in front of them."""
+        if contradict := _contradict(cut, before, found):
+            cut.believe(before)
+        for record in found if contradict else found[-1:]:
+            self._take(cut, record, start, end)
+
+    def _take(self, cut: Cut[Met], record: SegmentRecord, start: Place, end: Place) -> None:
+        archived = self._archived(record)
+        for met in self._log.met(record, last=end):
+            if met.start >= start:
+                cut.take(met, met.transaction.at, archived)
+
+    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Met | None:
+        """See ``restore.planning.target_resolution.TargetResolver``."""
+        begin = end = place
+        late = list(self._binlogs.each_segment(self._server, branch, to_place=place, since=moment))
+        for record in reversed(late):
+            behind = record.key.number, record.key.end
+            old = self._binlogs.each_segment(self._server, branch, from_place=behind, to_place=end, until=since)
+            if any((other.key.number, other.key.start) >= behind for other in old):
+                break
+            begin = end = record.key.number, record.key.start
+        cut: Cut[Met] = Cut(moment, since)
+        for record in self._log.records(branch, (max(begin[0] - 1, 0), 0), begin):
+            if (last := record.segment.last_at) is not None and last <= moment:
+                cut.believe(last if cut.last is None else max(last, cut.last))
+        for record in self._log.records(branch, begin, place):
+            first, last = record.segment.first_at, record.segment.last_at
+            if first is None or last is None:
+                continue
+            if last <= moment:
+                cut.take_earlier(record.segment.transactions, first, last)
+                continue
+            for met in self._log.met(record, begin, place):
+                if cut.floor <= met.transaction.at <= since:
+                    cut.believe(met.transaction.at)
+                else:
+                    cut.take(met, met.transaction.at, self._archived(record))
+        return cut.first if cut.is_cut else None
+
+    def is_ahead(self, met: Met) -> bool:
+        """Is its time still to come, or was it when it was archived?"""
+        return met.transaction.at > self._archived(met.record) + AHEAD
+
+    def _archived(self, record: SegmentRecord) -> datetime:
+        """When it certainly was; now, where nobody has it."""
+        return min((copy.stored_at for copy in record.destinations.values()), default=self._clock())
+
+
+def _contradict(cut: Cut[Met], before: datetime | None, found: list[SegmentRecord]) -> bool:
+    first, *others = [record.segment.first_at for record in found]
+    least = cut.since - AHEAD if before is None else before - BACK
+    return (first is not None and first < least) or any(at is not None and at < cut.floor for at in others)

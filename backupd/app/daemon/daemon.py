@@ -19,6 +19,7 @@ from typing import Protocol
 
 from backupd.app.alerting.threads import AlertWatch
 from backupd.app.backups.rotation_hooks import AbsenceWatch
+from backupd.app.binlogs.stream_supervisor import StreamWatch
 from backupd.app.context.audit import audit, by_itself
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings, load_settings
@@ -40,7 +41,6 @@ from backupd.app.schedule.calendar import AlarmClock
 from backupd.app.schedule.missed_runs import BUSY, CLOCK_MOVED, NOT_RUNNING
 from backupd.app.schedule.timetable import Timetable
 from backupd.app.service.transport_check import tell_transport
-from backupd.app.streams.supervisor import StreamWatch
 from backupd.app.thaw.watch import ThawWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.timeline import timeline

@@ -8,12 +8,12 @@ import threading
 from datetime import datetime, timedelta
 
 from backupd.app.alerting.threads import forget_told
-from backupd.app.backups.witnesses import forget_old
+from backupd.app.backups.physical import forget_old
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import prune
 from backupd.app.metacopies.catalog_copies import after_job
-from backupd.app.metacopies.check import of_today
+from backupd.app.metacopies.copy_check import of_today
 from backupd.app.reconcile.lookback import look_back
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.holds import remind

@@ -153,7 +153,7 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
 
 
 def _witness(wiring: Wiring, run: JobRun) -> Result:
-    from backupd.app.backups.witnesses import take_witness
+    from backupd.app.backups.physical import take_witness
 
     begun = time.monotonic()
     witness_id = take_witness(wiring, run)

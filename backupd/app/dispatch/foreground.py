@@ -15,10 +15,10 @@ from backupd.app.copies.replication import Replicated
 from backupd.app.dispatch.actions import of_proof, of_replication, of_verification, perform, replicate
 from backupd.app.jobs.jobs import Asked, run_here
 from backupd.app.restores.jobs import of_restore
-from backupd.app.restores.service import Wishes, restore
 from backupd.app.restores.table_restore import restore_tables
 from backupd.app.restores.table_sources import TableWishes
 from backupd.app.restores.test_restore import RANDOM, test_restore
+from backupd.app.restores.whole_server import Wishes, restore
 from backupd.app.retention import retention
 from backupd.app.verify import verification
 from backupd.model.access import Actor

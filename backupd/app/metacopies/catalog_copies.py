@@ -1,4 +1,7 @@
-"""What lies at every destination for the day on which nothing else is left: sealed copies of the catalog and of the
+"""The configuration as one file: what the operator wrote, the policies, and the public keys. No secret is in it, since
+none may stand in these files.
+
+What lies at every destination for the day on which nothing else is left: sealed copies of the catalog and of the
 configuration, proofs, and ``RECOVER.md``, which needs no key to be read.
 
 Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog that
@@ -8,8 +11,10 @@ was made after the loss of another keeps that one's copies: what only they know 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import tarfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,12 +22,11 @@ from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
+from backupd.app.context.settings import Settings
 from backupd.app.context.trust import signed_servers, signing
 from backupd.app.context.wiring import Wiring
-from backupd.app.metacopies.check import HERE, Rotten, Turn, of_server, tell
-from backupd.app.metacopies.configuration_copy import configuration_tar
-from backupd.app.metacopies.note import COPY_NOTE, CopyNote
-from backupd.app.metacopies.proofs import keep_proofs
+from backupd.app.metacopies.copy_check import COPY_NOTE, HERE, CopyNote, Rotten, Turn, of_server, tell
+from backupd.app.metacopies.proof_copies import keep_proofs
 from backupd.app.metacopies.recover_document import made_by, recover_text, rows_in, rows_of
 from backupd.app.metacopies.signed_heads import renew_or_tell
 from backupd.model.errors import (
@@ -41,10 +45,54 @@ from backupd.process.folders import locked_folder, remove_dead
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import backup_ids, get_bytes, put_bytes
 from backupd.transfer.scrub import Damage
+from backupd.transfer.seal.keyring import public_keys
 from backupd.transfer.seal.seal import Sealer
 from backupd.transfer.sweep.deletion import marks
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo, marker_problem
+
+CONFIGURATION = "backupd.yaml"
+POLICIES = "policies/"
+KEYS = "public-keys.asc"
+
+
+def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:
+    """The same bytes as long as nothing has changed. Raises RefusedError for a file that cannot be read, ToolError."""
+    encryption = settings.encryption
+    signers = [*([encryption.signing_key] if encryption.signing_key else []), *encryption.trusted_signers]
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (*_files(settings), (KEYS, public_keys(encryption.gnupg_home, [*recipients, *signers]))):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o600
+            tar.addfile(member, io.BytesIO(content))
+    return output.getvalue()
+
+
+def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
+    yield CONFIGURATION, _read(settings.file)
+    folder = settings.configuration.policies
+    try:
+        files = sorted(folder.glob("*.yaml"))
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    for file in files:
+        yield POLICIES + file.name, _read(file)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> RefusedError:
+    return RefusedError(
+        f"{path} cannot be copied to the destinations: {error.strerror or error}",
+        hint="this user must be able to read the configuration and its policies",
+    )
+
 
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from backupd.app.context.trust import undecided, wanting
 from backupd.app.context.wiring import Wiring
-from backupd.app.metacopies.note import COPY_NOTE, CopyNote
+from backupd.app.metacopies.copy_check import COPY_NOTE, CopyNote
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError, TamperedError

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from backupd.app.restores.service import Wishes
 from backupd.app.restores.table_sources import TableWishes
+from backupd.app.restores.whole_server import Wishes
 from backupd.model.errors import UsageError
 from restore.planning.target import parse_target
 

@@ -12,7 +12,7 @@ from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.keys.key_dependence import require_keys
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.reconcile.lookback import doubt, settle_doubts
-from backupd.app.restores.service import (
+from backupd.app.restores.whole_server import (
     Wishes,
     archives,
     moment_of,

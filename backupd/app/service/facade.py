@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from backupd.app.context.trust import RecoveryPage
     from backupd.app.dispatch.foreground import Foreground
     from backupd.app.keys.keys import Issued, KeyState
-    from backupd.app.metacopies import configuration_of_backup as config
+    from backupd.app.restores import server_configuration as config
     from backupd.app.restores.table_restore import Leftover
-    from backupd.app.restores.thaw_commands import Thawed
+    from backupd.app.restores.thaw_for_restore import Thawed
     from backupd.app.retention.deletion import Deleted
     from backupd.app.retention.holds import Held, Paused
     from backupd.app.views.destinations import PlaceView
@@ -302,7 +302,7 @@ class Service:
     ) -> Plan:
         """``thaw``: the tier that the plan counts with, where something has to be thawed; ``accept_older``,
         ``accept_inexact``: see ``Wishes``."""
-        from backupd.app.restores.service import Wishes, plan
+        from backupd.app.restores.whole_server import Wishes, plan
 
         wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         return plan(self._wiring, server, target, datadir, wishes=wishes)
@@ -321,9 +321,9 @@ class Service:
         accept_inexact: bool = False,
     ) -> TablePlan:
         """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
-        from backupd.app.restores.service import Wishes
         from backupd.app.restores.table_restore import plan_tables
         from backupd.app.restores.table_sources import TableWishes
+        from backupd.app.restores.whole_server import Wishes
 
         wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         return plan_tables(self._wiring, server, target, TableWishes.of(tables, rename, wishes, source))
@@ -332,15 +332,15 @@ class Service:
         self, server: str, target: str, *, tier: str | None = None, days: int | None = None, tables: Sequence[str] = ()
     ) -> Thawed:
         """Ask for what a restore to ``target`` (of ``tables`` only, where some are named) needs out of archives."""
-        from backupd.app.restores.service import Wishes
-        from backupd.app.restores.thaw_commands import thaw_for
+        from backupd.app.restores.thaw_for_restore import thaw_for
+        from backupd.app.restores.whole_server import Wishes
 
         with self._deed("thaw-requested", server=server, detail=target):
             return thaw_for(self._wiring, server, target, Wishes.of((), None, tier, days), tables, self.actor.name)
 
     def thaws(self, server: str | None) -> list[tuple[JobRecord, Thawing]]:
         """Every thaw that the catalog remembers, newest first; those that wait are looked at where it is time."""
-        from backupd.app.restores.thaw_commands import thaws
+        from backupd.app.restores.thaw_for_restore import thaws
 
         if server is not None:
             require_known(self._wiring, server)
@@ -348,7 +348,7 @@ class Service:
 
     def raise_thaw(self, job_id: str, tier: str) -> tuple[JobRecord, Thawing]:
         """Ask for what has not come yet at a faster tier."""
-        from backupd.app.restores.thaw_commands import raised
+        from backupd.app.restores.thaw_for_restore import raised
 
         with self._deed("thaw-raised", server=self.job(job_id).server, subject=job_id, detail=tier):
             return raised(self._wiring, job_id, tier)
@@ -364,7 +364,7 @@ class Service:
 
     def kept_configuration(self, backup_id: str, out: Path | None) -> config.Contents:
         """What was kept of the server's host with a backup; written to ``out`` where that is given."""
-        from backupd.app.metacopies import configuration_of_backup as config
+        from backupd.app.restores import server_configuration as config
 
         self._backup(backup_id)
         return config.show(self._wiring, backup_id, out)

@@ -16,12 +16,12 @@ from backupd.model.text import format_time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backupd.app.disaster.catalog_rebuild import Rebuilt
-    from backupd.app.disaster.recover_versions import BroughtBack
     from backupd.app.metacopies.catalog_copies import Copied
     from backupd.app.metacopies.signing_keys import Made, Rotation
     from backupd.app.metacopies.vouching import Vouched
     from backupd.app.reconcile.adopt import Adopted
+    from backupd.app.restores.catalog_rebuild import Rebuilt
+    from backupd.app.restores.recover_versions import BroughtBack
     from backupd.app.verify.verification import FsckOutcome
 
 
@@ -44,8 +44,8 @@ class Upkeep:
         """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
         did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the place was turned back
         (see ``heads.compare``)."""
-        from backupd.app.disaster.catalog_rebuild import rebuild
         from backupd.app.metacopies.signed_heads import compare, lists_compared
+        from backupd.app.restores.catalog_rebuild import rebuild
 
         with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
             seen = compare(self._wiring, failed_at=failed_at, counters=counters)
@@ -101,12 +101,12 @@ class Upkeep:
 
     def look_back(self, destination: str, since: datetime) -> BroughtBack:
         """What was hidden or overwritten there since then and can be brought back."""
-        from backupd.app.disaster.recover_versions import look
+        from backupd.app.restores.recover_versions import look
 
         return look(self._wiring, destination, since)
 
     def bring_back(self, destination: str, since: datetime, report: Report) -> BroughtBack:
-        from backupd.app.disaster.recover_versions import act
+        from backupd.app.restores.recover_versions import act
 
         with deed(self._wiring, self._actor, "brought-back", subject=destination, detail=f"since {format_time(since)}"):
             return act(self._wiring, destination, since, report)

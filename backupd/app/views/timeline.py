@@ -12,7 +12,7 @@ from backupd.app.binlogs.targets import history
 from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.service import measured_rates, not_believed, within_reach
+from backupd.app.restores.whole_server import measured_rates, not_believed, within_reach
 from backupd.app.views.objectives import first_to_come
 from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import NotFoundError, RefusedError

@@ -12,7 +12,7 @@ from backupd.cli.session import session
 from backupd.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from backupd.app.disaster.catalog_rebuild import Rebuilt
+    from backupd.app.restores.catalog_rebuild import Rebuilt
     from backupd.cli.screen.output import Screen
 
 app = typer.Typer(help="The catalog's own care.", no_args_is_help=True, rich_markup_mode=None)

@@ -25,8 +25,8 @@ def run_stream(
 ) -> None:
     """Stream a server's binary log to its destinations, in the foreground. The service does this by itself."""
     with guarded(context, False):
+        from backupd.app.binlogs.stream_process import run_stream as run
         from backupd.app.context.logging_setup import logging_to
-        from backupd.app.streams.process import run_stream as run
 
         with logging_to(sys.stderr):
             run(config_path(context, config), server, held=settings, once=once)

@@ -20,7 +20,7 @@ from backupd.cli.session import session
 from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
-    from backupd.app.disaster.recover_versions import BroughtBack
+    from backupd.app.restores.recover_versions import BroughtBack
 
 _SHOWN = 20
 

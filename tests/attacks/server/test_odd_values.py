@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.disaster.catalog_rebuild import rebuild
+from backupd.app.restores.catalog_rebuild import rebuild
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import DamagedError

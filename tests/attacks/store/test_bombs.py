@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.disaster.lost_catalog import lost_catalogs
-from backupd.app.metacopies.configuration_of_backup import _LIMIT as CONFIG_LIMIT
+from backupd.app.restores.catalog_rebuild import lost_catalogs
+from backupd.app.restores.server_configuration import _LIMIT as CONFIG_LIMIT
 from backupd.model.binlog import SegmentKey
 from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import DamagedError, StreamError

@@ -13,10 +13,10 @@ from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.dispatch.actions import of_proof, perform
-from backupd.app.metacopies.proofs import keep_proofs
+from backupd.app.metacopies.proof_copies import keep_proofs
 from backupd.app.reconcile import lookback
 from backupd.app.restores import test_restore as proving
-from backupd.app.restores.service import restore
+from backupd.app.restores.whole_server import restore
 from backupd.app.verify.verification import verify
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backupd.app.backups.backup_row import behind
 from backupd.app.backups.physical import take_backup
-from backupd.app.backups.taking import behind
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings, load_settings
 from backupd.app.context.wiring import Wiring

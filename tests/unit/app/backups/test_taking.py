@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.app.backups.taking import add_row
+from backupd.app.backups.backup_row import add_row
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.backup.commit import BackupSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.backups.witnesses import forget_old
+from backupd.app.backups.physical import forget_old
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import accept
 from backupd.app.context.settings import load_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.binlogs.stream_records import CatalogRecorder, Confirmed
+from backupd.app.binlogs.stream_report import CatalogRecorder, Confirmed
 from backupd.app.runtime.catalog_writer import Scribe
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import CatalogError

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.binlogs.stream_records import CatalogRecorder
-from backupd.app.binlogs.stream_report import StreamReport, behind_limit
+from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import catalog_writer as scribe

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from backupd.app.binlogs.stream_process import LogFollower
 from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.copies.log_copies import LogCopies, LogsCopied
-from backupd.app.streams.log_copies import LogFollower
 from backupd.app.views.timeline import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position

@@ -18,9 +18,9 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.context.trust import trusting
 from backupd.app.context.wiring import Wiring
-from backupd.app.disaster.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.metacopies.catalog_copies import own_copies, write_copies
 from backupd.app.metacopies.vouching import vouch
+from backupd.app.restores.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.service.facade import Service
 from backupd.app.views.timeline import timeline
 from backupd.catalog.session import open_catalog

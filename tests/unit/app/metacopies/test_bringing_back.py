@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.metacopies.recover_versions_text import bring_back_text
+from backupd.app.metacopies.recover_document import bring_back_text
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.text import format_time

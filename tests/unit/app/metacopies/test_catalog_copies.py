@@ -24,7 +24,7 @@ from backupd.app.metacopies.catalog_copies import (
     texts_problems,
     write_copies,
 )
-from backupd.app.metacopies.check import HERE, of_today
+from backupd.app.metacopies.copy_check import HERE, of_today
 from backupd.app.metacopies.recover_document import recover_text
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationError, LockedError

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.metacopies.configuration_of_backup import _members
-from backupd.app.metacopies.tar_extraction import extract
+from backupd.app.restores.server_configuration import _members, extract
 from backupd.model.errors import DamagedError, RefusedError
 from tests.support.dice import rounds, thrown
 

@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.app.backups.taking import record_of
+from backupd.app.backups.backup_row import record_of
 from backupd.app.context.settings import load_settings
 from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
-from backupd.app.disaster.catalog_rebuild import rebuild
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.vouching import vouch
 from backupd.app.reconcile.adopt import NOT_OURS, adopt_unknown
+from backupd.app.restores.catalog_rebuild import rebuild
 from backupd.catalog.session import open_catalog
 from backupd.model.hold import HoldKind
 from backupd.model.job import silent

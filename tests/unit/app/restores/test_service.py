@@ -11,7 +11,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.dispatch.actions import of_proof
 from backupd.app.restores import test_restore as proving
-from backupd.app.restores.service import plan
+from backupd.app.restores.whole_server import plan
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import (
     BackupdError,

@@ -23,7 +23,7 @@ import pytest
 from backupd.app.backups import physical as backups
 from backupd.app.copies.protection import with_protection
 from backupd.app.copies.replication import bring_up_to_date
-from backupd.app.disaster.catalog_rebuild import rebuild
+from backupd.app.restores.catalog_rebuild import rebuild
 from backupd.app.retention.deletion import DELETED, sweep_destination
 from backupd.app.retention.retention import apply
 from backupd.app.verify.verification import fsck, verify

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.binlogs import stream_supervisor as streamwatch
+from backupd.app.binlogs.stream_supervisor import StreamWatch
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import child_process as offspring
-from backupd.app.streams import supervisor as streamwatch
-from backupd.app.streams.supervisor import StreamWatch
 from backupd.catalog.session import open_catalog
 from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.process.command import Command

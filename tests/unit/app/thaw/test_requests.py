@@ -16,8 +16,8 @@ from backupd.app.context.run import JobRun
 from backupd.app.jobs import heartbeat as pulse
 from backupd.app.jobs import jobs
 from backupd.app.jobs.jobs import cancel, run_here
-from backupd.app.restores.service import Wishes, gate_of, plan
-from backupd.app.restores.thaw_commands import thaw_for, thaws
+from backupd.app.restores.thaw_for_restore import thaw_for, thaws
+from backupd.app.restores.whole_server import Wishes, gate_of, plan
 from backupd.app.retention import retention
 from backupd.app.thaw import requests as thawing
 from backupd.app.thaw import restore_wait as thawgate

@@ -18,7 +18,7 @@ from backupd.app.context.destinations import findings
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
-from backupd.app.restores.service import plan
+from backupd.app.restores.whole_server import plan
 from backupd.app.views import status as standing
 from backupd.app.views.destinations import Glimpse, PlaceView, places
 from backupd.app.views.metrics import measure

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.restores.service import Wishes, plan
 from backupd.app.restores.table_restore import plan_tables
 from backupd.app.restores.table_sources import TableWishes
+from backupd.app.restores.whole_server import Wishes, plan
 from backupd.app.thaw.requests import advance, begin, raise_tier
 from backupd.app.thaw.restore_wait import parts_of
 from backupd.model.job import JobKind, JobRecord, JobState

@@ -1,9 +1,14 @@
-"""Reading again what lies at the destinations of configuration, catalog and proofs, and comparing it with the digests
-from when it was put there. These are what is left on the day on which nothing else is, and no manifest names them."""
+"""The note in the spool of what was put last at which destination: copies of catalog and configuration. It cannot stand
+in the catalog, whose copy would be another one each time.
+
+Reading again what lies at the destinations of configuration, catalog and proofs, and comparing it with the digests
+from when it was put there. These are what is left on the day on which nothing else is, and no manifest names them.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,14 +20,59 @@ from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.repairs import REPAIRED
-from backupd.app.metacopies.note import CopyNote
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.event import Event, Severity
+from backupd.process.folders import write_whole
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.scrub import Damage, share_of
 from storage.contract import layout
 from storage.contract.destination import Destination
+
+COPY_NOTE = "copies.json"
+"""Its name in the spool."""
+
+
+class CopyNote:
+    """Digests in the spool: by destination and folder of the content of what was put last, and by destination and key
+    of each copy as it was stored. Losing it costs one more copy."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        self._digests: dict[str, str] = found if isinstance(found, dict) else {}
+
+    def get(self, destination: str, folder: str) -> str | None:
+        return self._digests.get(f"{destination}/{folder}")
+
+    def stored(self, destination: str) -> dict[str, str]:
+        """Of each copy that was put there, by key."""
+        found = {
+            name.removeprefix(f"{destination}/"): digest
+            for name, digest in self._digests.items()
+            if name.startswith(f"{destination}/")
+        }
+        return {key: digest for key, digest in found.items() if layout.copy_of(key) is not None}
+
+    def set(self, destination: str, folder: str, digest: str) -> None:
+        self._digests[f"{destination}/{folder}"] = digest
+        self._write()
+
+    def marker(self, destination: str) -> bytes | None:
+        """The marker of the place, as it was seen there."""
+        found = self.get(destination, layout.REPOSITORY)
+        return found.encode() if found is not None else None
+
+    def forget(self, destination: str, key: str) -> None:
+        if self._digests.pop(f"{destination}/{key}", None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        write_whole(self._file, json.dumps(self._digests, sort_keys=True).encode())
+
 
 HERE = "this installation"
 """What a damaged copy was replaced from, where that was no other destination."""
