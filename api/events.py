@@ -15,9 +15,9 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from api.problems import TooManyError
-from backupd.app.alerting.catalog_changes import Change, News
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
+from backupd.app.views.listing import Change, News
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event

@@ -4,29 +4,32 @@ A copy is *verified* when every byte of it was read at its destination. Of what 
 archive class, and at a place that audits itself, the place's own checksum has to do. What another backup there shares
 and was verified for a few days ago is not read once more; the copy counts as verified since then. A backup is
 *protected* when enough such copies, of it and of all that it builds on, lie at enough places away from the site.
+
+What lies beside a backup at its destinations, read from the first copy where it is what was written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from backupd.app.context.destinations import identities
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.copies.repairs import mend
-from backupd.model.backup_record import BackupRecord, BackupState, Copy
-from backupd.model.errors import ArchivedError, CancelledError, NotFoundError
+from backupd.model.backup_record import BackupDetail, BackupRecord, BackupState, Copy
+from backupd.model.errors import ArchivedError, BackupdError, CancelledError, NotFoundError
 from backupd.model.event import Event, Severity
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.transfer.dedup import missing
-from backupd.transfer.records.manifests import backup_ids, read
+from backupd.transfer.records.manifests import backup_ids, load_header, load_side_file, read
 from backupd.transfer.relay import Check, found_wrong
 from backupd.transfer.scrub import Damage
 from policies.schema import Protection
@@ -424,3 +427,38 @@ def _lately(destination: Destination, records: Iterable[BackupRecord], since: da
         if layout.name_in(info.key) in found
     }
     return {name: at for name, at in found.items() if there.get(name) == sizes[name]}
+
+
+T = TypeVar("T")
+
+
+def detail(wiring: Wiring, backup_id: str) -> BackupDetail:
+    """Raises NotFoundError, and the first reason where no copy can be read."""
+    (record,) = with_protection(wiring, [wiring.catalog.backups.get(backup_id)])
+    return _of_first(
+        wiring,
+        record,
+        lambda _destination, header: BackupDetail(
+            record, len(header.objects), header.recipients, header.codec, header.is_bound, header.runbook.sha256
+        ),
+    )
+
+
+def runbook(wiring: Wiring, backup_id: str) -> str:
+    """How to restore it by hand. Raises as ``detail`` does."""
+    return _of_first(
+        wiring,
+        wiring.catalog.backups.get(backup_id),
+        lambda destination, header: load_side_file(destination, header, header.runbook).decode(),
+    )
+
+
+def _of_first(wiring: Wiring, record: BackupRecord, read: Callable[[Destination, Header], T]) -> T:
+    errors: list[BackupdError] = []
+    for copy in record.copies:
+        try:
+            destination = wiring.destination(copy.destination)
+            return read(destination, load_header(destination, record.server, record.id))
+        except BackupdError as error:
+            errors.append(error)
+    raise errors[0] if errors else NotFoundError(f"no destination holds backup {record.id}")

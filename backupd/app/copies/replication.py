@@ -1,4 +1,6 @@
-"""Bringing one destination up to date for one server: what is lacking is copied, and what was copied is read again.
+"""Can a destination that gets copies keep up with the backups that are taken?
+
+Bringing one destination up to date for one server: what is lacking is copied, and what was copied is read again.
 
 To one of the ``others`` go backups, binary logs, and what is kept on purpose; the copies at a required one, which were
 stored by the backups themselves, are only verified. What could not be copied stays in the catalog and is tried again
@@ -8,22 +10,22 @@ after growing pauses, as often as it takes. One event tells when that begins, an
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.incidents import SLOW, Incidents, Pair
 from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring, worker_count
-from backupd.app.copies.copy_selection import Wanted, above, opened, sources, wanted
-from backupd.app.copies.copy_speed import tell_speed
 from backupd.app.copies.log_copies import LogsCopied, copies_of
+from backupd.app.copies.missing_copies import Wanted, above, opened, sources, wanted
 from backupd.app.copies.protection import Examined, damaged, verify_copies
 from backupd.app.reconcile.adopt import adopt_unknown
 from backupd.app.reconcile.missing_copies import LOST, find_lost
 from backupd.app.retention.deletion import reconcile, sweep_destination
-from backupd.app.retention.holds_at_destinations import kept_by_catalog
+from backupd.app.retention.holds import kept_by_catalog
+from backupd.backup.checks.speed import LIMITED, LONG_SECONDS
 from backupd.model.backup_record import BackupRecord, BackupState, Copy
 from backupd.model.errors import (
     BackupdError,
@@ -47,6 +49,76 @@ from backupd.transfer.records.manifests import load_body
 from backupd.transfer.relay import PAUSES
 from storage.contract import layout as treenames
 from storage.contract.destination import Destination, as_tree
+
+_LOOKED_AT = timedelta(days=14)
+_LEAST = timedelta(hours=1)
+"""Backups that were all taken within it say nothing about how many are to come."""
+
+
+def needed_rate(records: Iterable[BackupRecord]) -> float | None:
+    """New bytes a second that the backups of the last two weeks brought; None where there are too few of them."""
+    found = sorted(records, key=lambda record: record.finished_at)
+    found = [record for record in found if found[-1].finished_at - record.finished_at <= _LOOKED_AT]
+    if not found or (length := found[-1].finished_at - found[0].finished_at) < _LEAST:
+        return None
+    return sum(record.stats.bytes_new for record in found[1:]) / length.total_seconds()
+
+
+def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: float) -> None:
+    """``sent`` bytes of backups were copied to ``place`` in ``seconds``: one event when new backups bring more than
+    that, and one when they do not any more. Copies of less than a minute are quick enough whatever their rate.
+    Raises CatalogError."""
+    needed = needed_rate(wiring.catalog.backups.list(server))
+    if not sent or needed is None:
+        return
+    incidents, now, rate = Incidents(wiring.catalog), wiring.clock(), sent / max(seconds, 1e-9)
+    configured = wiring.settings.destinations.get(place)
+    limit = configured.max_upload if configured is not None else None
+    if seconds > LONG_SECONDS and rate < needed and limit is not None and rate >= limit * LIMITED:
+        incidents.broken(
+            SLOW,
+            Event(
+                now,
+                SLOW.broken,
+                Severity.WARNING,
+                server=server,
+                subject=place,
+                message=f"max_upload of {place} ({format_size(limit)}/s) is too low for the copies of {server}: the "
+                f"backups of the last two weeks brought {format_size(needed)}/s",
+                hint=f"it falls behind further with every backup: raise max_upload of {place}, copy fewer of them "
+                "there "
+                "(retention of that destination), or take backups less often",
+            ),
+        )
+    elif seconds > LONG_SECONDS and rate < needed:
+        incidents.broken(
+            SLOW,
+            Event(
+                now,
+                SLOW.broken,
+                Severity.WARNING,
+                server=server,
+                subject=place,
+                message=f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
+                f"{format_duration(seconds)} ({format_size(rate)}/s), and the backups of the last two weeks "
+                f"brought {format_size(needed)}/s",
+                hint="it falls behind further with every backup: look at its line, copy fewer of them there "
+                "(retention of that destination), or take backups less often",
+            ),
+        )
+    else:
+        incidents.mended(
+            SLOW,
+            Event(
+                now,
+                SLOW.mended,
+                Severity.INFO,
+                server=server,
+                subject=place,
+                message=f"copies of {server} to {place} keep up with its backups again",
+            ),
+        )
+
 
 REPLICATION = Pair("replication-failing", "replication-caught-up")
 FIRST_PAUSE = timedelta(minutes=1)

@@ -7,7 +7,7 @@ import logging
 import threading
 from datetime import datetime, timedelta
 
-from backupd.app.alerting.threads import forget_told
+from backupd.app.alerting.service import forget_told
 from backupd.app.backups.physical import forget_old
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring

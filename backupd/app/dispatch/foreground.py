@@ -10,7 +10,7 @@ from backupd.app.context.audited_action import deed
 from backupd.app.context.run import JobRun, Result
 from backupd.app.context.scope import require_known, require_target
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.copy_selection import destinations_of
+from backupd.app.copies.missing_copies import destinations_of
 from backupd.app.copies.replication import Replicated
 from backupd.app.dispatch.actions import of_proof, of_replication, of_verification, perform, replicate
 from backupd.app.jobs.jobs import Asked, run_here

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from backupd.app.context.audited_action import deed
 from backupd.app.context.scope import require_all, require_target, see
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.copy_selection import destinations_of
+from backupd.app.copies.missing_copies import destinations_of
 from backupd.model.access import Actor
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError

@@ -20,7 +20,7 @@ from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.trust import signing, wanting
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.side_files import detail
+from backupd.app.copies.protection import detail
 from backupd.app.runtime.guarded_loop import Guard
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import (

@@ -25,8 +25,8 @@ from backupd.app.restores.progress import RestoreView
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.table_restore import place_of, restore_tables
 from backupd.app.restores.table_sources import chosen_way
+from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.restores.whole_server import earlier_attempt, foresee, plan, restore
-from backupd.app.thaw.storage_tiers import refuse_cold
 from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError

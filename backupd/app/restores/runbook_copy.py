@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.side_files import runbook as backup_runbook
+from backupd.app.copies.protection import runbook as backup_runbook
 from backupd.app.restores.jobs import view
 from backupd.app.restores.progress import request_of
 from backupd.app.restores.request import RestoreRequest

@@ -9,8 +9,8 @@ from backupd.app.binlogs.targets import Targets
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
+from backupd.app.restores.thaw_wait import with_thaw
 from backupd.app.restores.whole_server import NO_WISHES, Wishes, measured_rates, plan, sources
-from backupd.app.thaw.storage_tiers import with_thaw
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.census import CLONE
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS

@@ -12,6 +12,7 @@ from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.keys.key_dependence import require_keys
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.reconcile.lookback import doubt, settle_doubts
+from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.restores.whole_server import (
     Wishes,
     archives,
@@ -22,7 +23,6 @@ from backupd.app.restores.whole_server import (
     templates,
     within_reach,
 )
-from backupd.app.thaw.storage_tiers import refuse_cold
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import BackupdError, DamagedError

@@ -9,9 +9,9 @@ from typing import Any
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.table_restore import plan_tables
 from backupd.app.restores.table_sources import TableWishes
+from backupd.app.restores.thaw_jobs import advance, begin, raise_tier
+from backupd.app.restores.thaw_wait import parts_of
 from backupd.app.restores.whole_server import Wishes, plan
-from backupd.app.thaw.requests import advance, begin, raise_tier
-from backupd.app.thaw.restore_wait import parts_of
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.thaw import Thawing
 from restore.planning.plan import Plan

@@ -17,8 +17,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.app.keys.key_dependence import require_keys
 from backupd.app.reconcile.lookback import doubt
-from backupd.app.thaw.restore_wait import ThawGate
-from backupd.app.thaw.storage_tiers import refuse_cold, with_thaw
+from backupd.app.restores.thaw_wait import ThawGate, refuse_cold, with_thaw
 from backupd.catalog.restores import Rate as Measured
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayMethod

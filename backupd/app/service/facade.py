@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backupd.app.alerting.incident_actions import Telling
+from backupd.app.alerting.service import Telling
 from backupd.app.context.audit import command_line
 from backupd.app.context.audited_action import Deed, deed
 from backupd.app.context.scope import require_all, require_known, scoped, see
@@ -201,7 +201,7 @@ class Service:
         return with_protection(self._wiring, [record for record in found if self.actor.sees(record.server)])
 
     def show(self, backup_id: str) -> BackupDetail:
-        from backupd.app.copies.side_files import detail
+        from backupd.app.copies.protection import detail
 
         self._backup(backup_id)
         return detail(self._wiring, backup_id)
@@ -396,7 +396,7 @@ class Service:
 
     def runbook_digest(self, backup_id: str) -> str:
         """SHA-256 of the runbook of a backup that was just taken, "" where no copy can be read by now."""
-        from backupd.app.copies.side_files import detail
+        from backupd.app.copies.protection import detail
 
         try:
             return detail(self._wiring, backup_id).runbook_sha256
@@ -405,7 +405,7 @@ class Service:
 
     def runbook(self, backup_id: str) -> str:
         """The text beside the backup, from the first copy where it is what was written."""
-        from backupd.app.copies.side_files import runbook
+        from backupd.app.copies.protection import runbook
 
         self._backup(backup_id)
         return runbook(self._wiring, backup_id)

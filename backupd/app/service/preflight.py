@@ -12,14 +12,14 @@ from backupd.app.context import listening, trust
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, absent_hint, is_bare, stored_already
-from backupd.app.copies import copy_selection as replicating
-from backupd.app.destinations.forecast import room
+from backupd.app.copies import missing_copies as replicating
 from backupd.app.jobs import waiting_jobs as queuewatch
 from backupd.app.keys import keys
 from backupd.app.reconcile.adopt import STRANGE_HINT
 from backupd.app.retention import holds
 from backupd.app.service import confinement_check as confinement
 from backupd.app.service import transport_check as transport
+from backupd.app.views.capacity import room
 from backupd.backup.checks.binary_log import SUBJECT, Streaming
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
 from backupd.backup.checks.preflight import PreflightSpec, preflight

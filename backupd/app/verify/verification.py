@@ -13,8 +13,7 @@ from backupd.app.jobs.jobs import abandon_dead
 from backupd.app.metacopies.catalog_copies import mend_marker, noted_marker, read_copies, texts_problems
 from backupd.app.reconcile.adopt import STRANGE_HINT, adopt_unknown
 from backupd.app.reconcile.lookback import Lacking, look_back
-from backupd.app.retention.deletion import expected_at, forget_swept, sweep_destination
-from backupd.app.retention.mark_provenance import believed
+from backupd.app.retention.deletion import believed, expected_at, forget_swept, sweep_destination
 from backupd.app.verify.log_check import examine_logs, repair_logs
 from backupd.app.verify.rotation import Rotation
 from backupd.app.verify.scrubbing import Read, scrub_server

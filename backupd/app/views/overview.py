@@ -1,7 +1,7 @@
 """Every server at a glance: can it be recovered as promised, and if not, what is wrong and what to do.
 
 However many servers there are, a few statements read what changes all the time; how each of them stands is kept while
-nothing changed (see ``backupd.app.views.status``).
+nothing changed (see ``backupd.app.views.timeline``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from backupd.app.schedule.calendar import legs
 from backupd.app.views.destinations import PlaceView, places
 from backupd.app.views.objectives import first_backup
 from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
-from backupd.app.views.status import UNSEEN, Standing, Standings, standings
-from backupd.app.views.timeline import place_troubles
+from backupd.app.views.timeline import UNSEEN, Standing, Standings, place_troubles, standings
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backup_rows import Absence
 from backupd.catalog.jobs import OPEN

@@ -22,7 +22,7 @@ from backupd.app.context.audit import command_line
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring, utc_now
 from backupd.app.service.facade import Service
-from backupd.app.views import status as standing
+from backupd.app.views import timeline as standing
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Role
 from backupd.model.text import Clock

@@ -25,8 +25,8 @@ ELSEWHERE = {
     ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.retention.holds", "word"): "_WORDS",
     ("backupd.app.alerting.notifier", "kind"): "",
-    ("backupd.app.retention.sweep_incidents", "pair.broken"): "",
-    ("backupd.app.retention.sweep_incidents", "pair.mended"): "",
+    ("backupd.app.retention.deletion", "pair.broken"): "",
+    ("backupd.app.retention.deletion", "pair.mended"): "",
     ("backupd.app.binlogs.stream_report", "pair.broken"): "",
     ("backupd.app.binlogs.stream_report", "pair.mended"): "",
 }

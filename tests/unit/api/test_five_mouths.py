@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from backupd.app.alerting.notifier import NewsDesk, Pace
-from backupd.app.alerting.reachability import ReachWatch
 from backupd.app.alerting.reports import report_now
 from backupd.app.context.incidents import STREAM, Incidents
 from backupd.app.context.run import JobRun, Result
@@ -23,7 +22,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.jobs.jobs import run_here
 from backupd.app.reconcile.adopt import tell_foreign
-from backupd.app.views.destinations import places
+from backupd.app.views.destinations import ReachWatch, places
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.timeline import timeline
 from backupd.catalog.session import Catalog

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from backupd.app.destinations.forecast import forecast
 from backupd.app.retention import log_retention as logretention
 from backupd.app.retention.log_retention import clear
 from backupd.app.retention.retention import apply, make_room, preview
-from backupd.app.views.outlook import SPAN, streamed
+from backupd.app.views.capacity import forecast
+from backupd.app.views.policy_explanation import SPAN, streamed
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment

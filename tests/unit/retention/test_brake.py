@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.reconcile.adopt import adopt
-from backupd.app.retention.deletion import delete, sweep_destination, undelete
-from backupd.app.retention.mark_provenance import unconfirmed
+from backupd.app.retention.deletion import delete, sweep_destination, unconfirmed, undelete
 from backupd.app.retention.retention import apply, make_room, relieve
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.retention.deletion import delete, sweep_destination, undelete
-from backupd.app.retention.mark_provenance import unconfirmed
+from backupd.app.retention.deletion import delete, sweep_destination, unconfirmed, undelete
 from backupd.app.retention.retention import REASON, apply, make_room
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupState

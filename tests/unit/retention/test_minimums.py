@@ -7,8 +7,8 @@ from datetime import UTC, timedelta
 
 import pytest
 
+from backupd.app.retention import preview as minimums
 from backupd.app.retention import retention
-from backupd.app.retention import storage_minimums as minimums
 from backupd.model.backup_record import BackupKind
 from backupd.retention.decisions import BinlogRun, Decisions, Minimum, Stored, View
 from backupd.retention.solver import solve

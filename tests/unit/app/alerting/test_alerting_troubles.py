@@ -10,11 +10,10 @@ import pytest
 
 from backupd.alerts.channels import TRIES
 from backupd.app.alerting.channels import findings
-from backupd.app.alerting.incident_actions import Telling
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, look_after, send_one
-from backupd.app.alerting.threads import send_test
+from backupd.app.alerting.service import Telling, send_test
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
@@ -154,7 +153,7 @@ def test_a_test_is_not_sent_by_the_service_while_the_command_sends_it_and_is_if_
         meanwhile.append(due(wiring, "email"))
 
     with opened(tmp_path, clock, MAIL.format(url=NO_SERVER)) as wiring:
-        monkeypatch.setattr("backupd.app.alerting.threads.send_one", slow)
+        monkeypatch.setattr("backupd.app.alerting.service.send_one", slow)
         (message,) = send_test(wiring)
         assert meanwhile == [()]
         clock.sleep(HOUR)

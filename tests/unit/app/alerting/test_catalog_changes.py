@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert
 
-from backupd.app.alerting.catalog_changes import News
 from backupd.app.context.wiring import Wiring
+from backupd.app.views.listing import News
 from backupd.catalog.base.tables import events
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Event, Severity

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.rules import RULES, topic_of
-from backupd.app.alerting import obsolete_incidents as unwatched
+from backupd.app.alerting import notifier as unwatched
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
 from backupd.app.context.wiring import Wiring

@@ -19,11 +19,10 @@ from backupd.alerts.ledger import MANY
 from backupd.app.alerting import notifier as newsdesk
 from backupd.app.alerting import watchdog_ping as heartbeat
 from backupd.app.alerting.channels import names
-from backupd.app.alerting.incident_actions import Telling
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, send_one
-from backupd.app.alerting.threads import AlertWatch, forget_told, send_test
+from backupd.app.alerting.service import AlertWatch, Telling, forget_told, send_test
 from backupd.app.alerting.watchdog_ping import Heartbeat
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog

@@ -11,7 +11,7 @@ import pytest
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.copies.copy_speed import needed_rate, tell_speed
+from backupd.app.copies.replication import needed_rate, tell_speed
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupRecord
 from tests.support.catalog import samples

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from backupd.app.copies.replication_watch import ReplicaWatch, job_for
+from backupd.app.copies.missing_copies import ReplicaWatch, job_for
 from backupd.app.jobs.admission import obstacle
 from backupd.catalog.destinations import FAILING
 from backupd.model.hold import HoldKind

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.destinations.capacity import FILLING, FillingWatch
+from backupd.app.views.capacity import FILLING, FillingWatch
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup_record import Copy
 from backupd.model.errors import DestinationError

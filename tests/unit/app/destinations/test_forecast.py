@@ -10,7 +10,7 @@ import pytest
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.destinations.forecast import forecast, room
+from backupd.app.views.capacity import forecast, room
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import Copy
 from tests.support.catalog import samples

@@ -16,15 +16,13 @@ from backupd.app.context.run import JobRun
 from backupd.app.jobs import heartbeat as pulse
 from backupd.app.jobs import jobs
 from backupd.app.jobs.jobs import cancel, run_here
+from backupd.app.restores import thaw_jobs as thawing
+from backupd.app.restores import thaw_wait as thawgate
 from backupd.app.restores.thaw_for_restore import thaw_for, thaws
+from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
+from backupd.app.restores.thaw_wait import ThawGate, cold_of_part, with_thaw
 from backupd.app.restores.whole_server import Wishes, gate_of, plan
 from backupd.app.retention import retention
-from backupd.app.thaw import requests as thawing
-from backupd.app.thaw import restore_wait as thawgate
-from backupd.app.thaw.requests import advance, raise_tier
-from backupd.app.thaw.restore_wait import ThawGate
-from backupd.app.thaw.storage_tiers import cold_of_part, with_thaw
-from backupd.app.thaw.watch import ThawWatch
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import ArchivedError, CancelledError, RefusedError

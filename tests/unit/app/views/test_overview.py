@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from backupd.app.alerting.reachability import ReachWatch
 from backupd.app.context.destinations import findings
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
 from backupd.app.restores.whole_server import plan
-from backupd.app.views import status as standing
-from backupd.app.views.destinations import Glimpse, PlaceView, places
+from backupd.app.views import timeline as standing
+from backupd.app.views.destinations import Glimpse, PlaceView, ReachWatch, places
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import ServerOverview, Status, overview

@@ -11,11 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.destinations.forecast import forecast, room
 from backupd.app.schedule.calendar import legs_of
 from backupd.app.service.preflight import check
-from backupd.app.views.outlook import Typical, ahead, planned_runs
-from backupd.app.views.policy_explanation import explain_file, explain_here
+from backupd.app.views.capacity import forecast, room
+from backupd.app.views.policy_explanation import Typical, ahead, explain_file, explain_here, planned_runs
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup_record import BackupKind, BackupRecord, Copy
 from backupd.model.errors import ConfigurationError, RefusedError
