@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import TooManyError, answer, problem
 from api.site import Site, site_of
-from backupd.app.access.tokens import UnknownSecretError, actor_of, session_of
+from backupd.app.context.access import UnknownSecretError, actor_of, session_of
 from backupd.app.context.audit import audit
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.auth import address_of, cookie_name, current_actor, current_session, failed, passed
 from api.site import site_of
-from backupd.app.access.tokens import UnknownSecretError, log_in, log_out
+from backupd.app.context.access import UnknownSecretError, log_in, log_out
 from backupd.model.access import Actor, Session, Via
 
 

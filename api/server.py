@@ -21,8 +21,8 @@ from api.main import create_app
 from api.throttle import network
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings, held_settings, load_settings
+from backupd.app.context.settings_problems import refuse_newly_broken
 from backupd.app.context.wiring import Wiring
-from backupd.app.daemon.broken_policies import refuse_newly_broken
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import ConfigurationError, Problem, RefusedError, UsageError

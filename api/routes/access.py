@@ -10,8 +10,7 @@ from fastapi.responses import JSONResponse
 from api.auth import CurrentActor, Wired
 from api.routes.answers import ADMIN, VIEWER, cut, one, page, router_of
 from api.schemas.access import AuditEntry, AuditQuery, NewToken, Token, TokenRequest, TokensQuery, WhoAmI
-from backupd.app.access.tokens import create_token, revoke_token
-from backupd.app.context.scope import require_all
+from backupd.app.context.access import create_token, require_all, revoke_token
 from backupd.catalog.base.pages import Listed, number_of
 
 router = router_of("access")

@@ -13,8 +13,8 @@ from api.auth import Acting, CurrentActor, OnSite
 from api.limits import CHECKS
 from api.routes.answers import ADMIN, VIEWER, one, router_of, several
 from api.schemas.policies import Policy, Reloaded, Validation, ValidationRequest
+from backupd.app.context.access import require_all
 from backupd.app.context.audit import audit
-from backupd.app.context.scope import require_all
 from policies.reference import policy_schema
 
 router = router_of("policies")

@@ -12,8 +12,8 @@ from api.auth import Acting, CurrentActor, OnSite, allowed
 from api.web.forms import Form, form
 from api.web.notices import back_to
 from api.web.site import link
+from backupd.app.context.access import require_all
 from backupd.app.context.audit import audit
-from backupd.app.context.scope import require_all
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.backup_record import BackupKind

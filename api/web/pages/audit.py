@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from api.auth import Acting, Wired, allowed
 from api.web.site import link, render
-from backupd.app.context.scope import require_all
+from backupd.app.context.access import require_all
 from backupd.catalog.base.pages import number_of
 from backupd.model.access import Role
 

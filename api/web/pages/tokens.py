@@ -12,7 +12,7 @@ from api.web.forms import Form, form
 from api.web.notices import back_to
 from api.web.site import render
 from api.web.words import problem_of
-from backupd.app.context.scope import require_all
+from backupd.app.context.access import require_all
 from backupd.app.service.facade import Service
 from backupd.model.access import Role, Token
 from backupd.model.errors import BackupdError

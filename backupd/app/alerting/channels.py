@@ -16,7 +16,7 @@ from backupd.alerts.heartbeat import read_url
 from backupd.alerts.message import Letter
 from backupd.alerts.rules import UNDELIVERABLE
 from backupd.alerts.wording import Site
-from backupd.app.context.listening import address
+from backupd.app.context.api_address import address
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning

@@ -16,7 +16,7 @@ from backupd.app.alerting.notifier import DELIVERY
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.guarded_loop import Guard
+from backupd.app.runtime.periodic import Guard
 from backupd.model.event import Event, Message, MessageState, Severity
 
 LEASE = timedelta(minutes=30)

@@ -20,11 +20,11 @@ from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import LEASE, Postman, look_after, send_one
 from backupd.app.alerting.watchdog_ping import Heartbeat
-from backupd.app.context.audited_action import deed
+from backupd.app.context.access import require_all, see, seen
+from backupd.app.context.audit import deed
 from backupd.app.context.logging_setup import redacted
-from backupd.app.context.scope import require_all, see, seen
 from backupd.app.context.wiring import Wiring, user
-from backupd.app.runtime.guarded_loop import Guard
+from backupd.app.runtime.periodic import Guard
 from backupd.app.views.destinations import ReachWatch
 from backupd.catalog.base.pages import EVER, Span
 from backupd.model.access import Actor

@@ -13,7 +13,7 @@ from backupd.alerts.heartbeat import ping, read_url
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.guarded_loop import Guard
+from backupd.app.runtime.periodic import Guard
 from backupd.model.event import Event, Severity
 
 HEARTBEAT = Pair("heartbeat-failed", "heartbeat-sent")

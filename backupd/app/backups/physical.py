@@ -24,7 +24,7 @@ from backupd.app.context.server_identity import meet, problem_of, reason_of, ref
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing, signed_servers
 from backupd.app.context.wiring import Wiring, worker_count
-from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.retention import relieve
 from backupd.backup.checks.coverage import REMEDY, in_no_backup, left_out, lost_words

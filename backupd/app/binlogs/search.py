@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from backupd.app.binlogs.transactions import Indexes
-from backupd.app.context.scope import require_known
+from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.model.binlog import Change, ChangeKind, Segment, SegmentRecord, Transaction
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError, UnknownNameError, UsageError

@@ -28,13 +28,13 @@ from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import meet_stream
 from backupd.app.context.settings import ServerSettings, held_settings, load_settings, spool_folder
-from backupd.app.context.signals import Signals, Waker
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
 from backupd.app.copies.missing_copies import opened, sources, wanted
 from backupd.app.copies.replication import pause_after
-from backupd.app.reconcile.catalog_backfill import Recollection
+from backupd.app.reconcile.log_records import Recollection
 from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.runtime.service_manager import Signals, Waker
 from backupd.binlog.archive.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus

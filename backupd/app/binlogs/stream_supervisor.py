@@ -20,8 +20,7 @@ from backupd.app.context.incidents import STREAM
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.child_process import Offspring, open_log, start
-from backupd.app.runtime.processwatch import ProcessWatch
+from backupd.app.runtime.child_process import Offspring, ProcessWatch, open_log, start
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, HoldKind

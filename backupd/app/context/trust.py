@@ -1,16 +1,26 @@
-"""Which documents of record have to be signed here, and by whom."""
+"""Which documents of record have to be signed here, and by whom.
+
+What the catalog knows of the documents at the destinations, and what becomes of one that is another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import Settings
 from backupd.backup.checks.finding import Finding, error, fine, warning
-from backupd.model.errors import BackupdError, RefusedError
+from backupd.catalog.session import Catalog
+from backupd.model.backup_record import BackupState
+from backupd.model.binlog import SegmentKey
+from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError, TamperedError
+from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER
+from backupd.model.text import Clock
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
 from backupd.transfer.seal.keyring import public_keys
 from storage.contract.config import DestinationConfig
@@ -197,3 +207,69 @@ def _able(settings: Settings) -> list[Finding]:
             error("signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}", failure.hint)
         ]
     return [fine("signing", f"manifests are signed with {ours.key}")]
+
+
+TAMPERED = Pair("tampered", "tampered-mended")
+
+
+class CatalogRecords:
+    """Implements ``transfer.recorded.Records``. Without the catalog nothing is known: what is archived meanwhile, and
+    what is read of it, goes on."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog, self._clock = catalog, clock
+
+    def manifest(self, backup_id: str) -> str:
+        with contextlib.suppress(CatalogError):
+            return self._catalog.backups.digest(backup_id)
+        return ""
+
+    def segment(self, server: str, key: SegmentKey) -> str:
+        with contextlib.suppress(CatalogError):
+            return self._catalog.binlogs.digest(server, key)
+        return ""
+
+    def differs(self, destination: str, server: str, backup_id: str, error: TamperedError) -> None:
+        with contextlib.suppress(CatalogError):
+            told_tampered(self._catalog, self._clock, destination, server, backup_id, error)
+
+
+def told_tampered(
+    catalog: Catalog, clock: Clock, destination: str, server: str, backup_id: str, error: TamperedError
+) -> None:
+    """An incident, and the copy counts as damaged. It is over when a verification finds nothing like it any more."""
+    if backup_id:
+        with contextlib.suppress(NotFoundError):  # one that has no row, or none there, yet
+            catalog.backups.mark_copy_damaged(backup_id, destination)
+            record = catalog.backups.get(backup_id)
+            if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
+                catalog.backups.set_state(backup_id, BackupState.DAMAGED)
+    Incidents(catalog).broken(
+        TAMPERED,
+        Event(
+            clock(),
+            TAMPERED.broken,
+            Severity.ERROR,
+            error.message,
+            server=server,
+            subject=destination,
+            detail=error.detail,
+            hint=error.hint,
+        ),
+    )
+
+
+def settle_tampering(catalog: Catalog, clock: Clock, destination: str, server: str, left: Iterable[str]) -> None:
+    """After every document of ``server`` there was read: ``left`` are the keys of those that are damaged still."""
+    if not any(left):
+        Incidents(catalog).mended(
+            TAMPERED,
+            Event(
+                clock(),
+                TAMPERED.mended,
+                Severity.INFO,
+                f"every document of {server} at {destination} is what was stored there",
+                server=server,
+                subject=destination,
+            ),
+        )

@@ -18,9 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from backupd.app.context.document_records import CatalogRecords
 from backupd.app.context.settings import ServerSettings, Settings
-from backupd.app.context.trust import trusting
+from backupd.app.context.trust import CatalogRecords, trusting
 from backupd.backup.checks.preflight import EMPTIED_HINT
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.errors import (

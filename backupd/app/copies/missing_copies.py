@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from backupd.app.context.destinations import require_single
+from backupd.app.context.destination_identity import require_single
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring

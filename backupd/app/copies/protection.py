@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from backupd.app.context.destinations import identities
+from backupd.app.context.destination_identity import identities
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.copies.repairs import mend

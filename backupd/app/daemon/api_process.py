@@ -1,4 +1,6 @@
-"""The service's part of the REST interface and the web page: the socket, and a process that answers on it.
+"""Does the process of the REST interface answer, or does it only live?
+
+The service's part of the REST interface and the web page: the socket, and a process that answers on it.
 
 The socket is ours, so that a process which takes another one's place loses nobody's connection: with new settings the
 next one is started on the same socket, and the one before ends when the next one answers. Nothing here keeps backups
@@ -12,6 +14,8 @@ import logging
 import os
 import signal
 import socket
+import ssl
+import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +25,47 @@ from backupd.app.context.incidents import API
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.daemon.api_probe import Probe
-from backupd.app.runtime.child_process import Offspring, open_log, start
-from backupd.app.runtime.processwatch import ProcessWatch
+from backupd.app.runtime.child_process import Offspring, ProcessWatch, open_log, start
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.process.pipeline import describe_exit
 from backupd.process.supervise import kill_family
+
+_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_BEGINNING = b"HTTP/1.1 "
+
+
+class Probe:
+    """One question, asked by a thread of its own: who wants the answer need not wait for it. ``heard`` is None until it
+    is known."""
+
+    def __init__(self, address: tuple[str, int], *, tls: bool, seconds: float) -> None:
+        self.heard: bool | None = None
+        threading.Thread(target=self._ask, args=(address, tls, seconds), name="api-probe", daemon=True).start()
+
+    def _ask(self, address: tuple[str, int], tls: bool, seconds: float) -> None:
+        self.heard = answers(address, tls=tls, seconds=seconds)
+
+
+def answers(address: tuple[str, int], *, tls: bool, seconds: float) -> bool:
+    """Whatever it says: one that refuses lives as well. ``seconds``: for each step of it."""
+    try:
+        with (
+            socket.create_connection(address, timeout=seconds) as plain,
+            _context().wrap_socket(plain) if tls else plain as connection,
+        ):
+            connection.sendall(_REQUEST)
+            return connection.recv(len(_BEGINNING)) == _BEGINNING
+    except OSError:
+        return False
+
+
+def _context() -> ssl.SSLContext:
+    """Nothing secret is sent, so it does not matter whose certificate it is."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
 
 TICK = 0.5
 """Seconds between two looks."""

@@ -23,24 +23,22 @@ from backupd.app.binlogs.stream_supervisor import StreamWatch
 from backupd.app.context.audit import audit, by_itself
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings, load_settings
-from backupd.app.context.signals import Signals, Waker, Wishes
+from backupd.app.context.settings_problems import left_out, refuse_newly_broken, tell_policies, tell_transport
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.missing_copies import ReplicaWatch
 from backupd.app.daemon.api_process import ApiWatch
-from backupd.app.daemon.broken_policies import left_out, refuse_newly_broken, tell_policies
 from backupd.app.daemon.housekeeping import Housekeeper
-from backupd.app.daemon.systemd import Notifier
 from backupd.app.daemon.worker import Worker
+from backupd.app.jobs.admission import QueueWatch
 from backupd.app.jobs.jobs import abandon_dead
-from backupd.app.jobs.waiting_jobs import QueueWatch
 from backupd.app.metacopies.signed_heads import HeadWatch
 from backupd.app.restores.thaw_jobs import ThawWatch
 from backupd.app.runtime.clock_check import ClockWatch, Jump, note_step
 from backupd.app.runtime.leader import LostError, OnWatch
+from backupd.app.runtime.service_manager import Notifier, Signals, Waker, Wishes
 from backupd.app.schedule.calendar import AlarmClock
 from backupd.app.schedule.missed_runs import BUSY, CLOCK_MOVED, NOT_RUNNING
 from backupd.app.schedule.timetable import Timetable
-from backupd.app.service.transport_check import tell_transport
 from backupd.app.views.capacity import FillingWatch
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.timeline import timeline

@@ -14,7 +14,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import prune
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.metacopies.copy_check import of_today
-from backupd.app.reconcile.lookback import look_back
+from backupd.app.reconcile.missing_tables import look_back
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.holds import remind
 from backupd.app.schedule.calendar import next_runs

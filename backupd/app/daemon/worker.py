@@ -23,7 +23,7 @@ from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.heartbeat import DAEMON_STOP, HANG_WATCH
 from backupd.app.jobs.jobs import abandon_dead, close, mark_stopped, policy_of, repetition
 from backupd.app.runtime.child_process import HeldSettings, Offspring, open_log, start
-from backupd.app.runtime.guarded_loop import Guard
+from backupd.app.runtime.periodic import Guard
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState

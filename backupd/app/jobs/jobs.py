@@ -1,4 +1,6 @@
-"""The life of a job in the process that does it: the row before, a pulse meanwhile, the outcome afterwards.
+"""That a job is well again: told once, when the last that was heard of it was bad.
+
+The life of a job in the process that does it: the row before, a pulse meanwhile, the outcome afterwards.
 
 A job ends as ``cancelled`` when somebody wanted that (`backupd jobs cancel`, a signal, Ctrl-C), as ``failed`` when it
 went wrong by itself. A repetition is a new job that names this one as ``previous``.
@@ -21,12 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from backupd.app.context.audited_action import REFUSALS
+from backupd.app.context.audit import REFUSALS
 from backupd.app.context.logging_setup import job_log, redacted, remove_logs, say
 from backupd.app.context.run import JobRun, Result
 from backupd.app.context.wiring import Wiring, owner, owner_state, user
 from backupd.app.jobs.heartbeat import BEAT, DAEMON_STOP, PATIENCE, Pulse
-from backupd.app.jobs.recoveries import recovered
+from backupd.app.schedule.calendar import KINDS, logical_leg
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -42,6 +44,81 @@ from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobRecord, JobState, Report
 from backupd.model.text import new_id
 from policies.schema import Policy
+
+RECOVERED = "job-recovered"
+BAD = (
+    "job-failed",
+    "job-partial",
+    "job-abandoned",
+    "job-missed",
+    "job-skipped",
+    "job-hanging",
+    "job-waiting",
+    "job-not-followed",
+    "schedule-broken",
+)
+_REMEMBERED = 1000
+_FORGOTTEN = timedelta(days=1)
+"""What was asked for by hand, and failed, is told as no trouble any more after so long."""
+_GRAVE = (Severity.WARNING, Severity.ERROR)
+
+
+def recovered(wiring: Wiring, job: JobRecord, now: datetime) -> list[Event]:
+    """What to tell when ``job`` has gone well. What a person started counts for the schedule of the same thing, too.
+    Raises CatalogError."""
+    found = []
+    legs = _legs(job)
+    for subject in dict.fromkeys([*legs, job.kind]):
+        bad = wiring.catalog.events.last(job.server, BAD, subject, severities=_GRAVE)
+        well = wiring.catalog.events.last(job.server, (RECOVERED,), subject)
+        after = well.number if well is not None else 0
+        if bad is not None and after < bad.number and (subject in legs or _is_all_the_same(wiring, job, after, now)):
+            whose = f"{subject} of {job.server}" if job.server else subject
+            found.append(
+                Event(
+                    now,
+                    RECOVERED,
+                    Severity.INFO,
+                    f"{whose} went well again",
+                    server=job.server,
+                    subject=subject,
+                    job_id=job.id,
+                )
+            )
+    return found
+
+
+def _is_all_the_same(wiring: Wiring, job: JobRecord, after: int, now: datetime) -> bool:
+    """Did everything of this kind that failed since then, and is not forgotten yet, do what ``job`` did? A restore
+    into one folder says nothing about one into another."""
+    bad = {
+        event.job_id
+        for event in wiring.catalog.events.list(server=job.server, after=after, limit=_REMEMBERED)
+        if event.kind in BAD and event.severity in _GRAVE and event.subject == job.kind and now - event.at < _FORGOTTEN
+    }
+    for job_id in bad - {""}:
+        try:
+            if _task(wiring.catalog.jobs.get(job_id)) != _task(job):
+                return False
+        except NotFoundError:
+            return False
+    return True
+
+
+def _task(job: JobRecord) -> dict[str, object]:
+    """What was asked for, however often it is tried."""
+    return {name: value for name, value in job.arguments.items() if name != "retry"}
+
+
+def _legs(job: JobRecord) -> tuple[str, ...]:
+    """Those that ``job`` makes good."""
+    legs: tuple[str, ...]
+    if job.kind == JobKind.LOGICAL:
+        legs = () if job.arguments.get("tables") else (logical_leg(str(job.arguments.get("set") or "")),)
+    else:
+        legs = tuple(leg for leg, kind in KINDS.items() if kind == job.kind)
+    return tuple(dict.fromkeys([*([job.leg] if job.leg else []), *legs]))
+
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.trust import signing, wanting
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import detail
-from backupd.app.runtime.guarded_loop import Guard
+from backupd.app.runtime.periodic import Guard
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     BackupdError,

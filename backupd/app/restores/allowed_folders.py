@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.app.context.scope import see
+from backupd.app.context.access import see
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.request import RestoreRequest
 from backupd.model.access import Actor, Role

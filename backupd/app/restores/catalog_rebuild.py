@@ -24,11 +24,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from backupd.app.context.document_records import told_tampered
 from backupd.app.context.server_identity import recall
+from backupd.app.context.trust import told_tampered
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import own_copies
-from backupd.app.reconcile.adopt import is_ours, record_of_manifest
+from backupd.app.reconcile.backup_records import is_ours, record_of_manifest
 from backupd.app.reconcile.log_records import Reconciliation
 from backupd.app.restores.recover_versions import if_deleted
 from backupd.app.verify.log_check import is_at_work

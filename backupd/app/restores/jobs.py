@@ -11,9 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from backupd.app.context.keys import require_keys
 from backupd.app.context.run import JobRun, Result
 from backupd.app.context.wiring import Wiring
-from backupd.app.keys.key_dependence import require_keys
 from backupd.app.restores.allowed_folders import (
     at_real_place,
     refuse_changed,

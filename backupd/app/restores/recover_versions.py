@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from backupd.app.context.document_records import CatalogRecords
+from backupd.app.context.trust import CatalogRecords
 from backupd.app.context.wiring import Wiring
 from backupd.model.errors import UsageError
 from backupd.model.job import Report

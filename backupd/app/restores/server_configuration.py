@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring
-from backupd.app.keys.key_dependence import require_keys
 from backupd.backup.host_files import FILES, LARGEST_SUM
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.transfer.records.manifests import load_header, load_side_file

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from backupd.app.context.keys import require_keys
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import Wiring, owner, worker_count
-from backupd.app.keys.key_dependence import require_keys
 from backupd.app.restores.table_sources import TableWishes, chosen_way
 from backupd.app.restores.thaw_wait import parts_of
 from backupd.app.restores.whole_server import archives, earlier_attempt, gate_of, sources, templates

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from backupd.app.binlogs.targets import Targets, history
+from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring, worker_count
-from backupd.app.keys.key_dependence import require_keys
 from backupd.app.metacopies.catalog_copies import after_job
-from backupd.app.reconcile.lookback import doubt, settle_doubts
+from backupd.app.reconcile.missing_tables import doubt, settle_doubts
 from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.restores.whole_server import (
     Wishes,

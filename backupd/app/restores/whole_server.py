@@ -11,12 +11,12 @@ from pathlib import Path
 
 from backupd.app.binlogs.status import stream_of
 from backupd.app.binlogs.targets import Targets, history
+from backupd.app.context.keys import require_keys
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_count
-from backupd.app.keys.key_dependence import require_keys
-from backupd.app.reconcile.lookback import doubt
+from backupd.app.reconcile.missing_tables import doubt
 from backupd.app.restores.thaw_wait import ThawGate, refuse_cold, with_thaw
 from backupd.catalog.restores import Rate as Measured
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState

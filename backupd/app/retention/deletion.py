@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backupd.app.context.audit import audit, by_itself
-from backupd.app.context.destinations import require_single
+from backupd.app.context.destination_identity import require_single
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import GRACE, Wiring
-from backupd.app.reconcile.adopt import adopt_unknown, soundness
+from backupd.app.reconcile.backup_records import adopt_unknown, soundness
 from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.app.context.scope import require_known
+from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs import jobs
 from backupd.backup.checks.finding import Finding, warning

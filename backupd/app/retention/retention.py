@@ -20,10 +20,10 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.context.audit import audit, by_itself
-from backupd.app.context.destinations import require_single
+from backupd.app.context.destination_identity import require_single
 from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring
-from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.app.retention.deletion import (
     DELETED,
     MISSING_HINT,

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backupd.app.alerting.service import Telling
-from backupd.app.context.audit import command_line
-from backupd.app.context.audited_action import Deed, deed
-from backupd.app.context.scope import require_all, require_known, scoped, see
+from backupd.app.context.access import require_all, require_known, scoped, see
+from backupd.app.context.audit import Deed, command_line, deed
 from backupd.app.context.settings import held_settings, load_settings
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
-from backupd.app.dispatch.requests import Requests
 from backupd.app.runtime.clock_check import careful
 from backupd.app.service.maintenance import Upkeep
+from backupd.app.service.requests import Requests
 from backupd.app.views.listing import Listings
 from backupd.catalog.base.database import WANTED
 from backupd.catalog.session import open_catalog, upgrade
@@ -34,17 +33,17 @@ from backupd.model.server_facts import Identity
 from backupd.model.thaw import Thawing
 
 if TYPE_CHECKING:
-    from backupd.app.access.access import Access
     from backupd.app.binlogs.search import Found
     from backupd.app.binlogs.status import LogStatus
+    from backupd.app.context.access import Access
+    from backupd.app.context.keys import Issued, KeyState
     from backupd.app.context.trust import RecoveryPage
-    from backupd.app.dispatch.foreground import Foreground
-    from backupd.app.keys.keys import Issued, KeyState
     from backupd.app.restores import server_configuration as config
     from backupd.app.restores.table_restore import Leftover
     from backupd.app.restores.thaw_for_restore import Thawed
     from backupd.app.retention.deletion import Deleted
     from backupd.app.retention.holds import Held, Paused
+    from backupd.app.service.dispatch import Foreground
     from backupd.app.views.destinations import PlaceView
     from backupd.app.views.policy_explanation import Explanation
     from backupd.app.views.server import ServerOverview
@@ -106,7 +105,7 @@ class Service:
     @property
     def access(self) -> Access:
         """Tokens and the audit."""
-        from backupd.app.access.access import Access
+        from backupd.app.context.access import Access
 
         return Access(self._wiring, self.actor)
 
@@ -139,7 +138,7 @@ class Service:
     @property
     def foreground(self) -> Foreground:
         """Work that this process does itself, while somebody waits."""
-        from backupd.app.dispatch.foreground import Foreground
+        from backupd.app.service.dispatch import Foreground
 
         return Foreground(self._wiring, self.actor)
 
@@ -153,7 +152,7 @@ class Service:
         return self._revision
 
     def check(self, server: str | None) -> list[Finding]:
-        from backupd.app.service.preflight import check
+        from backupd.app.service.check import check
 
         return check(self._wiring, server)
 
@@ -187,7 +186,7 @@ class Service:
 
     def run_job(self, job_id: str, token: int) -> None:
         """Do a job that a worker has claimed for this process."""
-        from backupd.app.dispatch.actions import run_claimed
+        from backupd.app.service.dispatch import run_claimed
 
         run_claimed(self._wiring, job_id, token)
 
@@ -370,7 +369,7 @@ class Service:
         return config.show(self._wiring, backup_id, out)
 
     def keys(self) -> list[KeyState]:
-        from backupd.app.keys.keys import keys as list_keys
+        from backupd.app.context.keys import keys as list_keys
 
         return list_keys(self._wiring)
 
@@ -381,7 +380,7 @@ class Service:
         return recovery_page(self._wiring.settings, replaced(self._wiring))
 
     def challenge_keys(self, recipient: str | None) -> list[Issued]:
-        from backupd.app.keys.keys import challenge
+        from backupd.app.context.keys import challenge
 
         return challenge(self._wiring, recipient)
 
@@ -389,7 +388,7 @@ class Service:
         return self._wiring.catalog.challenges.get(challenge_id)
 
     def answer_challenge(self, challenge_id: str, phrase: str) -> Challenge:
-        from backupd.app.keys.keys import answer
+        from backupd.app.context.keys import answer
 
         with self._deed("key-answered", subject=challenge_id):
             return answer(self._wiring, challenge_id, phrase, self.actor.name)

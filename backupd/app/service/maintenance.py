@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from backupd.app.context.audited_action import deed
+from backupd.app.context.audit import deed
 from backupd.app.context.wiring import Wiring
 from backupd.model.access import Actor
 from backupd.model.job import Report
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from backupd.app.metacopies.catalog_copies import Copied
     from backupd.app.metacopies.signing_keys import Made, Rotation
     from backupd.app.metacopies.vouching import Vouched
-    from backupd.app.reconcile.adopt import Adopted
+    from backupd.app.reconcile.backup_records import Adopted
     from backupd.app.restores.catalog_rebuild import Rebuilt
     from backupd.app.restores.recover_versions import BroughtBack
     from backupd.app.verify.verification import FsckOutcome
@@ -59,7 +59,7 @@ class Upkeep:
 
     def adopt(self, names: Sequence[str]) -> tuple[Adopted, ...]:
         """Foreign backups, or all those of servers: they count as ours from now on."""
-        from backupd.app.reconcile.adopt import adopt
+        from backupd.app.reconcile.backup_records import adopt
 
         with deed(self._wiring, self._actor, "backups-adopted", subject=", ".join(names)):
             return adopt(self._wiring, names)

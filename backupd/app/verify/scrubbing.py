@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from backupd.app.context.document_records import settle_tampering
 from backupd.app.context.incidents import Pair
+from backupd.app.context.trust import settle_tampering
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.copies.repairs import mend
 from backupd.app.metacopies import signed_heads as heads
-from backupd.app.reconcile.adopt import soundness
+from backupd.app.reconcile.backup_records import soundness
 from backupd.app.verify.log_check import verify_logs
 from backupd.app.verify.rotation import Rotation, due, read_since
 from backupd.model.backup_record import BackupState

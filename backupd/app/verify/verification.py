@@ -11,8 +11,8 @@ from typing import Any
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import abandon_dead
 from backupd.app.metacopies.catalog_copies import mend_marker, noted_marker, read_copies, texts_problems
-from backupd.app.reconcile.adopt import STRANGE_HINT, adopt_unknown
-from backupd.app.reconcile.lookback import Lacking, look_back
+from backupd.app.reconcile.backup_records import STRANGE_HINT, adopt_unknown
+from backupd.app.reconcile.missing_tables import Lacking, look_back
 from backupd.app.retention.deletion import believed, expected_at, forget_swept, sweep_destination
 from backupd.app.verify.log_check import examine_logs, repair_logs
 from backupd.app.verify.rotation import Rotation

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.app.context.destinations import note_seen
+from backupd.app.context.destination_identity import note_seen
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import Lookout

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
-from backupd.app.context.scope import require_known, see, seen
+from backupd.app.context.access import require_known, see, seen
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.base.pages import EVER, Listed, Span
 from backupd.catalog.jobs import OPEN

@@ -18,7 +18,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import PROTECTION, protection_of
 from backupd.app.jobs.jobs import BACKUPS
-from backupd.app.jobs.recoveries import BAD as OF_JOBS
+from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs
 from backupd.app.views.destinations import PlaceView, places
 from backupd.app.views.objectives import first_backup

@@ -21,7 +21,7 @@ from typing import Any
 from backupd.app.binlogs.status import one_line, stream_troubles
 from backupd.app.binlogs.stream_report import behind_limit
 from backupd.app.binlogs.targets import history
-from backupd.app.context.destinations import identities
+from backupd.app.context.destination_identity import identities
 from backupd.app.context.logging_setup import say
 from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.settings import ServerSettings, Settings

@@ -17,7 +17,7 @@ from backupd.app.metacopies import signed_heads as heads
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.signed_heads import noted
 from backupd.app.metacopies.signing_keys import ROTATED, rotate_signing
-from backupd.app.reconcile.adopt import adopt_unknown, record_of_manifest
+from backupd.app.reconcile.backup_records import adopt_unknown, record_of_manifest
 from backupd.app.restores.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.service.facade import Service

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backupd.app.access.tokens import create_token
+from backupd.app.context.access import create_token
 from backupd.app.context.audit import command_line
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring

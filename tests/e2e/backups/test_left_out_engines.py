@@ -9,7 +9,7 @@ import pytest
 from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.dispatch.actions import perform
+from backupd.app.service.dispatch import perform
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical import streaming
 from backupd.engine.server import census

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import restore.replay.private_replay
-from backupd.app.dispatch.foreground import Foreground
+from backupd.app.service.dispatch import Foreground
 from backupd.engine.binlog.scan import scan
 from backupd.model.access import Actor, Role, Via
 from backupd.model.job import silent

@@ -12,11 +12,11 @@ import pytest
 from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.dispatch.actions import of_proof, perform
 from backupd.app.metacopies.proof_copies import keep_proofs
-from backupd.app.reconcile import lookback
+from backupd.app.reconcile import missing_tables
 from backupd.app.restores import test_restore as proving
 from backupd.app.restores.whole_server import restore
+from backupd.app.service.dispatch import of_proof, perform
 from backupd.app.verify.verification import verify
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError
@@ -70,7 +70,7 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
     def loaded(*how: Any) -> Body:
         return as_before(load_body(*how))
 
-    for module in (lookback, sources):
+    for module in (missing_tables, sources):
         monkeypatch.setattr(module, "load_body", loaded)
     witness = wiring.catalog.witnesses.of_backup(backup_id)
     assert witness is not None
@@ -95,12 +95,12 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
     proof = wiring.catalog.proofs.get(good.id)
     assert (proof.outcome, proof.is_good) == ("withdrawn", False)
     assert "archive.postcards" in proof.withdrawn
-    events = [event for event in wiring.catalog.events.list() if event.kind == lookback.PARTIAL.broken]
+    events = [event for event in wiring.catalog.events.list() if event.kind == missing_tables.PARTIAL.broken]
     assert len(events) == 1
     assert "archive.postcards" in events[0].message
     assert "--kind full" in events[0].hint
     verify(wiring, SERVER, 0.01, silent)
-    assert len([event for event in wiring.catalog.events.list() if event.kind == lookback.PARTIAL.broken]) == 1
+    assert len([event for event in wiring.catalog.events.list() if event.kind == missing_tables.PARTIAL.broken]) == 1
 
     place = wiring.destination("local")
     keep_proofs(wiring, place, Sealer([keys.fingerprint], keys.public_home))

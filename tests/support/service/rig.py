@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from api.main import create_app
 from api.server import ApiServer, server_of
-from backupd.app.access.tokens import create_token
+from backupd.app.context.access import create_token
 from backupd.app.context.audit import command_line
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring, utc_now

@@ -12,7 +12,7 @@ from typing import Any
 import backupd
 from backupd.alerts.rules import RULES, Act, endings_of, rule_of, title_of
 from backupd.app.context.incidents import Pair
-from backupd.app.jobs.recoveries import BAD
+from backupd.app.jobs.jobs import BAD
 from backupd.model.event import Event, Incident, Severity
 from backupd.model.job import JobState
 

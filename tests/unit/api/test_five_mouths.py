@@ -21,7 +21,7 @@ from backupd.app.context.server_identity import CHANGED
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.jobs.jobs import run_here
-from backupd.app.reconcile.adopt import tell_foreign
+from backupd.app.reconcile.backup_records import tell_foreign
 from backupd.app.views.destinations import ReachWatch, places
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.timeline import timeline

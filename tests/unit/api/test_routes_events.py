@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from api import events
-from backupd.app.access.tokens import create_token, log_in, log_out, revoke_token
+from backupd.app.context.access import create_token, log_in, log_out, revoke_token
 from backupd.app.context.audit import command_line
 from backupd.model.access import Role
 from backupd.model.event import Event, Severity

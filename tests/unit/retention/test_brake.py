@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.reconcile.adopt import adopt
+from backupd.app.reconcile.backup_records import adopt
 from backupd.app.retention.deletion import delete, sweep_destination, unconfirmed, undelete
 from backupd.app.retention.retention import apply, make_room, relieve
 from backupd.catalog.session import open_catalog

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.dispatch.actions import perform
-from backupd.app.dispatch.requests import Requests
-from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.app.retention.deletion import Deleted, delete, keep, sweep_destination, undelete
 from backupd.app.retention.holds import hold, listed, release
+from backupd.app.service.dispatch import perform
+from backupd.app.service.requests import Requests
 from backupd.app.verify.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Actor, Role, Via

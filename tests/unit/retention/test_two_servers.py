@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.app.reconcile.adopt import FOREIGN, adopt, adopt_unknown
+from backupd.app.reconcile.backup_records import FOREIGN, adopt, adopt_unknown
 from backupd.app.retention.deletion import delete
 from backupd.app.retention.retention import apply
-from backupd.app.service.preflight import check
+from backupd.app.service.check import check
 from backupd.app.verify.verification import fsck
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import Header, encode_header

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from api.throttle import FREE, Throttle
-from backupd.app.access.tokens import create_token, revoke_token
+from backupd.app.context.access import create_token, revoke_token
 from backupd.app.context.audit import command_line
 from backupd.app.context.wiring import utc_now
 from backupd.model.access import Role

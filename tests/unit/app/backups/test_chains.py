@@ -19,7 +19,7 @@ from backupd.app.backups.physical import take_backup
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, utc_now
-from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.server.probe import examine

@@ -15,7 +15,7 @@ import pytest
 
 from backupd.app.backups.backup_row import add_row
 from backupd.app.context.wiring import Wiring
-from backupd.app.reconcile.adopt import adopt_unknown
+from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.backup.commit import BackupSpec
 from backupd.cli.main import main
 from backupd.model.backup_record import BackupRecord

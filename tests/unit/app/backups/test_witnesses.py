@@ -14,8 +14,8 @@ from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import accept
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.dispatch.actions import perform
 from backupd.app.schedule.calendar import former_leg, legs
+from backupd.app.service.dispatch import perform
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState

@@ -15,7 +15,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import catalog_writer as scribe
 from backupd.app.runtime.catalog_writer import Scribe
-from backupd.app.service.preflight import stream_findings
+from backupd.app.service.check import stream_findings
 from backupd.binlog.archive.archiver import Behind
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus

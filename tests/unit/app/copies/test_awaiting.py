@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backupd.app.context.destinations import findings, identities
+from backupd.app.context.destination_identity import findings, identities
 from backupd.app.copies.protection import with_protection
 from backupd.app.retention.deletion import delete, sweep_destination
 from backupd.app.retention.retention import apply

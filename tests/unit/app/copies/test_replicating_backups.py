@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from backupd.app.copies.replication import LONGEST_PAUSE, REPLICATION, pause_after
-from backupd.app.reconcile.missing_copies import LOST
+from backupd.app.reconcile.backup_records import LOST
 from backupd.app.retention.deletion import keep, sweep_destination
 from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply

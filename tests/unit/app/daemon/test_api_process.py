@@ -16,8 +16,7 @@ import pytest
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.daemon import api_process as apiwatch
-from backupd.app.daemon.api_probe import answers
-from backupd.app.daemon.api_process import ApiWatch, listen
+from backupd.app.daemon.api_process import ApiWatch, answers, listen
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.event import Event
 from tests.support.service.house import Office

@@ -22,13 +22,12 @@ import pytest
 
 from backupd.app.context.logging_setup import logging_to
 from backupd.app.context.settings import Settings, load_settings
-from backupd.app.context.signals import Waker, Wishes
 from backupd.app.context.wiring import Wiring
 from backupd.app.daemon import daemon
-from backupd.app.daemon.systemd import Notifier
 from backupd.app.daemon.worker import Worker
 from backupd.app.runtime.clock_check import careful
 from backupd.app.runtime.leader import OnWatch
+from backupd.app.runtime.service_manager import Notifier, Waker, Wishes
 from backupd.app.schedule.calendar import AlarmClock
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.daemon.systemd import Notifier
+from backupd.app.runtime.service_manager import Notifier
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.dispatch.actions import of_verification
+from backupd.app.service.dispatch import of_verification
 from backupd.app.verify.verification import VerifyOutcome, fsck, verify
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.cli.screen.output import Screen

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings import Settings, held_settings, load_settings
+from backupd.app.context.settings_problems import refuse_newly_broken
 from backupd.app.context.wiring import Wiring
-from backupd.app.daemon.broken_policies import refuse_newly_broken
 from backupd.app.jobs.admission import may_start, obstacle
 from backupd.app.jobs.jobs import close
 from backupd.app.service.facade import Service

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.jobs.jobs import close
-from backupd.app.jobs.recoveries import RECOVERED
+from backupd.app.jobs.jobs import RECOVERED, close
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.jobs.waiting_jobs import QueueWatch, findings
+from backupd.app.jobs.admission import QueueWatch, findings
 from backupd.app.retention.holds import findings as held
 from backupd.app.views.policy_explanation import explain_here
 from backupd.catalog.session import open_catalog

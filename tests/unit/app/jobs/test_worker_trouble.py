@@ -23,12 +23,12 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner, owner_state
 from backupd.app.daemon import worker
 from backupd.app.daemon.worker import Worker
-from backupd.app.dispatch.actions import perform
 from backupd.app.jobs import jobs
 from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.heartbeat import Pulse
 from backupd.app.jobs.jobs import LONGEST_SILENCE, abandon_dead, mark_stopped, run_here
 from backupd.app.runtime import child_process as offspring
+from backupd.app.service.dispatch import perform
 from backupd.catalog.base import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError

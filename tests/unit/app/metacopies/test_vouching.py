@@ -19,7 +19,7 @@ from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.vouching import vouch
-from backupd.app.reconcile.adopt import NOT_OURS, adopt_unknown
+from backupd.app.reconcile.backup_records import NOT_OURS, adopt_unknown
 from backupd.app.restores.catalog_rebuild import rebuild
 from backupd.catalog.session import open_catalog
 from backupd.model.hold import HoldKind

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.reconcile.catalog_backfill import Recollection
+from backupd.app.reconcile.log_records import Recollection
 from backupd.app.verify.verification import fsck, verify
 from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Gap, SegmentKey

@@ -8,8 +8,8 @@ import pytest
 
 from backupd.app.context.incidents import TLS
 from backupd.app.context.settings import load_settings
+from backupd.app.context.settings_problems import tell_transport
 from backupd.app.context.wiring import Wiring
-from backupd.app.service.transport_check import tell_transport
 from backupd.catalog.session import open_catalog
 from backupd.engine.sql.option_files import Tls
 from tests.support.catalog.places import POLICY, problems, write

@@ -12,7 +12,7 @@ import pytest
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.schedule.calendar import legs_of
-from backupd.app.service.preflight import check
+from backupd.app.service.check import check
 from backupd.app.views.capacity import forecast, room
 from backupd.app.views.policy_explanation import Typical, ahead, explain_file, explain_here, planned_runs
 from backupd.catalog.session import open_catalog, upgrade

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.access.tokens import PREFIX
+from backupd.app.context.access import PREFIX
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from tests.support.service.house import Office

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.service.transport_check import findings, is_open
+from backupd.app.context.settings_problems import findings, is_open
 from backupd.backup.checks.finding import Severity
 from backupd.binlog.stream_status import StreamState
 from backupd.engine.dump.contract import DumpRequest, DumpTool

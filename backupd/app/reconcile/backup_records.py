@@ -3,6 +3,8 @@
 Whether they are ours is another question. What shows it is the manifest's digest that a run wrote into the catalog
 right before its commit, or a signature that is believed here. Where neither does, a backup is *foreign*: shown, and
 meant by nothing but its own id, until somebody adopts it.
+
+Copies that the catalog knows and the destination does not hold any more, though nobody here removed them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backupd.app.context.document_records import told_tampered
 from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.trust import told_tampered
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import (
@@ -30,7 +32,7 @@ from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header, encode_header
 from backupd.model.server_facts import Position
 from backupd.recovery.lineage import strangers
-from backupd.transfer.guards.holds_and_marks import kept_at
+from backupd.transfer.guards.holds_and_marks import is_marked, kept_at
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import backup_ids, load_body, load_header, read
 from backupd.transfer.sweep.deletion import is_whole, marks
@@ -286,4 +288,47 @@ def record_of_manifest(
         table_set=header.table_set,
         tables_missing=header.tables_missing,
         found=hashlib.sha256(encode_header(header)).hexdigest(),
+    )
+
+
+LOST = Pair("copy-lost", "replication-caught-up")
+_COMPLETE, _DAMAGED = str(BackupState.COMPLETE), str(BackupState.DAMAGED)
+
+
+def find_lost(wiring: Wiring, target: Destination, server: str) -> tuple[BackupRecord, ...]:
+    """Backups of ``server`` of which the catalog knows a copy at ``target``, where their manifests are not, nor a mark;
+    each after what it builds on. Their copies count as damaged from then on, and an event tells of those that are new.
+    One listing. Raises DestinationError, CatalogError."""
+    known = wiring.catalog.backups.list(server)  # before the listing: a row comes after its manifest
+    there = {name for _server, name in backup_ids(target, server)}
+    gone = [
+        record
+        for record in sorted(known, key=lambda one: (one.finished_at, one.id))
+        if record.id not in there
+        and _state(record, target.name) in (_COMPLETE, _DAMAGED)
+        and not is_marked(target, server, record.id)
+    ]
+    news = [record.id for record in gone if _state(record, target.name) == _COMPLETE]
+    for name in news:
+        wiring.catalog.backups.set_copy_state(name, target.name, _DAMAGED)
+    if news:
+        wiring.catalog.events.add(_event(wiring, server, target.name, news))
+    return tuple(gone)
+
+
+def _state(record: BackupRecord, place: str) -> str:
+    return next((copy.state for copy in record.copies if copy.destination == place), "")
+
+
+def _event(wiring: Wiring, server: str, place: str, names: Sequence[str]) -> Event:
+    return Event(
+        wiring.clock(),
+        LOST.broken,
+        Severity.ERROR,
+        server=server,
+        subject=place,
+        message=f"{len(names)} backups of {server} are not at {place} any more, and nobody marked them deleted",
+        detail="\n".join(names),
+        hint=f"they are copied there again from another destination, by itself; at once: backupd replicate {server} "
+        f"--to {place}. Look who else deletes there: a rule of the bucket, or somebody with its credentials",
     )

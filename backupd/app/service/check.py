@@ -7,18 +7,17 @@ from pathlib import Path
 
 from backupd.app.alerting import channels
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
-from backupd.app.context import destinations as places
-from backupd.app.context import listening, trust
+from backupd.app.context import api_address, keys, trust
+from backupd.app.context import destination_identity as places
+from backupd.app.context import settings_problems as transport
 from backupd.app.context.server_identity import accept_hint, finding_of, meet
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, absent_hint, is_bare, stored_already
 from backupd.app.copies import missing_copies as replicating
-from backupd.app.jobs import waiting_jobs as queuewatch
-from backupd.app.keys import keys
-from backupd.app.reconcile.adopt import STRANGE_HINT
+from backupd.app.jobs import admission as queuewatch
+from backupd.app.reconcile.backup_records import STRANGE_HINT
 from backupd.app.retention import holds
 from backupd.app.service import confinement_check as confinement
-from backupd.app.service import transport_check as transport
 from backupd.app.views.capacity import room
 from backupd.backup.checks.binary_log import SUBJECT, Streaming
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
@@ -73,7 +72,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     found += places.findings(wiring)
     found += queuewatch.findings(wiring)
     found += channels.findings(wiring)
-    found += listening.findings(wiring.settings, wiring.clock())
+    found += api_address.findings(wiring.settings, wiring.clock())
     configuration = wiring.settings.configuration
     usable = [server for server in map(wiring.settings.server, names) if server.usable]
     for name in sorted({place for server in usable for place in server.required}):

@@ -1,4 +1,6 @@
-"""Keys: who can open what, who has shown it lately, and asking them to.
+"""Which backups depend on which keys, by what their manifests say.
+
+Keys: who can open what, who has shown it lately, and asking them to.
 
 A challenge is a random phrase that is sealed for one key alone. Whoever tells the phrase holds the key, and its
 passphrase, today; a backup that nobody can open is none.
@@ -18,12 +20,14 @@ from typing import Any
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring
-from backupd.app.keys.key_dependence import Dependence, dependence
 from backupd.backup.checks.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
+from backupd.model.backup_record import BackupState
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
+from backupd.model.manifest import Header
 from backupd.model.text import format_time, is_id, new_id
+from backupd.transfer.records.manifests import load_header
 from backupd.transfer.seal.keyring import (
     KeyInfo,
     digest_of,
@@ -35,6 +39,63 @@ from backupd.transfer.seal.keyring import (
     secret_fingerprints,
 )
 from policies.problems import suggestion
+
+_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """``total``: backups that a key opens; ``alone``: those of them that no other key opens."""
+
+    total: int
+    alone: int
+
+
+def dependence(wiring: Wiring) -> dict[str, Dependence]:
+    """By fingerprint. Reads one manifest of each backup; those that cannot be read are not counted."""
+    found: dict[str, Dependence] = {}
+    for header in _headers(wiring):
+        for fingerprint in header.recipients:
+            before = found.get(fingerprint, Dependence(0, 0))
+            found[fingerprint] = Dependence(before.total + 1, before.alone + (len(header.recipients) == 1))
+    return found
+
+
+def require_keys(wiring: Wiring, server: str, backup_ids: Sequence[str]) -> None:
+    """Raises KeyUnusableError unless the restore keyring opens each of these backups: before anything is fetched, and
+    with the names of all that the missing keys are needed for."""
+    home = wiring.settings.needs_restore().gnupg_home
+    here = secret_fingerprints(home)
+    closed = [header for header in _headers(wiring, server, backup_ids) if not here & set(header.recipients)]
+    if not closed:
+        return
+    missing = {fingerprint for header in closed for fingerprint in header.recipients}
+    needing = sorted(
+        header.backup_id
+        for header in _headers(wiring)
+        if missing & set(header.recipients) and not here & set(header.recipients)
+    )
+    shown = ", ".join(needing[:_NAMED]) + (f" and {len(needing) - _NAMED} more" if len(needing) > _NAMED else "")
+    raise KeyUnusableError(
+        f"{', '.join(header.backup_id for header in closed)} cannot be opened here: it is sealed for "
+        f"{', '.join(sorted(missing))}, and no secret key of these is in {home}",
+        detail=f"backups that need one of these keys: {shown}",
+        hint=f"import the old secret key, too: gpg --homedir {home} --import FILE",
+    )
+
+
+def _headers(wiring: Wiring, server: str | None = None, backup_ids: Sequence[str] | None = None) -> Iterator[Header]:
+    names: Mapping[str, None] | None = dict.fromkeys(backup_ids) if backup_ids is not None else None
+    for record in wiring.catalog.backups.list(server):
+        if record.state is BackupState.DELETED if names is None else record.id not in names:
+            continue
+        for copy in record.copies:
+            try:
+                yield load_header(wiring.destination(copy.destination), record.server, record.id)
+            except BackupdError:
+                continue  # another copy may be readable; verify and fsck tell of this one
+            break
+
 
 EXPIRING = Pair("key-expiring", "key-renewed")
 OVERDUE = Pair("key-overdue", "key-proved")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from backupd.app.context.audited_action import deed
-from backupd.app.context.scope import require_all, require_target, see
+from backupd.app.context.access import require_all, require_target, see
+from backupd.app.context.audit import deed
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.missing_copies import destinations_of
 from backupd.model.access import Actor

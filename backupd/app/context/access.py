@@ -1,0 +1,264 @@
+"""Access by token: made once, shown once, known by its digest alone; and the web page's sessions, begun with one.
+
+Whom a part of the servers is all there is: for them the others do not exist.
+
+Who may come in, and who did what: what administrators ask at the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Collection
+from datetime import datetime
+
+from backupd.app.context.audit import audit, deed
+from backupd.app.context.wiring import Wiring
+from backupd.catalog.audit import Verified
+from backupd.model.access import Actor, AuditEntry, Role, Session, Token, Via
+from backupd.model.errors import ForbiddenError, NotFoundError, UnauthenticatedError, UnknownNameError, UsageError
+from backupd.model.text import format_time, new_id, parse_duration, parse_time
+from policies.problems import suggestion
+
+PREFIX = "backupd_"
+"""What every secret begins with, so that scanners of repositories and logs know one."""
+_BYTES = 32
+_LONGEST_NAME = 100
+_MAKE = "an administrator makes one with `backupd token create --role viewer|operator|admin`"
+
+
+class UnknownSecretError(UnauthenticatedError):
+    """It never was a token's: perhaps a guess."""
+
+
+def create_token(
+    wiring: Wiring,
+    actor: Actor,
+    name: str,
+    role: Role,
+    *,
+    servers: Collection[str] | None = None,
+    expires_at: datetime | None = None,
+) -> tuple[Token, str]:
+    """A new token, and its secret, which nobody can ask for again. ``servers``: the only ones that it sees. Raises
+    UsageError, NotFoundError for a server that is not configured, RefusedError for the name of one that lets in."""
+    now = wiring.clock()
+    until = f", until {format_time(expires_at)}" if expires_at else ""
+    scope = "all servers" if servers is None else ", ".join(sorted(servers))
+    with deed(wiring, actor, "token-created", detail=f"{name[:_LONGEST_NAME]}: {role} of {scope}{until}") as told:
+        _check(wiring, name, servers, expires_at, now)
+        secret = PREFIX + secrets.token_urlsafe(_BYTES)
+        token = Token(
+            new_id(now),
+            name.strip(),
+            Role(role),
+            digest_of(secret),
+            now,
+            actor.name,
+            servers=None if servers is None else frozenset(servers),
+            expires_at=expires_at,
+        )
+        wiring.catalog.tokens.add(token)
+        told.subject = token.id
+    return token, secret
+
+
+def _check(
+    wiring: Wiring, name: str, servers: Collection[str] | None, expires_at: datetime | None, now: datetime
+) -> None:
+    if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise UsageError(
+            f"a token's name has 1 to {_LONGEST_NAME} printable characters",
+            hint="name who holds it, a person or a program",
+        )
+    if expires_at is not None and expires_at <= now:
+        raise UsageError(
+            f"the token would have expired at {format_time(expires_at)} already", hint="name a moment to come, or none"
+        )
+    if servers is not None and not servers:
+        raise UsageError("a token that sees no server is good for nothing", hint="name servers, or leave them out")
+    for server in sorted(servers or ()):
+        wiring.settings.server(server)
+
+
+def revoke_token(wiring: Wiring, actor: Actor, token_id: str) -> Token:
+    """Raises NotFoundError."""
+    with deed(wiring, actor, "token-revoked", subject=token_id) as told:
+        token = wiring.catalog.tokens.revoke(token_id, wiring.clock(), actor.name)
+        told.detail = token.name
+    return token
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def actor_of(wiring: Wiring, secret: str, address: str, via: Via = Via.API) -> Actor:
+    """Whose secret this is. Raises UnknownSecretError, UnauthenticatedError for one that counts no more."""
+    token = wiring.catalog.tokens.find(digest_of(secret))
+    if token is None:
+        raise UnknownSecretError("this token is not known here", hint=_MAKE)
+    return _valid(wiring, token, address, via)
+
+
+def _valid(wiring: Wiring, token: Token, address: str, via: Via) -> Actor:
+    if not token.is_valid(wiring.clock()):
+        how = "was revoked" if token.revoked_at else f"expired at {format_time(token.expires_at or token.created_at)}"
+        raise UnauthenticatedError(f"this token {how}", hint=_MAKE)
+    return Actor(token.name, token.role, via, servers=token.servers, address=address, token_id=token.id)
+
+
+def log_in(wiring: Wiring, secret: str, address: str) -> tuple[Session, str, Actor]:
+    """A session of the web page, what its cookie is to hold, and whose it is. Raises as ``actor_of``."""
+    actor = actor_of(wiring, secret, address, Via.PAGE)
+    now = wiring.clock()
+    cookie = secrets.token_urlsafe(_BYTES)
+    token = wiring.catalog.tokens.get(actor.token_id)
+    expires = now + wiring.settings.api.session
+    session = Session(
+        digest_of(cookie),
+        actor.token_id,
+        secrets.token_urlsafe(24),
+        now,
+        min(expires, token.expires_at or expires),
+        address,
+    )
+    wiring.catalog.sessions.add(session)
+    audit(wiring, actor, "logged-in", subject=actor.token_id)
+    return session, cookie, actor
+
+
+def session_of(wiring: Wiring, cookie: str, address: str) -> tuple[Session, Actor] | None:
+    """Who holds this cookie; None where it counts no more."""
+    session = wiring.catalog.sessions.find(digest_of(cookie), wiring.clock())
+    if session is None:
+        return None
+    try:
+        token = wiring.catalog.tokens.get(session.token_id)
+        return session, _valid(wiring, token, address, Via.PAGE)
+    except UnauthenticatedError:
+        return None
+
+
+def log_out(wiring: Wiring, session: Session, actor: Actor) -> None:
+    wiring.catalog.sessions.remove(session.digest)
+    audit(wiring, dataclasses.replace(actor, via=Via.PAGE), "logged-out", subject=session.token_id)
+
+
+def scoped(wiring: Wiring, actor: Actor) -> Wiring:
+    """With the settings of those servers only that ``actor`` sees."""
+    return wiring if actor.servers is None else wiring.of(actor.servers)
+
+
+def see(actor: Actor, server: str, what: str) -> None:
+    """Raises NotFoundError where ``what``, which belongs to ``server``, is not there for ``actor``."""
+    if not actor.sees(server):
+        raise NotFoundError(f"there is no {what}")
+
+
+def require_all(actor: Actor) -> None:
+    """Raises ForbiddenError for whom there are only some servers."""
+    if actor.servers is not None:
+        raise ForbiddenError("this is for those who see every server", hint="name one of yours")
+
+
+def require_known(wiring: Wiring, server: str) -> None:
+    """Raises UnknownNameError for a server that is neither configured nor in the catalog with backups, binary logs or
+    jobs: it was typed wrong. Those that were configured once are known."""
+    if server in wiring.settings.servers:
+        return
+    catalog = wiring.catalog
+    if not (
+        catalog.backups.list(server, limit=1)
+        or server in catalog.binlogs.servers()
+        or catalog.jobs.list(server, limit=1)
+    ):
+        wiring.settings.server(server)
+
+
+def require_target(wiring: Wiring, server: str, text: str) -> None:
+    """Raises UnknownNameError where a target names a backup or a branch that the catalog does not have of ``server``,
+    UsageError for what is no target."""
+    from restore.planning.starting_backup import unknown_backup
+    from restore.planning.target import AtBackup, parse_target
+
+    target = parse_target(text)
+    branches = [branch.id for branch in wiring.catalog.binlogs.branches(server)] if target.branch else []
+    if target.branch and target.branch not in branches:
+        raise UnknownNameError(
+            f"server {server} has no branch {target.branch!r}{suggestion(target.branch, branches)}",
+            hint=f"`backupd timeline {server}` shows those that there are",
+        )
+    if isinstance(target.goal, AtBackup):
+        backup = target.goal.backup_id
+        if not any(record.id == backup for record in wiring.catalog.backups.list(server, foreign=True)):
+            raise unknown_backup(server, backup)
+
+
+def seen(actor: Actor, server: str | None) -> tuple[str, ...] | None:
+    """The servers whose rows a list may have: ``server``, or every one (None). Raises NotFoundError."""
+    if server is None:
+        return None if actor.servers is None else tuple(sorted(actor.servers))
+    see(actor, server, f"server {server!r}")
+    return (server,)
+
+
+class Access:
+    """By one actor, an administrator. Every method raises errors of backupd.model.errors."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Newest first, those that count no more, too."""
+        return self._wiring.catalog.tokens.list()
+
+    def create(
+        self,
+        name: str,
+        role: str,
+        *,
+        servers: Collection[str] | None = None,
+        expires: str | None = None,
+    ) -> tuple[Token, str]:
+        """``expires``: a span of time or a moment. Gives the token and its secret, which is nowhere else."""
+        try:
+            wanted = Role(role)
+        except ValueError:
+            raise UsageError(f"there is no role {role!r}", hint=f"roles are {', '.join(Role)}") from None
+        until = None if expires is None else _moment(expires, self._wiring.clock())
+        return create_token(self._wiring, self._actor, name, wanted, servers=servers, expires_at=until)
+
+    def revoke(self, token_id: str) -> Token:
+        return revoke_token(self._wiring, self._actor, token_id)
+
+    def audit(
+        self,
+        *,
+        actor: str | None = None,
+        action: str | None = None,
+        server: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[AuditEntry, ...]:
+        """Newest first. Raises UnknownNameError for a server that is neither known nor in the audit."""
+        found = self._wiring.catalog.audit.list(actor=actor, action=action, server=server, limit=limit)
+        if not found and server is not None:
+            require_known(self._wiring, server)
+        return found
+
+    def verify_audit(self) -> Verified:
+        return self._wiring.catalog.audit.verify()
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    try:
+        return now + parse_duration(text)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} is neither a span of time nor a moment: {error}", hint="write 90d, 12h, or 2027-01-01T00:00:00Z"
+        ) from None
