@@ -117,8 +117,8 @@ def _value(word: str, name: str, low: int, high: int, names: Sequence[str]) -> i
 DAY_MINUTES = 24 * 60
 
 _DAY = r"(?:sun|mon|tue|wed|thu|fri|sat)"
-_window_DAYS = rf"\*|{_DAY}(?:-{_DAY})?(?:,{_DAY}(?:-{_DAY})?)*"
-_WINDOW = re.compile(rf"(?:({_window_DAYS}) )?([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_DAY_RANGES = rf"\*|{_DAY}(?:-{_DAY})?(?:,{_DAY}(?:-{_DAY})?)*"
+_WINDOW = re.compile(rf"(?:({_DAY_RANGES}) )?([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ _LONGEST = (
     "e2e/streams/test_idle_and_gaps.py",
     "e2e/streams/test_binlog_check.py",
     "e2e/stores/test_retention.py",
-    "unit/binlog/spool/test_stream_killed.py",
+    "unit/binlog/test_stream_killed.py",
     "unit/engine/physical/test_traps.py",
     "unit/engine/test_witness.py",
     "unit/retention/test_gold.py",

@@ -71,7 +71,7 @@ class Row:
     install: tuple[str, ...]
 
     @property
-    def backup_files(self) -> ReceiptNames:
+    def receipts(self) -> ReceiptNames:
         """What the best tool calls its files."""
         return self.families[0].names
 

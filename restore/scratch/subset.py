@@ -200,7 +200,7 @@ def _named(note: bytes) -> str:
     return stem_of("/".join(text.split("/")[-2:]))
 
 
-_DEFINITION, _TRIGGERS, _RENAMED = ".frm", ".TRG", ".ren"
+_DEFINITION, _TRIGGERS = ".frm", ".TRG"
 _NAMED = 10
 
 Needed = Callable[[Known], Collection[TableName]]
@@ -287,7 +287,7 @@ def tables_in(loaded: Loaded) -> tuple[TableName, ...]:
     while the backup ran, only the note's content tells which: then views count as tables, too."""
     paths = [entry.path for entry in loaded.body.entries]
     moved = left_behind(paths)
-    renamed = {stem_of(path) for path in paths if path.endswith(_subset_RENAMED)}
+    renamed = {stem_of(path) for path in paths if path.endswith(_RENAMED)}
     alone = set[str]() if renamed else _definitions_only(paths) - set(moved.values())
     stems = {moved.get(stem, stem) for stem in map(stem_of, paths) if stem} - alone - renamed
     return tuple(sorted(table_of(stem) for stem in stems if "/#" not in stem))

@@ -106,9 +106,7 @@ def _is_open(server: ServerSettings) -> bool:
 
 
 _REMEMBERED = 1000
-_broken_policies_HINT = (
-    "mend it, then reload: systemctl reload backupd. `backupd policy validate FILE` says when it is whole"
-)
+_BROKEN_HINT = "mend it, then reload: systemctl reload backupd. `backupd policy validate FILE` says when it is whole"
 
 
 def left_out(settings: Settings) -> tuple[ServerSettings, ...]:
@@ -137,7 +135,7 @@ def tell_policies(wiring: Wiring) -> None:
     for (name, policy), server in broken.items():
         detail = "\n".join(map(str, server.problems))
         message = f"policy {policy} cannot be used, so nothing of {name} is backed up by the service"
-        say(POLICY.broken, f"{message}\n{detail}\nhint: {_broken_policies_HINT}", level=logging.ERROR, server=name)
+        say(POLICY.broken, f"{message}\n{detail}\nhint: {_BROKEN_HINT}", level=logging.ERROR, server=name)
         incidents.broken(
             POLICY,
             Event(
@@ -148,7 +146,7 @@ def tell_policies(wiring: Wiring) -> None:
                 server=name,
                 subject=policy,
                 detail=detail,
-                hint=_broken_policies_HINT,
+                hint=_BROKEN_HINT,
             ),
         )
     events = wiring.catalog.events.list(kind=POLICY.broken, limit=_REMEMBERED)

@@ -147,7 +147,7 @@ def recover_text(
     if signing is not None:
         encryption["trusted_signers"] = list(signing.trusted)
     policy = {"physical": {"full": "every 365d"}, "destinations": {"required": [name]}}
-    return _recover_document_TEXT.format(
+    return _RECOVER.format(
         version=version("backupd"),
         words=place.words,
         needs=place.needs,
@@ -367,7 +367,7 @@ and costs money: the plan says how many, and how much. With `THAW` set to `exped
 asks for it and waits.
 """
 
-_recover_document_TEXT = """\
+_RECOVER = """\
 # Recovery from nothing but this
 
 {words} holds backups of MySQL or MariaDB servers, made by backupd {version}. Everything in it but this text, the

@@ -215,7 +215,7 @@ def _in_the_way(session: Session, seconds: float, *, stages: bool) -> Sequence[R
     return running(session, min(seconds, _LONG_UNDER_FLUSH))
 
 
-_lock_watch_TOLD = 20
+_MOST_TOLD = 20
 _LEAVE_SECONDS = 5.0
 
 
@@ -247,8 +247,8 @@ class WaitWatch:
             "others behind it"
             for seconds, one in self._longest.values()
         ]
-        more = [f"and {len(told) - _lock_watch_TOLD} statements more waited"] if len(told) > _lock_watch_TOLD else []
-        return (*told[:_lock_watch_TOLD], *more, *([self._trouble] if self._trouble else []))
+        more = [f"and {len(told) - _MOST_TOLD} statements more waited"] if len(told) > _MOST_TOLD else []
+        return (*told[:_MOST_TOLD], *more, *([self._trouble] if self._trouble else []))
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Option files as MySQL and MariaDB client programs read them.
+r"""Option files as MySQL and MariaDB client programs read them.
 
 Rules from the manuals' pages on using option files and from mysys/my_default.c: groups in brackets; ``name
 = value`` or a bare ``name``; ``#`` and ``;`` start a comment line, ``#`` outside quotes ends a line; one

@@ -43,7 +43,7 @@ from tests.support.logs.archived_logs import archive_log
 from tests.support.logs.log_store import SERVER, wired
 from tests.support.logs.real_logs import real_logs
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id
-from tests.unit.transfer.logs.test_segments import BRANCH
+from tests.unit.transfer.test_segments import BRANCH
 
 MIB = 1024**2
 HUGE = 1024 * MIB

@@ -47,9 +47,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "e2e/restores/test_statements.py::test_mysqls",
     ),
     "log rotates meanwhile": ("e2e/backups/test_rotating.py::",),
-    "streams": ("unit/binlog/stream/test_supervisor.py::test_every_file",),
-    "streams that are killed": ("unit/binlog/spool/test_stream_killed.py::",),
-    "damage in the spool": ("unit/binlog/spool/test_mending.py::test_damage_in_the_spool",),
+    "streams": ("unit/binlog/test_supervisor.py::test_every_file",),
+    "streams that are killed": ("unit/binlog/test_stream_killed.py::",),
+    "damage in the spool": ("unit/binlog/test_mending.py::test_damage_in_the_spool",),
     "failover": ("e2e/streams/test_branches.py::test_after_a_failover",),
     "failover, never rotated": ("e2e/streams/test_branches.py::test_a_failover_to_a_replica",),
     "crash that lost its tail": ("e2e/streams/test_branches.py::test_after_a_crash",),
@@ -75,7 +75,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
 }
 """Of each promise: the beginnings of the names of its tests."""
 NOT_BY_CLONE = {"increments, definitions change", "damaged chains", "tables with a DATA DIRECTORY", "encrypted tables"}
-"""It takes full backups only, and refuses such tables: tests/unit/engine/clone/test_capture.py."""
+"""It takes full backups only, and refuses such tables: tests/unit/engine/physical/test_capture.py."""
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,7 @@ def open_files(process: int) -> list[str]:
 
 @pytest.mark.parametrize(
     "one", stacks(MARIADB, MYSQL_XTRABACKUP)
-)  # CLONE refuses: tests/unit/engine/clone/test_capture.py
+)  # CLONE refuses: tests/unit/engine/physical/test_capture.py
 def test_tables_with_a_data_directory_come_back_beside_the_new_one_and_the_sources_stay_as_they_are(
     one: Stack, short_tmp: Path, keys: Keys
 ) -> None:

@@ -26,7 +26,7 @@ from tests.support.keys import Keys
 from tests.support.stores.buckets import config, opened
 from tests.support.stores.s3_server import S3Server
 from tests.support.stores.stock import START, Stock, backup_id, everything, named, put, sealed
-from tests.unit.transfer.versions.test_recover_versions import a_while_ago, hide_everything
+from tests.unit.transfer.test_recover_versions import a_while_ago, hide_everything
 
 _buckets = count(1)
 

@@ -28,7 +28,7 @@ from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
 from tests.support.logs.real_logs import real_logs
 from tests.support.stores.stock import FakeClock, Stock, backup_id, everything, wanted
-from tests.unit.transfer.logs.test_segments import BRANCH
+from tests.unit.transfer.test_segments import BRANCH
 
 PLACE = "m"
 

@@ -116,7 +116,7 @@ def test_the_streamer_and_the_server_are_killed_at_random_and_the_spool_stays_id
         ]
         with Load(server, dice):
             for turn in range(rounds(3)):
-                with subprocess.Popen(argv, cwd=Path(__file__).parents[4], stdin=subprocess.DEVNULL) as process:
+                with subprocess.Popen(argv, cwd=Path(__file__).parents[3], stdin=subprocess.DEVNULL) as process:
                     if turn == 0:
                         until(lambda: bool(Spool(folder).files()), "it has begun")
                     time.sleep(0.4 + dice.random() * 0.8)
