@@ -15,6 +15,7 @@ from api.web.drawing import EVERYTHING, View, backup_moment, draw, view_of
 from api.web.forms import moment_of
 from api.web.site import render
 from api.web.words import Shown, problem_of
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -153,7 +154,7 @@ def _choice(
         target = target or format_time(moment_of(field))
         wanted = parse_target(target)
         moment = _moment(wanted.goal, timeline, backups)
-        plan = service.plan(timeline.server, str(wanted), None, accept_older=True)
+        plan = service.plan(RestoreRequest(timeline.server, str(wanted), accept_older=True))
     except BackupdError as error:
         return Choice(target or field, moment, problem=problem_of(error), near=_near(timeline, moment))
     if moment is None and plan.until is not None:

@@ -195,12 +195,12 @@ def _folders(wiring: Wiring) -> tuple[str, ...]:
 
 
 def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None, *, confirm: str = "") -> Response:
-    asked, nowhere = Question.again(found.request), None
+    planned, nowhere = RestoreRequest.from_json(found.request), None
+    asked = Question.again(found.request)
     try:
-        RestoreRequest.from_json(found.request).check_place()
+        planned.check_place()
     except UsageError as missing:
         nowhere = problem_of(missing)
-    writes = asked.what == "tables" and bool(asked.into) and not asked.compare
     return render(
         request,
         "restore_plan.html",
@@ -208,7 +208,7 @@ def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None
         stored=found,
         plan=found.document,
         wanted=asked,
-        confirm=confirm or (asked.into if writes else ""),
+        confirm=confirm or (asked.into if planned.replaces_live else ""),
         nowhere=nowhere,
         changed=isinstance(error, PlanChangedError),
         problem=problem_of(error) if error is not None else None,

@@ -37,7 +37,7 @@ def refuse_place(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
     """Raises ForbiddenError for a folder that ``actor`` may not restore into, RefusedError for one in which something
     lies that is not of this very restore; what that is, only those who see all servers are told. ``request`` is
     ``at_real_place``."""
-    folder = request.sql or request.datadir
+    folder = request.folder
     if not folder:
         return
     _allowed(wiring, actor, folder)
@@ -47,7 +47,7 @@ def refuse_place(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
 def refuse_changed(request: RestoreRequest) -> None:
     """For the job, once it begins: raises RefusedError where the folder has become another one since it was asked for,
     or not fit any more. Whoever sees the server may read that, so nothing that lies there is named."""
-    folder = request.sql or request.datadir
+    folder = request.folder
     if not folder:
         return
     if (leads := os.path.realpath(folder)) != folder:
@@ -85,7 +85,7 @@ def _allowed(wiring: Wiring, actor: Actor, folder: str) -> None:
 
 
 def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
-    folder = Path(request.sql or request.datadir)
+    folder = Path(request.folder)
     with _discreet(named):
         try:
             refuse_nested(folder)

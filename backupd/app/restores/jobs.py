@@ -7,8 +7,8 @@ The row of a restore stays the same however often it is taken up; each attempt i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from backupd.app.context.keys import require_keys
@@ -32,7 +32,6 @@ from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 from backupd.model.text import new_id
-from restore.cutover.cutover import Triggers
 from restore.planning.plan import Plan
 from restore.planning.table_plan import TablePlan
 from restore.planning.target import Latest, parse_target
@@ -116,33 +115,11 @@ def perform_restore(wiring: Wiring, run: JobRun) -> Result:
                 )
 
         outcome = restore_tables(
-            wiring,
-            request.server,
-            request.target,
-            request.table_wishes,
-            into=request.into or None,
-            sql=Path(request.sql) if request.sql else None,
-            confirm=request.into or None,
-            compare=request.compare,
-            ask=None,
-            triggers=Triggers(request.triggers),
-            run=run,
-            restore_id=record.id,
-            promise=as_promised,
+            wiring, request, run, confirm=request.into or None, restore_id=record.id, promise=as_promised
         )
     else:
-        outcome = restore(
-            wiring,
-            request.server,
-            request.target if promised["until"] else f"backup:{record.backup_id}",
-            Path(request.datadir),
-            start=request.start,
-            mode=request.mode,
-            run=run,
-            wishes=request.wishes,
-            restore_id=record.id,
-            base=record.backup_id,
-        )
+        target = request.target if promised["until"] else f"backup:{record.backup_id}"
+        outcome = restore(wiring, replace(request, target=target), run, restore_id=record.id, base=record.backup_id)
     wiring.catalog.restores.keep_outcome(record.id, _without_rows(outcome.as_json()))
     return of_restore(outcome)
 
@@ -192,12 +169,10 @@ def promise(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned(wiring: Wiring, request: RestoreRequest) -> Plan | TablePlan:
     if request.of_tables:
-        return chosen_way(wiring, request.server, request.target, request.table_wishes)[0]
+        return chosen_way(wiring, request.server, request.target, request.table_options)[0]
     if not request.datadir:
-        return plan(wiring, request.server, request.target, None, start=request.start, wishes=request.wishes)
-    return foresee(
-        wiring, request.server, request.target, Path(request.datadir), start=request.start, wishes=request.wishes
-    )
+        return plan(wiring, request.server, request.target, None, start=request.start, options=request.options)
+    return foresee(wiring, request)
 
 
 def _store(wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan) -> StoredPlan:
@@ -235,17 +210,7 @@ def _queue(
     wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan | TablePlan, base: Plan
 ) -> tuple[RestoreRecord, JobRecord]:
     now = wiring.clock()
-    place = (
-        place_of(
-            chosen,
-            request.into or None,
-            Path(request.sql) if request.sql else None,
-            request.table_wishes,
-            Triggers(request.triggers),
-        )
-        if isinstance(chosen, TablePlan)
-        else request.datadir
-    )
+    place = place_of(chosen, request) if isinstance(chosen, TablePlan) else request.datadir
     wiring.catalog.restores.settle(now)
     earlier = earlier_attempt(wiring, base, place, exactly=request.of_tables)
     if earlier is not None and (ending := view(wiring, earlier).job) is not None and ending.state is JobState.RUNNING:

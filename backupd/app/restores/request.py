@@ -1,35 +1,128 @@
-"""What somebody wants restored, as one value that can be kept, shown, and asked for again."""
+"""What somebody wants restored: one record that the command line, REST and the page build, with the rules of what goes
+together. It can be kept, shown, asked for again, and written as a command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from backupd.app.restores.table_sources import TableWishes
-from backupd.app.restores.whole_server import Wishes
+from backupd.engine.sql.tables import SYSTEM_SCHEMAS
+from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import UsageError
-from restore.planning.target import parse_target
+from backupd.model.table import TablePattern
+from restore.cutover.plan import Triggers
+from restore.planning.table_plan import Renaming, Source, TableGoal
+from restore.planning.target import one_gtid, parse_target
 
 TABLES = "tables"
-MODES = ("new-server", "replica", TABLES)
-TRIGGERS = ("backup", "live", "none")
-_METHODS = ("applier", "pipe")
-_SOURCES = ("logical", "physical")
-_NAMES = {"rename": "as", "exclude": "exclude_gtid"}
-"""Fields that are called otherwise outside of Python."""
-_OF_TABLES = ("tables", "into", "rename", "sql", "compare", "source")
-_OF_WHOLE = ("datadir", "start", "replay_with")
+WHOLE_MODES = ("new-server", "replica")
+MODES = (*WHOLE_MODES, TABLES)
+_JSON_NAMES = {"rename": "as", "exclude": "exclude_gtid"}
+"""Fields that have another name in JSON."""
+_OPTION_NAMES = {"target": "--to", "source": "--from"}
+"""Fields whose command-line option is not their JSON name."""
+_OF_TABLES = ("tables", "into", "rename", "sql", "compare", "confirm", "keys", "triggers", "source")
+_OF_WHOLE = ("datadir", "start", "mode", "replay_with")
+_OF_LIVE = ("rename", "compare", "confirm", "keys", "triggers")
+"""Of tables that go into a running server."""
+_ALWAYS_SET = ("mode", "triggers")
+"""Fields that always have a value: only the caller knows whether they were given."""
+
+
+def json_name(name: str) -> str:
+    """The name of a field in JSON and in forms: ``as`` for ``rename``."""
+    return _JSON_NAMES.get(name, name)
+
+
+def option_name(name: str) -> str:
+    """The command-line option of a field: ``--exclude-gtid`` for ``exclude``."""
+    return _OPTION_NAMES.get(name) or "--" + json_name(name).replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """How binary logs are replayed, and what is done about objects in archive classes.
+
+    ``exclude``: GTIDs of transactions to leave out. ``replay_with``: the method, None for the planner's choice.
+    ``thaw``: the tier to thaw at; "" thaws nothing. ``days``: how long thawed objects stay readable, 0 for the
+    configured time. ``everywhere``: see ``with_thaw``. ``accept_older``: restore the newest moment that can be restored
+    although something later is known to exist. ``accept_inexact``: replay statements that may give other rows than the
+    source had."""
+
+    exclude: tuple[str, ...] = ()
+    replay_with: ReplayMethod | None = None
+    thaw: str = ""
+    days: int = 0
+    everywhere: bool = False
+    accept_older: bool = False
+    accept_inexact: bool = False
+
+
+DEFAULT_OPTIONS = RestoreOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Which tables are restored. ``tables``: patterns. ``renaming``: their new names, None for their own. ``options``:
+    how binary logs are replayed. ``source``: the kind of backup they are taken out of, None for the planner's
+    choice."""
+
+    tables: tuple[TablePattern, ...]
+    renaming: Renaming | None = None
+    options: RestoreOptions = DEFAULT_OPTIONS
+    source: Source | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tables: Sequence[str],
+        rename: str | None,
+        options: RestoreOptions = DEFAULT_OPTIONS,
+        source: str | None = None,
+    ) -> TableOptions:
+        """Raises UsageError with everything that is wrong."""
+        patterns, problems = [], []
+        for text in tables:
+            try:
+                patterns.append(TablePattern.parse(text))
+            except ValueError as error:
+                problems.append(str(error))
+        renaming = None
+        try:
+            renaming = Renaming.parse(rename) if rename is not None else None
+        except UsageError as error:
+            problems.append(f"{error.message} ({error.hint})")
+        if not tables:
+            problems.append("no table is named")
+        if problems:
+            raise UsageError(
+                "these tables cannot be restored",
+                detail="\n".join(problems),
+                hint="--tables shop.orders, --tables 'shop.*'",
+            )
+        return cls(tuple(patterns), renaming, options, Source(source) if source is not None else None)
+
+    def whole_schemas(self, found: Sequence[TableGoal]) -> tuple[str, ...]:
+        """Schemas of which every table is restored under the schema's own name: their views, routines, triggers and
+        events are restored as well."""
+        moved = {goal.source.schema for goal in found if goal.source.schema != goal.target.schema}
+        return tuple(
+            schema
+            for schema in sorted({goal.source.schema for goal in found} - moved - set(SYSTEM_SCHEMAS))
+            if any(pattern.takes_all_of(schema) for pattern in self.tables)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
     """A whole server goes into the folder ``datadir`` (``mode`` new-server or replica), tables (``mode`` tables) into
-    the running server ``into`` or as files into the folder ``sql``. Empty: not said. ``rename``: other names for the
-    tables; ``compare``: only show how they differ; ``source``: out of which sort of backup; ``thaw``: the tier;
-    ``accept_older``: the newest moment, although something later is known to exist; ``accept_inexact``: a
-    replay that may give other rows."""
+    the running server ``into`` or as SQL files into the folder ``sql``. Empty: not given.
+
+    ``rename``: other names for the tables. ``compare``: only show how they differ. ``source``: the kind of backup they
+    are taken out of. ``thaw``: the tier. ``accept_older``, ``accept_inexact``: see ``RestoreOptions``."""
 
     server: str
     target: str
@@ -41,7 +134,7 @@ class RestoreRequest:
     rename: str = ""
     sql: str = ""
     compare: bool = False
-    triggers: str = TRIGGERS[0]
+    triggers: str = Triggers.BACKUP.value
     exclude: tuple[str, ...] = ()
     replay_with: str = ""
     thaw: str = ""
@@ -59,39 +152,42 @@ class RestoreRequest:
         return bool(self.into) and not self.compare
 
     @property
-    def wishes(self) -> Wishes:
-        """Raises UsageError."""
-        return Wishes.of(
-            self.exclude,
-            self.replay_with or None,
-            self.thaw or None,
+    def folder(self) -> str:
+        """The folder that is written to; "" for tables that go into a running server."""
+        return self.sql or self.datadir
+
+    @property
+    def options(self) -> RestoreOptions:
+        """Raises UsageError for what is not the GTID of one transaction."""
+        return RestoreOptions(
+            tuple(dict.fromkeys(one_gtid(text) for text in self.exclude)),
+            ReplayMethod(self.replay_with) if self.replay_with else None,
+            self.thaw,
             accept_older=self.accept_older,
             accept_inexact=self.accept_inexact,
         )
 
     @property
-    def table_wishes(self) -> TableWishes:
-        """Raises UsageError."""
-        wishes = Wishes.of(
-            self.exclude, None, self.thaw or None, accept_older=self.accept_older, accept_inexact=self.accept_inexact
-        )
-        return TableWishes.of(self.tables, self.rename or None, wishes, self.source or None)
+    def table_options(self) -> TableOptions:
+        """Raises UsageError for patterns, names and GTIDs that are none."""
+        options = replace(self, replay_with="").options
+        return TableOptions.of(self.tables, self.rename or None, options, self.source or None)
 
     def check(self) -> None:
-        """Raises UsageError with everything that is wrong with it, as far as the words themselves tell. Where they go
-        is not asked for: a plan can do without."""
-        problems = [*self._unknown(), *self._mixed()]
-        for look in (
+        """Raises UsageError with everything that is wrong with it, as far as its own fields show. What it is restored
+        into may be left out: a plan needs none."""
+        problems = [*self._unknown(), *self.mixed()]
+        for read in (
             lambda: parse_target(self.target),
-            lambda: self.wishes,
-            lambda: self.table_wishes if self.of_tables and self.tables else None,
+            lambda: self.options,
+            lambda: self.table_options if self.of_tables and self.tables else None,
         ):
             try:
-                look()
+                read()
             except UsageError as error:
                 problems.append(": ".join(filter(None, (error.message, error.detail))))
             except ValueError:
-                continue  # a method or a source that there is not, which was said already
+                continue  # an unknown method or source, which is among the problems already
         if problems:
             raise UsageError(
                 "this restore cannot be asked for",
@@ -100,29 +196,71 @@ class RestoreRequest:
                 "backup:ID; a whole server needs datadir, tables need into or sql",
             )
 
-    def check_place(self) -> None:
-        """Raises UsageError where it does not say where to."""
+    def mixed(self, name: Callable[[str], str] = json_name, *, said: Collection[str] = ()) -> list[str]:
+        """What does not go together, a sentence each. ``name``: gives the name of a field where the request comes from.
+        ``said``: what was given although no field shows that: ``mode``, ``triggers``, and ``confirm`` and ``keys``,
+        which the command line alone has."""
+        given = [
+            one
+            for one in (*_OF_WHOLE, *_OF_TABLES)
+            if one in said or (one not in _ALWAYS_SET and getattr(self, one, None))
+        ]
+        apart, whose = (_OF_WHOLE, "a whole server") if self.of_tables else (_OF_TABLES, "tables")
+        found = [f"{name(one)}: only for {whose}" for one in given if one in apart]
+        if self.of_tables and not self.tables:
+            found.append(f"{name('tables')}: no table is named")
+        if self.into and self.sql:
+            found.append(f"{name('sql')}: not together with {name('into')}")
+        if self.sql and (live := [name(one) for one in given if one in _OF_LIVE]):
+            found.append(f"{', '.join(live)}: not with {name('sql')}, which touches no server")
+        return found
+
+    def check_place(self, name: Callable[[str], str] = json_name) -> None:
+        """Raises UsageError where neither a folder nor a server to restore into is given. ``name``: see ``mixed``."""
         if not self.of_tables and not self.datadir:
-            raise UsageError("where to? datadir is missing", hint="name an empty folder of the host of this service")
+            raise UsageError(
+                f"where to? {name('datadir')} is missing", hint="name an empty folder of the host of this service"
+            )
         if self.of_tables and not (self.into or self.sql):
             raise UsageError(
-                "where to? The tables need either into or sql",
+                f"where to? The tables need either {name('into')} or {name('sql')}",
                 hint="into: the name of a running server; sql: a new folder for files",
             )
 
+    def command(self) -> str:
+        """The shell command that asks for the same, with the confirmation that it needs."""
+        words = ["backupd", "restore", self.server]
+        for one in fields(self):
+            value = getattr(self, one.name)
+            unfit = one.name == ("mode" if self.of_tables else "triggers")
+            if one.name == "server" or value == one.default or unfit:
+                continue
+            option = option_name(one.name)
+            if value is True:
+                words.append(option)
+            else:
+                words += [word for text in ([value] if isinstance(value, str) else value) for word in (option, text)]
+        return shlex.join([*words, *(("--confirm", self.into) if self.replaces_live else ())])
+
+    def alone(self) -> Self:
+        """Without the fields of the other sort of restore."""
+        apart = [one for one in (_OF_WHOLE if self.of_tables else _OF_TABLES) if one != "mode"]
+        defaults: dict[str, Any] = {one.name: one.default for one in fields(self) if one.name in apart}
+        return replace(self, **defaults)
+
     def as_json(self) -> dict[str, Any]:
-        """Without what is not said."""
+        """By JSON name, without the fields that have their default; ``mode`` always."""
         document = {}
         for one in fields(self):
             value = getattr(self, one.name)
             if value != one.default:
-                document[_NAMES.get(one.name, one.name)] = list(value) if isinstance(value, tuple) else value
+                document[json_name(one.name)] = list(value) if isinstance(value, tuple) else value
         return document | {"mode": self.mode}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Raises UsageError for names and types that do not belong there."""
-        known = {_NAMES.get(one.name, one.name): one for one in fields(cls)}
+        """Of a document as ``as_json`` makes it. Raises UsageError for unknown names and wrong types."""
+        known = {json_name(one.name): one for one in fields(cls)}
         values: dict[str, Any] = {}
         problems = [f"{name}: is missing" for name in ("server", "target") if not document.get(name)]
         for name, value in document.items():
@@ -142,9 +280,9 @@ class RestoreRequest:
     def _unknown(self) -> list[str]:
         words = (
             ("mode", self.mode, MODES),
-            ("triggers", self.triggers, TRIGGERS),
-            ("replay_with", self.replay_with, ("", *_METHODS)),
-            ("source", self.source, ("", *_SOURCES)),
+            ("triggers", self.triggers, tuple(Triggers)),
+            ("replay_with", self.replay_with, ("", *ReplayMethod)),
+            ("source", self.source, ("", *Source)),
         )
         found = [
             f"{name}: {value[:80]!r} is not one of {', '.join(filter(None, allowed))}"
@@ -156,18 +294,6 @@ class RestoreRequest:
             for name, text in (("datadir", self.datadir), ("sql", self.sql))
             if text and not _is_absolute(text)
         ]
-        return found
-
-    def _mixed(self) -> list[str]:
-        apart = _OF_WHOLE if self.of_tables else _OF_TABLES
-        whose = "a whole server" if self.of_tables else "tables"
-        found = [f"{_NAMES.get(name, name)}: only for {whose}" for name in apart if getattr(self, name)]
-        if self.of_tables and not self.tables:
-            found.append("tables: no table is named")
-        if self.into and self.sql:
-            found.append("sql: not together with into")
-        if self.sql and (self.rename or self.compare):
-            found.append("as, compare: not with sql, which touches no server")
         return found
 
 

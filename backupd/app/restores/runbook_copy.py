@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,26 +84,6 @@ def _chain(promised: dict[str, Any]) -> Iterator[str]:
 
 
 def _command(record: RestoreRecord, document: dict[str, Any] | None) -> str:
-    if document is None:
-        return shlex.join(["backupd", "restore", record.server, "--to", record.target, "--datadir", record.datadir])
-    request = RestoreRequest.from_json(document)
-    words = ["backupd", "restore", request.server, "--to", request.target]
-    for option, text in (
-        ("--datadir", request.datadir),
-        ("--into", request.into),
-        ("--as", request.rename),
-        ("--sql", request.sql),
-        ("--replay-with", request.replay_with),
-        ("--thaw", request.thaw),
-        ("--from", request.source),
-        ("--confirm", request.into if request.replaces_live else ""),
-    ):
-        words += [option, text] if text else []
-    for option, texts in (("--tables", request.tables), ("--exclude-gtid", request.exclude)):
-        words += [word for text in texts for word in (option, text)]
-    words += [option for option, wanted in (("--start", request.start), ("--compare", request.compare)) if wanted]
-    if not request.of_tables and request.mode != "new-server":
-        words += ["--mode", request.mode]
-    if request.of_tables and request.triggers != "backup":
-        words += ["--triggers", request.triggers]
-    return shlex.join(words)
+    if document is None:  # begun without a request
+        return RestoreRequest(record.server, record.target, datadir=record.datadir).command()
+    return RestoreRequest.from_json(document).command()

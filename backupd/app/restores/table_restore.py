@@ -13,7 +13,8 @@ from backupd.app.context.keys import require_keys
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import refuse_stranger
 from backupd.app.context.wiring import Wiring, owner, worker_count
-from backupd.app.restores.table_sources import TableWishes, chosen_way
+from backupd.app.restores.request import RestoreRequest, TableOptions
+from backupd.app.restores.table_sources import chosen_way
 from backupd.app.restores.thaw_wait import parts_of
 from backupd.app.restores.whole_server import archives, earlier_attempt, gate_of, sources, templates
 from backupd.engine.sql.client import Connection
@@ -41,7 +42,7 @@ _LOOKED_AT = 50
 """Restores of a server, the newest, among which earlier attempts at the same are looked for."""
 
 
-def plan_tables(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> TablePlan:
+def plan_tables(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> TablePlan:
     """What a restore of these tables to ``target`` would do. Moves nothing, reads manifests, and where binary logs are
     replayed their indexes. Raises what ``restores.plan`` raises, for want of any way."""
     return chosen_way(wiring, server_name, target, wanted)[0]
@@ -49,34 +50,29 @@ def plan_tables(wiring: Wiring, server_name: str, target: str, wanted: TableWish
 
 def restore_tables(
     wiring: Wiring,
-    server_name: str,
-    target: str,
-    wanted: TableWishes,
-    *,
-    into: str | None,
-    sql: Path | None,
-    confirm: str | None,
-    compare: bool,
-    ask: Confirm | None,
-    triggers: Triggers,
+    request: RestoreRequest,
     run: JobRun,
+    *,
+    confirm: str | None = None,
+    ask: Confirm | None = None,
     restore_id: str = "",
     keys: int = SAMPLE,
     promise: Callable[[TablePlan], None] = lambda _chosen: None,
 ) -> TablesOutcome:
-    """Restore them into the server ``into``, or as SQL files into ``sql``, as ``run``. ``restore_id``: the row that
-    waits for it; ``keys``: the most that are told of each sort of rows that differ; ``promise`` raises where what is
-    done now is not what was asked for.
+    """Restore tables into a running server, or as SQL files into a folder, as ``run``. ``restore_id``: the row that
+    waits for it; ``keys``: the maximum number of keys that are reported of each sort of rows that differ; ``promise``
+    raises where what is done now is not what was asked for.
 
     Without a renaming they take the place of live tables: ``confirm`` must be the name of that server, or ``ask`` is
     asked once it is known how they differ. Raises what ``plan_tables`` raises, RefusedError without confirmation, and
     what the execution raises; no live table was touched then, or a repeated call finishes what had begun.
     """
     settings = wiring.settings.needs_restore()
-    goal = wiring.settings.server(into) if into is not None else None
-    chosen, way = chosen_way(wiring, server_name, target, wanted)
+    wanted = request.table_options
+    goal = wiring.settings.server(request.into) if request.into else None
+    chosen, way = chosen_way(wiring, request.server, request.target, wanted)
     promise(chosen)
-    refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
+    refuse_unconfirmed(request, confirm, asked=ask is not None)
     if goal is not None:
         refuse_stranger(
             wiring,
@@ -84,35 +80,35 @@ def restore_tables(
             goal.restore_connection(),
             "its tables are neither compared nor replaced: they are not those that are meant",
         )
-    require_keys(wiring, server_name, chosen.base.chain)
-    gate = gate_of(wiring, chosen.base, wanted.wishes)
+    require_keys(wiring, request.server, chosen.base.chain)
+    gate = gate_of(wiring, chosen.base, wanted.options)
     for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
         gate.wait(part, run.report, run.cancel.is_set)
-    for one in wiring.catalog.restores.list(server_name, limit=_LOOKED_AT):
+    for one in wiring.catalog.restores.list(request.server, limit=_LOOKED_AT):
         if one.state is JobState.SUCCEEDED:  # and killed while it put its tools away
             discard(settings.scratch.path, one.id)
     row = (
         wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
         if restore_id
-        else _begin(wiring, chosen, place_of(chosen, into, sql, wanted, triggers), run)
+        else _begin(wiring, chosen, place_of(chosen, request), run)
     )
     spec = TablesSpec(
         restore_id=row.id,
-        server=server_name,
-        target=target,
+        server=request.server,
+        target=request.target,
         way=chosen.chosen.way,
         chain=chosen.base.chain,
         replay=chosen.base.replay,
         statements=way.statements,
         goals=chosen.goals,
-        into=into or "",
-        sql=sql,
+        into=request.into,
+        sql=_sql_folder(request),
         whole=wanted.whole_schemas(chosen.goals),
         missing=way.missing,
         replace=wanted.renaming is None,
-        compare=compare,
+        compare=request.compare,
         keys=keys,
-        triggers=triggers,
+        triggers=Triggers(request.triggers),
         folder=settings.scratch.path,
         memory=settings.scratch.memory,
         max_bytes=settings.scratch.max_bytes,
@@ -131,7 +127,7 @@ def restore_tables(
             clock=wiring.clock,
             report=run.report,
             cancel=run.cancel,
-            confirm=_answer(into, confirm, ask),
+            confirm=_answer(request.into, confirm, ask),
             on_phase=lambda phase: _note(wiring, row.id, phase),
             on_done=lambda phases: _succeeded(wiring, row.id, phases),
         )
@@ -223,10 +219,11 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
     return tuple(told)
 
 
-def refuse_unconfirmed(
-    wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
-) -> None:
-    if into is None or wanted.renaming is not None or compare:
+def refuse_unconfirmed(request: RestoreRequest, confirm: str | None, *, asked: bool) -> None:
+    """Raises RefusedError where live tables would be replaced, and neither ``confirm`` is the name of their server nor
+    somebody can be ``asked``."""
+    into = request.into
+    if not request.replaces_live or request.rename:
         return
     if confirm is not None and confirm != into:
         raise RefusedError(
@@ -240,15 +237,20 @@ def refuse_unconfirmed(
         )
 
 
-def _answer(into: str | None, confirm: str | None, ask: Confirm | None) -> Confirm:
-    if ask is None or (confirm is not None and confirm == into):
+def _answer(into: str, confirm: str | None, ask: Confirm | None) -> Confirm:
+    if ask is None or confirm == into:
         return lambda _found: True
     return ask
 
 
-def place_of(chosen: TablePlan, into: str | None, sql: Path | None, wanted: TableWishes, triggers: Triggers) -> str:
+def _sql_folder(request: RestoreRequest) -> Path | None:
+    return Path(request.sql) if request.sql else None
+
+
+def place_of(chosen: TablePlan, request: RestoreRequest) -> str:
     """What tells one restore from another in the catalog, where those of whole servers have their data directory. An
     interrupted one is gone on with only for the very same rows (``latest`` is another place each time) and names."""
+    wanted = request.table_options
     tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
     name = f" as {wanted.renaming.schema}.{wanted.renaming.table}" if wanted.renaming else ""
     replay = chosen.base.replay
@@ -258,9 +260,10 @@ def place_of(chosen: TablePlan, into: str | None, sql: Path | None, wanted: Tabl
         chosen.base.until,
         replay.exclude if replay else (),
         [goal.as_json() for goal in chosen.goals],
-        str(triggers),
+        request.triggers,
     )
-    return f"{tables}{name} -> {into or sql} [{hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}]"
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+    return f"{tables}{name} -> {request.into or _sql_folder(request)} [{digest}]"
 
 
 def _begin(wiring: Wiring, chosen: TablePlan, place: str, run: JobRun) -> RestoreRecord:

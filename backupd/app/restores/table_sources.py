@@ -9,11 +9,11 @@ from backupd.app.binlogs.targets import Targets
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
+from backupd.app.restores.request import TableOptions
 from backupd.app.restores.thaw_wait import with_thaw
-from backupd.app.restores.whole_server import NO_WISHES, Wishes, measured_rates, plan, sources
+from backupd.app.restores.whole_server import measured_rates, plan, sources
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.census import CLONE
-from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.errors import (
@@ -22,7 +22,6 @@ from backupd.model.errors import (
     DestinationError,
     NotFoundError,
     RefusedError,
-    UsageError,
 )
 from backupd.model.server_facts import Flavour, ServerInfo
 from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern, fits_any
@@ -32,17 +31,7 @@ from restore.fetch.sources import Loaded, load_chain, load_dump
 from restore.planning.inexact_replay import InexactError
 from restore.planning.past_end import OlderError
 from restore.planning.plan import Plan, thaw_step
-from restore.planning.table_plan import (
-    Candidate,
-    Impossible,
-    Renaming,
-    Source,
-    TableGoal,
-    TablePlan,
-    choose,
-    goals,
-    no_table,
-)
+from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, goals, no_table
 from restore.replay.related_tables import Relatives, relatives
 from restore.scratch.private_copy import refuse_inexact
 from restore.scratch.subset import subset_of, tables_in
@@ -54,53 +43,6 @@ _INNODB = ".ibd"
 _DOUBTFUL = "CREATE ... IF NOT EXISTS made it unless it was there before, and the backup does not tell whether it was"
 _MOST_TRIES = 8
 """Logical backups that are looked at for tables which the newer ones do not hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableWishes:
-    """``tables``: patterns; ``renaming``: other names for them, None for their own; ``source``: out of which sort of
-    backup, None for the planner's choice."""
-
-    tables: tuple[TablePattern, ...]
-    renaming: Renaming | None = None
-    wishes: Wishes = NO_WISHES
-    source: Source | None = None
-
-    @classmethod
-    def of(
-        cls, tables: Sequence[str], rename: str | None, wishes: Wishes = NO_WISHES, source: str | None = None
-    ) -> TableWishes:
-        """Raises UsageError with everything that is wrong."""
-        patterns, problems = [], []
-        for text in tables:
-            try:
-                patterns.append(TablePattern.parse(text))
-            except ValueError as error:
-                problems.append(str(error))
-        renaming = None
-        try:
-            renaming = Renaming.parse(rename) if rename is not None else None
-        except UsageError as error:
-            problems.append(f"{error.message} ({error.hint})")
-        if not tables:
-            problems.append("no table is named")
-        if problems:
-            raise UsageError(
-                "these tables cannot be restored",
-                detail="\n".join(problems),
-                hint="--tables shop.orders, --tables 'shop.*'",
-            )
-        return cls(tuple(patterns), renaming, wishes, Source(source) if source is not None else None)
-
-    def whole_schemas(self, found: Sequence[TableGoal]) -> tuple[str, ...]:
-        """Those of which every table was asked for, and whose tables keep the schema's name: with what else they have,
-        as one."""
-        moved = {goal.source.schema for goal in found if goal.source.schema != goal.target.schema}
-        return tuple(
-            schema
-            for schema in sorted({goal.source.schema for goal in found} - moved - set(SYSTEM_SCHEMAS))
-            if any(pattern.takes_all_of(schema) for pattern in self.tables)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +69,17 @@ def _refuse_moment(wiring: Wiring, server_name: str, target: str) -> None:
         )
 
 
-def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
+def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> tuple[TablePlan, Way]:
     """The plan that is best for ``wanted``, and its way. Where an older or inexact one is accepted it
     is taken only where no other is there. Raises the reasons for want of any."""
     _refuse_moment(wiring, server_name, target)
-    if wanted.wishes.accept_older or wanted.wishes.accept_inexact:
+    if wanted.options.accept_older or wanted.options.accept_inexact:
         try:
             return chosen_way(
                 wiring,
                 server_name,
                 target,
-                replace(wanted, wishes=replace(wanted.wishes, accept_older=False, accept_inexact=False)),
+                replace(wanted, options=replace(wanted.options, accept_older=False, accept_inexact=False)),
             )
         except (OlderError, InexactError):
             pass
@@ -162,25 +104,25 @@ def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishe
     return _with_thaw(wiring, replace(made, goals=found, warnings=(*made.warnings, *warnings)), way, wanted), way
 
 
-def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableWishes) -> TablePlan:
+def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableOptions) -> TablePlan:
     """The plan with what has to be thawed for these tables."""
     before = made.base
     base = with_thaw(
         wiring,
         before,
         wiring.catalog.backups.list(before.server),
-        tier=wanted.wishes.thaw,
-        days=wanted.wishes.days,
+        tier=wanted.options.thaw,
+        days=wanted.options.days,
         only=way.objects,
-        everywhere=wanted.wishes.everywhere,
+        everywhere=wanted.options.everywhere,
     )
     steps = (thaw_step(base.thaw), *made.steps) if base.thaw is not None else made.steps
     said = tuple(text for text in base.warnings if text not in before.warnings)
     return replace(made, chosen=replace(made.chosen, base=base), steps=steps, warnings=(*made.warnings, *said))
 
 
-def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
-    base = plan(wiring, server_name, target, None, wishes=wanted.wishes, cold=False, narrowed=True)
+def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> Way:
+    base = plan(wiring, server_name, target, None, options=wanted.options, cold=False, narrowed=True)
     chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
     _refuse_without_rows(chain[-1], wanted.tables)
     there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
@@ -260,7 +202,7 @@ def _without_files(
     return found
 
 
-def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
+def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableOptions) -> Way:
     """The newest logical backup before the target that holds all of the tables. With patterns one that lacks some of
     them will do, unless an older one with all of them leads to the same target."""
     if not any(record.kind is BackupKind.LOGICAL for record in wiring.catalog.backups.list(server_name)):
@@ -277,7 +219,7 @@ def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes)
                 server_name,
                 target,
                 None,
-                wishes=wanted.wishes,
+                options=wanted.options,
                 dumps=frozenset(lacking),
                 cold=False,
                 narrowed=True,
@@ -303,7 +245,7 @@ def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes)
 
 
 def _dumped(
-    wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, loaded: Loaded, said: Sequence[str]
+    wiring: Wiring, server_name: str, wanted: TableOptions, base: Plan, loaded: Loaded, said: Sequence[str]
 ) -> Way:
     facts = loaded.body.facts
     if facts.dump is None:
@@ -376,7 +318,7 @@ class _Resolved:
 def _resolve(
     wiring: Wiring,
     server_name: str,
-    wanted: TableWishes,
+    wanted: TableOptions,
     there: Sequence[TableName],
     base: Plan,
     info: ServerInfo,

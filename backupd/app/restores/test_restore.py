@@ -12,9 +12,9 @@ from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.reconcile.missing_tables import doubt, settle_doubts
+from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.restores.whole_server import (
-    Wishes,
     archives,
     moment_of,
     plan,
@@ -180,7 +180,13 @@ class _Examination:
 def _planned(wiring: Wiring, server: str, target: str) -> Plan:
     """A test goes on with what there is, and its proof tells how old that is."""
     return plan(
-        wiring, server, target, None, start=True, verify=True, wishes=Wishes(accept_older=True, accept_inexact=True)
+        wiring,
+        server,
+        target,
+        None,
+        start=True,
+        verify=True,
+        options=RestoreOptions(accept_older=True, accept_inexact=True),
     )
 
 

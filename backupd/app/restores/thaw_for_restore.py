@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backupd.app.context.wiring import Wiring
+from backupd.app.restores.request import RestoreOptions, TableOptions
 from backupd.app.restores.table_restore import plan_tables
-from backupd.app.restores.table_sources import TableWishes
 from backupd.app.restores.thaw_jobs import advance, begin, raise_tier
 from backupd.app.restores.thaw_wait import parts_of
-from backupd.app.restores.whole_server import Wishes, plan
+from backupd.app.restores.whole_server import plan
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.thaw import Thawing
 from restore.planning.plan import Plan
@@ -36,13 +36,15 @@ class Thawed:
         }
 
 
-def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str], by: str = "") -> Thawed:
+def thaw_for(
+    wiring: Wiring, server: str, target: str, options: RestoreOptions, tables: Sequence[str], by: str = ""
+) -> Thawed:
     """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
-    wishes = replace(wishes, everywhere=True, accept_older=True, accept_inexact=True)
+    options = replace(options, everywhere=True, accept_older=True, accept_inexact=True)
     base = (
-        plan_tables(wiring, server, target, TableWishes.of(tables, None, wishes)).base
+        plan_tables(wiring, server, target, TableOptions.of(tables, None, options)).base
         if tables
-        else plan(wiring, server, target, None, wishes=wishes)
+        else plan(wiring, server, target, None, options=options)
     )
     if base.thaw is None:
         return Thawed(base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.app.reconcile.missing_tables import doubt
+from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import ThawGate, refuse_cold, with_thaw
 from backupd.catalog.restores import Rate as Measured
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -40,57 +41,15 @@ from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.starting_backup import same_gtid
-from restore.planning.target import AtBackup, AtTime, one_gtid, parse_target
+from restore.planning.target import AtBackup, AtTime, parse_target
 from restore.whole import executor
 from restore.whole.executor import RestoreOutcome, RestoreSpec
 from storage.contract.destination import Destination
 
-MODES = ("new-server", "replica")
 OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
 """States of a restore that can be gone on with."""
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """How binary logs are replayed, and what is done about archive classes. ``exclude``: GTIDs of transactions to leave
-    out; ``replay_with``: the method, None for the planner's choice. ``thaw``: the tier to thaw at, "" for what is
-    configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured.
-    ``everywhere``: see ``with_thaw``. ``accept_older``: restore the newest moment that can be restored although
-    something later is known to exist; ``accept_inexact``: replay what may give other rows than the source had."""
-
-    exclude: tuple[str, ...] = ()
-    replay_with: ReplayMethod | None = None
-    thaw: str = ""
-    days: int = 0
-    everywhere: bool = False
-    accept_older: bool = False
-    accept_inexact: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        exclude: Sequence[str],
-        replay_with: str | None,
-        thaw: str | None = None,
-        days: int | None = None,
-        *,
-        accept_older: bool = False,
-        accept_inexact: bool = False,
-    ) -> Wishes:
-        """Raises UsageError for what is not the GTID of one transaction."""
-        return cls(
-            tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
-            ReplayMethod(replay_with) if replay_with else None,
-            thaw or "",
-            days or 0,
-            accept_older=accept_older,
-            accept_inexact=accept_inexact,
-        )
-
-
-NO_WISHES = Wishes()
 
 
 def plan(
@@ -101,7 +60,7 @@ def plan(
     *,
     start: bool = False,
     verify: bool = False,
-    wishes: Wishes = NO_WISHES,
+    options: RestoreOptions = DEFAULT_OPTIONS,
     base: str | None = None,
     dumps: Collection[str] | None = None,
     cold: bool = True,
@@ -132,11 +91,11 @@ def plan(
         start=start,
         verify=verify,
         rto=objectives.rto if objectives else None,
-        replay_with=wishes.replay_with,
-        exclude=wishes.exclude,
+        replay_with=options.replay_with,
+        exclude=options.exclude,
         base=base,
         stream=stream_of(wiring, server),
-        accept_older=wishes.accept_older,
+        accept_older=options.accept_older,
     )
 
     def made(base: str | None) -> Plan:
@@ -153,7 +112,7 @@ def plan(
         found = made(base)
         if found.replay is not None:
             found = _replayable(
-                wiring, server, found, wishes, lambda: () if base else _newer(records, found, made), narrowed=narrowed
+                wiring, server, found, options, lambda: () if base else _newer(records, found, made), narrowed=narrowed
             )
     except NotFoundError as error:
         error.detail = "\n".join(
@@ -166,7 +125,7 @@ def plan(
     )
     found = replace(found, warnings=(*found.warnings, *left_out))
     return (
-        with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days, everywhere=wishes.everywhere)
+        with_thaw(wiring, found, records, tier=options.thaw, days=options.days, everywhere=options.everywhere)
         if cold
         else found
     )
@@ -189,7 +148,7 @@ def _replayable(
     wiring: Wiring,
     server: ServerSettings,
     found: Plan,
-    wishes: Wishes,
+    options: RestoreOptions,
     newer: Callable[[], Iterable[Plan]],
     *,
     narrowed: bool,
@@ -212,7 +171,7 @@ def _replayable(
         for other in newer() if why or impossible else ():
             with contextlib.suppress(RefusedError):
                 return _replayable(
-                    wiring, server, other, replace(wishes, accept_inexact=False), tuple, narrowed=narrowed
+                    wiring, server, other, replace(options, accept_inexact=False), tuple, narrowed=narrowed
                 )
     except (ConfigurationError, KeyUnusableError) as error:
         unseen = (
@@ -224,52 +183,38 @@ def _replayable(
         raise impossible
     if not why:
         return found
-    if not wishes.accept_inexact:
+    if not options.accept_inexact:
         raise InexactError(why)
     return replace(found, inexact=why, warnings=(f"the restored data is inexact: {why}", *found.warnings))
 
 
-def foresee(
-    wiring: Wiring,
-    server_name: str,
-    target: str,
-    datadir: Path,
-    *,
-    start: bool = False,
-    wishes: Wishes = NO_WISHES,
-    base: str | None = None,
-) -> Plan:
-    """The plan that ``restore`` makes: where an interrupted one waits in ``datadir``, to go on with that. ``base``: the
+def foresee(wiring: Wiring, request: RestoreRequest, base: str | None = None) -> Plan:
+    """The plan that ``restore`` makes: where an interrupted one waits in the folder, to go on with that. ``base``: the
     backup to begin from otherwise."""
-    wanted, earlier = _going_on(server_name, target, datadir)
-    return plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=earlier or base)
+    datadir = Path(request.datadir)
+    wanted, earlier = _going_on(request.server, request.target, datadir)
+    return plan(
+        wiring, request.server, wanted, datadir, start=request.start, options=request.options, base=earlier or base
+    )
 
 
 def restore(
-    wiring: Wiring,
-    server_name: str,
-    target: str,
-    datadir: Path,
-    *,
-    start: bool,
-    mode: str,
-    run: JobRun,
-    wishes: Wishes = NO_WISHES,
-    restore_id: str = "",
-    base: str | None = None,
+    wiring: Wiring, request: RestoreRequest, run: JobRun, *, restore_id: str = "", base: str | None = None
 ) -> RestoreOutcome:
-    """Restore into ``datadir`` as ``run``, or go on with what an interrupted call left there. ``restore_id``: the row
-    that waits for it; without one it gets a new one, or that of the interrupted one. ``base``: see ``foresee``.
+    """Restore a whole server as ``run``, or go on with what an interrupted call left in the folder. ``restore_id``: the
+    row that waits for it; without one it gets a new one, or that of the interrupted one. ``base``: see ``foresee``.
 
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
     """
-    if mode not in MODES:
-        raise RefusedError(f"mode {mode} is not known to this version", hint=f"use one of {', '.join(MODES)}")
-    server = wiring.settings.server(server_name)
-    chosen = foresee(wiring, server_name, target, datadir, start=start, wishes=wishes, base=base)
+    if request.mode not in WHOLE_MODES:
+        raise RefusedError(
+            f"mode {request.mode} is not known to this version", hint=f"use one of {', '.join(WHOLE_MODES)}"
+        )
+    server, datadir = wiring.settings.server(request.server), Path(request.datadir)
+    chosen = foresee(wiring, request, base)
     settings = wiring.settings.needs_restore()
-    require_keys(wiring, server_name, chosen.chain)
-    gate = gate_of(wiring, chosen, wishes)
+    require_keys(wiring, server.name, chosen.chain)
+    gate = gate_of(wiring, chosen, request.options)
     record = wiring.catalog.backups.get(chosen.backup_id)
     row = (
         wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
@@ -278,15 +223,15 @@ def restore(
     )
     spec = RestoreSpec(
         restore_id=row.id,
-        server=server_name,
-        target=target,
+        server=server.name,
+        target=request.target,
         chain=chosen.chain,
         replay=chosen.replay,
         moment=moment_of(chosen, record),
         datadir=datadir,
         owner=server.owner,
-        start=start,
-        replica=mode == "replica",
+        start=request.start,
+        replica=request.mode == "replica",
         checks=statements(server),
         witness=_witness_at_the_end(wiring, chosen, record),
         workers=worker_count(),
@@ -321,11 +266,11 @@ def restore(
     )
 
 
-def gate_of(wiring: Wiring, chosen: Plan, wishes: Wishes) -> Gate:
+def gate_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> Gate:
     """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
     something has to be thawed."""
-    if wishes.thaw:
-        return ThawGate(wiring, chosen, wishes.thaw, wishes.days)
+    if options.thaw:
+        return ThawGate(wiring, chosen, options.thaw, options.days)
     refuse_cold(chosen)
     return NO_GATE
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 from backupd.app.context.access import require_known, require_target
@@ -20,10 +19,10 @@ from backupd.app.copies.missing_copies import destinations_of
 from backupd.app.copies.replication import Replicated
 from backupd.app.jobs.jobs import Asked, live, run_here
 from backupd.app.restores.jobs import of_restore
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.table_restore import restore_tables
-from backupd.app.restores.table_sources import TableWishes
 from backupd.app.restores.test_restore import RANDOM, test_restore
-from backupd.app.restores.whole_server import Wishes, restore
+from backupd.app.restores.whole_server import restore
 from backupd.app.retention import retention
 from backupd.app.verify import verification
 from backupd.model.access import Actor
@@ -31,7 +30,6 @@ from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, DamagedError, RefusedError
 from backupd.model.job import JobKind, Report, silent
 from backupd.model.proof import INEXACT, UNDECIDED, Phase, Proof
-from restore.cutover.cutover import Triggers
 from restore.tables.outcome import TablesOutcome
 from restore.tables.restore import Confirm
 from restore.tables.row_difference import SAMPLE
@@ -346,90 +344,51 @@ class Foreground:
             report,
         )
 
-    def restore(
-        self,
-        server: str,
-        target: str,
-        datadir: Path,
-        start: bool,
-        report: Report,
-        mode: str = "new-server",
-        *,
-        exclude: Sequence[str] = (),
-        replay_with: str | None = None,
-        thaw: str | None = None,
-        accept_older: bool = False,
-        accept_inexact: bool = False,
-    ) -> RestoreOutcome:
-        """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``; ``thaw``: thaw
-        what is archived at this tier, and wait for it; ``accept_older``, ``accept_inexact``: see ``Wishes``."""
-        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
-        self._wiring.settings.server(server)
-        require_target(self._wiring, server, target)
+    def restore(self, request: RestoreRequest, report: Report) -> RestoreOutcome:
+        """Restore a whole server into the folder of ``request``."""
+        self._refuse_unknown(request)
         return self._do(
             "restore-started",
-            f"{target} into {datadir}",
+            f"{request.target} into {request.datadir}",
             JobKind.RESTORE,
-            server,
-            lambda run: restore(self._wiring, server, target, datadir, start=start, mode=mode, run=run, wishes=wishes),
+            request.server,
+            lambda run: restore(self._wiring, request, run),
             report,
             of_restore,
-            {"target": target, "datadir": str(datadir)},
+            {"target": request.target, "datadir": request.datadir},
         )
 
     def restore_tables(
         self,
-        server: str,
-        target: str,
-        tables: Sequence[str],
-        *,
-        into: str | None = None,
-        rename: str | None = None,
-        sql: Path | None = None,
-        confirm: str | None = None,
-        compare: bool = False,
-        ask: Confirm | None = None,
-        triggers: str = "backup",
-        exclude: Sequence[str] = (),
-        source: str | None = None,
-        thaw: str | None = None,
-        keys: int = SAMPLE,
-        accept_older: bool = False,
-        accept_inexact: bool = False,
+        request: RestoreRequest,
         report: Report,
+        *,
+        confirm: str | None = None,
+        ask: Confirm | None = None,
+        keys: int = SAMPLE,
     ) -> TablesOutcome:
-        """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
-        instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
-        ``logical`` or ``physical``; ``keys``: the most that are told of each sort of rows that differ."""
-        wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
-        wanted = TableWishes.of(tables, rename, wishes, source)
-        for name in (server, *filter(None, [into])):
-            self._wiring.settings.server(name)
-        require_target(self._wiring, server, target)
-        shown = f"{', '.join(tables)} of {target} into {into or sql}{', only to compare' if compare else ''}"
+        """``confirm``: the name of the server where live tables are replaced, or ``ask`` is asked; ``keys``: the
+        maximum number of keys that are reported of each sort of rows that differ."""
+        self._refuse_unknown(request)
+        into = request.into or request.sql
+        shown = f"{', '.join(request.tables)} of {request.target} into {into}"
         return self._do(
             "restore-started",
-            shown,
+            f"{shown}{', only to compare' if request.compare else ''}",
             JobKind.RESTORE,
-            server,
-            lambda run: restore_tables(
-                self._wiring,
-                server,
-                target,
-                wanted,
-                into=into,
-                sql=sql,
-                confirm=confirm,
-                compare=compare,
-                ask=ask,
-                triggers=Triggers(triggers),
-                run=run,
-                keys=keys,
-            ),
+            request.server,
+            lambda run: restore_tables(self._wiring, request, run, confirm=confirm, ask=ask, keys=keys),
             report,
             of_restore,
-            {"target": target, "tables": list(tables), "into": into or str(sql)},
+            {"target": request.target, "tables": list(request.tables), "into": into},
         )
+
+    def _refuse_unknown(self, request: RestoreRequest) -> None:
+        """Raises UsageError, NotFoundError for what the request names and nobody knows, before it is in the audit."""
+        request.table_options if request.of_tables else request.options  # noqa: B018  raises what is wrong with them
+        for name in filter(None, (request.server, request.into)):
+            self._wiring.settings.server(name)
+        require_target(self._wiring, request.server, request.target)
 
     def _do(
         self,

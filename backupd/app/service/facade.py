@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from backupd.app.context.keys import Issued, KeyState
     from backupd.app.context.trust import RecoveryPage
     from backupd.app.restores import server_configuration as config
+    from backupd.app.restores.request import RestoreRequest
     from backupd.app.restores.table_restore import Leftover
     from backupd.app.restores.thaw_for_restore import Thawed
     from backupd.app.retention.deletion import Deleted
@@ -287,55 +288,29 @@ class Service:
 
         return explain_here(self._wiring, policy, server)
 
-    def plan(
-        self,
-        server: str,
-        target: str,
-        datadir: Path | None,
-        *,
-        exclude: Sequence[str] = (),
-        replay_with: str | None = None,
-        thaw: str | None = None,
-        accept_older: bool = False,
-        accept_inexact: bool = False,
-    ) -> Plan:
-        """``thaw``: the tier that the plan counts with, where something has to be thawed; ``accept_older``,
-        ``accept_inexact``: see ``Wishes``."""
-        from backupd.app.restores.whole_server import Wishes, plan
+    def plan(self, request: RestoreRequest) -> Plan:
+        """What a restore of a whole server would do. Moves nothing."""
+        from backupd.app.restores.whole_server import plan
 
-        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
-        return plan(self._wiring, server, target, datadir, wishes=wishes)
+        datadir = Path(request.datadir) if request.datadir else None
+        return plan(self._wiring, request.server, request.target, datadir, options=request.options)
 
-    def plan_tables(
-        self,
-        server: str,
-        target: str,
-        tables: Sequence[str],
-        *,
-        rename: str | None = None,
-        exclude: Sequence[str] = (),
-        source: str | None = None,
-        thaw: str | None = None,
-        accept_older: bool = False,
-        accept_inexact: bool = False,
-    ) -> TablePlan:
-        """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
+    def plan_tables(self, request: RestoreRequest) -> TablePlan:
+        """What a restore of tables would do. Moves nothing."""
         from backupd.app.restores.table_restore import plan_tables
-        from backupd.app.restores.table_sources import TableWishes
-        from backupd.app.restores.whole_server import Wishes
 
-        wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
-        return plan_tables(self._wiring, server, target, TableWishes.of(tables, rename, wishes, source))
+        return plan_tables(self._wiring, request.server, request.target, request.table_options)
 
     def thaw(
         self, server: str, target: str, *, tier: str | None = None, days: int | None = None, tables: Sequence[str] = ()
     ) -> Thawed:
         """Ask for what a restore to ``target`` (of ``tables`` only, where some are named) needs out of archives."""
+        from backupd.app.restores.request import RestoreOptions
         from backupd.app.restores.thaw_for_restore import thaw_for
-        from backupd.app.restores.whole_server import Wishes
 
+        options = RestoreOptions(thaw=tier or "", days=days or 0)
         with self._deed("thaw-requested", server=server, detail=target):
-            return thaw_for(self._wiring, server, target, Wishes.of((), None, tier, days), tables, self.actor.name)
+            return thaw_for(self._wiring, server, target, options, tables, self.actor.name)
 
     def thaws(self, server: str | None) -> list[tuple[JobRecord, Thawing]]:
         """Every thaw that the catalog remembers, newest first; those that wait are looked at where it is time."""

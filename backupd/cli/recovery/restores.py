@@ -20,6 +20,7 @@ from backupd.cli.recovery.tables import (
     Tables,
     Which,
     refuse_mixture,
+    requested,
     restore_tables,
     show_table_plan,
 )
@@ -118,36 +119,27 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what a restore would do, how many bytes it moves and how long it takes. Moves nothing."""
-    if tables and (datadir is not None or replay_with is not None):
-        raise typer.BadParameter("--datadir and --replay-with: not with --tables")
-    if not tables and (rename is not None or source is not None):
-        raise typer.BadParameter("--as and --from: say which tables with --tables")
+    request = requested(
+        server,
+        target,
+        datadir=datadir,
+        tables=tables,
+        rename=rename,
+        source=source,
+        exclude=exclude,
+        replay_with=replay_with,
+        thaw=thaw,
+        accept_older=accept_older,
+        accept_inexact=accept_inexact,
+    )
+    refuse_mixture(request)
     with session(context, config, as_json) as run:
-        if tables:
-            chosen = run.service.plan_tables(
-                server,
-                target,
-                tables,
-                rename=rename,
-                exclude=exclude or (),
-                source=source.value if source else None,
-                thaw=thaw.value if thaw else None,
-                accept_older=accept_older,
-                accept_inexact=accept_inexact,
-            )
+        if request.of_tables:
+            chosen = run.service.plan_tables(request)
             run.screen.document(chosen.as_json())
             show_table_plan(run.screen, chosen)
             return
-        made = run.service.plan(
-            server,
-            target,
-            datadir.absolute() if datadir else None,
-            exclude=exclude or (),
-            replay_with=replay_with.value if replay_with else None,
-            thaw=thaw.value if thaw else None,
-            accept_older=accept_older,
-            accept_inexact=accept_inexact,
-        )
+        made = run.service.plan(request)
         run.screen.document(made.as_json())
         from backupd.cli.screen.render import show_plan
 
@@ -195,56 +187,33 @@ def restore(
     one."""
     from backupd.cli.screen.progress import reporting
 
-    refuse_mixture(
-        tables,
-        datadir,
-        into,
-        sql,
-        whole={"--start": start, "--mode": mode is not Mode.NEW_SERVER, "--replay-with": replay_with is not None},
-        of_tables={
-            "--as": rename is not None,
-            "--confirm": confirm is not None,
-            "--compare": compare,
-            "--keys": keys is not None,
-            "--triggers": triggers is not None,
-            "--from": source is not None,
-        },
+    request = requested(
+        server,
+        target,
+        mode=mode,
+        datadir=datadir,
+        start=start,
+        tables=tables,
+        into=into,
+        rename=rename,
+        sql=sql,
+        compare=compare,
+        triggers=triggers,
+        source=source,
+        exclude=exclude,
+        replay_with=replay_with,
+        thaw=thaw,
+        accept_older=accept_older,
+        accept_inexact=accept_inexact,
     )
+    said = {"mode": mode is not Mode.NEW_SERVER, "confirm": confirm, "keys": keys, "triggers": triggers}
+    refuse_mixture(request, {name for name, value in said.items() if value not in (None, False)}, somewhere=True)
     with session(context, config, as_json) as run:
-        if tables or datadir is None:
-            restore_tables(
-                run,
-                server,
-                target,
-                tables or (),
-                into=into,
-                rename=rename,
-                sql=sql,
-                confirm=confirm,
-                compare=compare,
-                triggers=triggers,
-                exclude=exclude or (),
-                source=source,
-                thaw=thaw.value if thaw else None,
-                keys=keys,
-                accept_older=accept_older,
-                accept_inexact=accept_inexact,
-            )
+        if request.of_tables:
+            restore_tables(run, request, confirm=confirm, keys=keys)
             return
         with reporting() as report:
-            outcome = run.service.foreground.restore(
-                server,
-                target,
-                datadir.absolute(),
-                start,
-                report,
-                mode=mode.value,
-                exclude=exclude or (),
-                replay_with=replay_with.value if replay_with else None,
-                thaw=thaw.value if thaw else None,
-                accept_older=accept_older,
-                accept_inexact=accept_inexact,
-            )
+            outcome = run.service.foreground.restore(request, report)
         document = outcome.as_json()
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +13,11 @@ import typer
 from backupd.cli.options import Config, Json, Server, one_of
 from backupd.cli.screen.render import position_text, show_phases, show_thaw
 from backupd.cli.session import Session, session
+from backupd.model.errors import UsageError
 from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
+    from backupd.app.restores.request import RestoreRequest
     from backupd.app.restores.table_restore import Leftover
     from backupd.cli.screen.output import Screen
     from restore.planning.table_plan import TablePlan
@@ -113,60 +115,54 @@ OutOf = Annotated[
 ]
 
 
-def refuse_mixture(
-    tables: Sequence[str] | None,
-    datadir: Path | None,
-    into: str | None,
-    sql: Path | None,
-    *,
-    whole: Mapping[str, bool],
-    of_tables: Mapping[str, bool],
-) -> None:
-    """Raises BadParameter for options that do not belong together. ``whole`` and ``of_tables``: the options of only one
-    sort of restore, and whether they were given."""
-    given = [name for name, is_given in of_tables.items() if is_given]
-    if not tables:
-        alone = [*(name for name, value in (("--into", into), ("--sql", sql)) if value is not None), *given]
-        if alone:
-            raise typer.BadParameter(f"{', '.join(alone)}: say which tables with --tables")
-        if datadir is None:
-            raise typer.BadParameter("where to? Give --datadir DIR, or --tables with --into SERVER or --sql DIR")
-        return
-    others = [*(["--datadir"] if datadir is not None else []), *(name for name, is_given in whole.items() if is_given)]
-    if others:
-        named = ", ".join(others)
-        raise typer.BadParameter(
-            f"{named}: not with --tables, which go into a running server (--into) or into SQL files (--sql)"
-        )
-    if (into is None) == (sql is None):
-        raise typer.BadParameter("--tables needs either --into SERVER or --sql DIR")
-    live = [name for name in given if name != "--from"]
-    if sql is not None and live:
-        raise typer.BadParameter(f"{', '.join(live)}: not with --sql, which touches no server")
+def requested(
+    server: str, target: str, *, tables: Sequence[str] | None, mode: StrEnum | None = None, **options: Any
+) -> RestoreRequest:
+    """The request that the options of a command make. ``options``: by the names of its fields; None for those that were
+    not given. Raises BadParameter for an empty text, which names nothing."""
+    from backupd.app.restores.request import TABLES, RestoreRequest, option_name
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if mode is not None or tables:
+        given["mode"] = TABLES if tables else mode
+    values: dict[str, Any] = {"tables": tuple(tables or ())}
+    for name, value in given.items():
+        if value == "":
+            raise typer.BadParameter(f"{option_name(name)}: an empty text names nothing")
+        match value:
+            case list():
+                values[name] = tuple(value)
+            case Path():
+                values[name] = str(value.absolute())
+            case bool():
+                values[name] = value
+            case _:
+                values[name] = str(value)
+    return RestoreRequest(server, target, **values)
 
 
-def restore_tables(
-    run: Session,
-    server: str,
-    target: str,
-    tables: Sequence[str],
-    *,
-    into: str | None,
-    rename: str | None,
-    sql: Path | None,
-    confirm: str | None,
-    compare: bool,
-    triggers: TriggersOf | None,
-    exclude: Sequence[str],
-    source: From | None,
-    thaw: str | None = None,
-    keys: int | None = None,
-    accept_older: bool = False,
-    accept_inexact: bool = False,
-) -> None:
+def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somewhere: bool = False) -> None:
+    """Raises BadParameter for options that do not go together. ``said``: see ``RestoreRequest.mixed``; ``somewhere``:
+    what to restore into has to be named, too."""
+    from backupd.app.restores.request import option_name
+
+    problems = request.mixed(option_name, said=said)
+    try:
+        if somewhere and not problems:
+            request.check_place(option_name)
+    except UsageError as error:
+        problems = [error.message]
+    if problems:
+        others = "" if request.of_tables else " (--tables names tables, for --into SERVER or --sql DIR)"
+        raise typer.BadParameter("; ".join(problems) + others)
+
+
+def restore_tables(run: Session, request: RestoreRequest, *, confirm: str | None, keys: int | None) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.screen.progress import reporting
     from restore.tables.row_difference import SAMPLE
+
+    into = request.into
 
     def ask(found: Sequence[TableDifference]) -> bool:
         for difference in found:
@@ -183,26 +179,16 @@ def restore_tables(
 
     with reporting() as report:
         outcome = run.service.foreground.restore_tables(
-            server,
-            target,
-            tables,
-            into=into,
-            rename=rename,
-            sql=sql.absolute() if sql else None,
+            request,
+            report,
             confirm=confirm,
-            compare=compare,
             ask=ask if sys.stdin.isatty() else None,
-            triggers=(triggers or TriggersOf.BACKUP).value,
-            exclude=exclude,
-            source=source.value if source else None,
-            thaw=thaw,
             keys=keys or SAMPLE,
-            accept_older=accept_older,
-            accept_inexact=accept_inexact,
-            report=report,
         )
     document = outcome.as_json()
-    run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "no table was replaced"
+    run.screen.done = (
+        f"the tables were restored into {into or request.sql}" if outcome.done else "no table was replaced"
+    )
     run.screen.document(document)
     show_tables(run.screen, document, keys or _SHOWN)
     if not outcome.is_good:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import restore.replay.private_replay
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.dispatch import Foreground
 from backupd.engine.binlog.scan import scan
 from backupd.model.access import Actor, Role, Via
@@ -96,7 +97,8 @@ def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed
     for name, value in house.environment().items():
         monkeypatch.setenv(name, value)
     with wired(house) as wiring:
-        Foreground(wiring, Actor("test", Role.ADMIN, Via.CLI)).restore(SERVER, "latest", short_tmp / "d", False, silent)
+        request = RestoreRequest(SERVER, "latest", datadir=str(short_tmp / "d"))
+        Foreground(wiring, Actor("test", Role.ADMIN, Via.CLI)).restore(request, silent)
     with server.another(datadir=short_tmp / "d") as restored, restored.connect() as connection:
         assert checksum_everything(connection) == wanted
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.restores.table_sources import TableWishes
+from backupd.app.restores.request import TableOptions
 from backupd.model.errors import UsageError
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.e2e.house import LONGEST as PATIENCE
@@ -317,10 +317,10 @@ def test_nonsense_is_refused_in_words_before_anything_is_done(shop: Shop) -> Non
     assert "--as" in fails(shop, *to, "--tables", "shop.*", *into).err
     for bad in ("", ".", "a.b.c", "*.*.*", "a*b*", "shop.", "`a`"):
         with pytest.raises(UsageError, match="these tables cannot be restored"):
-            TableWishes.of([ORDERS], bad)
+            TableOptions.of([ORDERS], bad)
     for bad in ("", "orders", "shop.", ".orders", "`shop`orders", "a.b.c"):
         with pytest.raises(UsageError, match="these tables cannot be restored"):
-            TableWishes.of([bad], None)
+            TableOptions.of([bad], None)
     assert "mysql" in fails(shop, *to, "--tables", "mysql.user", *into).err
     assert shop.sums() == shop.old
     shop.is_clean()

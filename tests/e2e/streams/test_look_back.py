@@ -15,6 +15,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.proof_copies import keep_proofs
 from backupd.app.reconcile import missing_tables
 from backupd.app.restores import test_restore as proving
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.whole_server import restore
 from backupd.app.service.dispatch import of_proof, perform
 from backupd.app.verify.verification import verify
@@ -128,12 +129,8 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
             with pytest.raises(UnrestorableError):
                 restore(
                     wiring,
-                    SERVER,
-                    f"backup:{whole}",
-                    short_tmp / "restored",
-                    start=False,
-                    mode="new-server",
-                    run=JobRun(
+                    RestoreRequest(SERVER, f"backup:{whole}", datadir=str(short_tmp / "restored")),
+                    JobRun(
                         JobRecord(
                             new_id(wiring.clock()), str(JobKind.RESTORE), SERVER, JobState.RUNNING, wiring.clock()
                         ),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.retention.deletion import Deleted
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.job import Progress, Report
@@ -139,11 +140,11 @@ class FakeService:
     def runbook_digest(self, backup_id: str) -> str:
         return "9f" * 32 if backup_id else ""
 
-    def plan(self, server: str, target: str, datadir: Path | None, **_replay: object) -> Plan:
-        self._note("plan", server, target, datadir)
+    def plan(self, request: RestoreRequest) -> Plan:
+        self._note("plan", request.server, request.target, Path(request.datadir) if request.datadir else None)
         return Plan(
-            server=server,
-            target=target,
+            server=request.server,
+            target=request.target,
             chain=(record().id,),
             destinations=("local",),
             position=POSITION,
@@ -163,25 +164,16 @@ class FakeService:
             ),
         )
 
-    def restore(
-        self,
-        server: str,
-        target: str,
-        datadir: Path,
-        start: bool,
-        report: Report,
-        mode: str = "new-server",
-        **_replay: object,
-    ) -> Document:
+    def restore(self, request: RestoreRequest, report: Report) -> Document:
         report(Progress("fetched", bytes_done=5, bytes_total=10))
-        self._note("restore", server, target, datadir, start, mode)
+        self._note("restore", request.server, request.target, Path(request.datadir), request.start, request.mode)
         return Document(
             {
                 "id": "r1",
                 "backup": record().id,
-                "datadir": str(datadir),
+                "datadir": request.datadir,
                 "phases": [{"name": "fetched", "seconds": 3.25, "bytes": 1024}],
-                "started": {"socket": "/run/x.sock", "pid": 4242} if start else None,
+                "started": {"socket": "/run/x.sock", "pid": 4242} if request.start else None,
             }
         )
 

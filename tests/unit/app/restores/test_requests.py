@@ -18,10 +18,11 @@ from backupd.app.jobs import jobs
 from backupd.app.jobs.jobs import cancel, run_here
 from backupd.app.restores import thaw_jobs as thawing
 from backupd.app.restores import thaw_wait as thawgate
+from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_for_restore import thaw_for, thaws
 from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
 from backupd.app.restores.thaw_wait import ThawGate, cold_of_part, with_thaw
-from backupd.app.restores.whole_server import Wishes, gate_of, plan
+from backupd.app.restores.whole_server import gate_of, plan
 from backupd.app.retention import retention
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
@@ -70,12 +71,12 @@ def vault_of(shelf: Shelf, name: str = "vault") -> ColdPlace:
     return found
 
 
-def planned(shelf: Shelf, **wishes: str) -> Plan:
-    return plan(shelf.wiring, SERVER, "latest", None, wishes=Wishes(**wishes))  # type: ignore[arg-type]  # texts
+def planned(shelf: Shelf, **options: str) -> Plan:
+    return plan(shelf.wiring, SERVER, "latest", None, options=RestoreOptions(**options))  # type: ignore[arg-type]  # texts
 
 
 def begun(shelf: Shelf, tier: str = "standard", days: int = 7) -> str:
-    done = thaw_for(shelf.wiring, SERVER, "latest", Wishes(thaw=tier, days=days), ())
+    done = thaw_for(shelf.wiring, SERVER, "latest", RestoreOptions(thaw=tier, days=days), ())
     assert done.job is not None
     return done.job.id
 
@@ -174,7 +175,7 @@ def test_a_thaw_asks_once_for_each_object_the_base_first_and_waits_without_anybo
     assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
     assert catalog.events.list(kind="thaw-ready")[0].job_id == job_id
     assert planned(shelf).thaw is None
-    assert thaw_for(shelf.wiring, SERVER, "latest", Wishes(), ()).job is None
+    assert thaw_for(shelf.wiring, SERVER, "latest", RestoreOptions(), ()).job is None
 
 
 def test_what_a_killed_call_had_asked_for_is_not_paid_for_again(tmp_path: Path, catalog: Catalog) -> None:
@@ -289,7 +290,8 @@ def test_what_a_rule_of_the_place_has_archived_is_found_by_asking_when_somebody_
     shelf.clock.move(hours=13)
     assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
     shelf.clock.move(days=30)
-    assert thaw_for(shelf.wiring, SERVER, "latest", Wishes(), ()).job is not None, "no tier has to be named for that"
+    again = thaw_for(shelf.wiring, SERVER, "latest", RestoreOptions(), ())
+    assert again.job is not None, "no tier has to be named for that"
 
 
 def test_deep_archive_is_not_raised_to_what_it_does_not_have(tmp_path: Path, catalog: Catalog) -> None:
@@ -371,7 +373,7 @@ def test_what_is_being_thawed_does_not_expire_meanwhile(tmp_path: Path, catalog:
     shelf.wiring._opened["vault"] = vault = ColdPlace("vault", shelf.clock)
     for number in (1, 3, 4):
         shelf.add(number, days=0, known=False)
-    done = thaw_for(shelf.wiring, SERVER, f"backup:{FULL}", Wishes(), ())
+    done = thaw_for(shelf.wiring, SERVER, f"backup:{FULL}", RestoreOptions(), ())
     assert done.job is not None
     rules = {
         one.backup.id: [ground.rule for ground in one.grounds]
@@ -386,7 +388,7 @@ def test_what_is_being_thawed_does_not_expire_meanwhile(tmp_path: Path, catalog:
 def test_a_restore_refuses_what_is_archived_and_says_what_thawing_takes(tmp_path: Path, catalog: Catalog) -> None:
     shelf = house(tmp_path, catalog, "vault")
     with pytest.raises(ArchivedError, match="have to be thawed first") as refused:
-        gate_of(shelf.wiring, planned(shelf), Wishes())
+        gate_of(shelf.wiring, planned(shelf), RestoreOptions())
     assert "bulk: at most 48 h" in refused.value.detail
     assert "backupd thaw shop --to latest" in refused.value.hint
 
@@ -402,7 +404,7 @@ def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(
     base = next(one.key for one in made.thaw.objects if one.part == FULL)
     vault.thaw(base, Tier.STANDARD, 7)
     shelf.clock.move(hours=6)
-    gate = gate_of(shelf.wiring, planned(shelf, thaw="standard"), Wishes(thaw="standard"))
+    gate = gate_of(shelf.wiring, planned(shelf, thaw="standard"), RestoreOptions(thaw="standard"))
     assert not gate.is_open(FULL)
     shelf.clock.move(hours=7)
     assert gate.is_open(FULL)

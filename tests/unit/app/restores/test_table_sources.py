@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.app.restores.table_sources import TableWishes
+from backupd.app.restores.request import TableOptions
 from backupd.model.table import TableName
 from restore.planning.table_plan import goals
 
@@ -26,6 +26,6 @@ TABLES = [TableName(*name.split(".")) for name in ("shop.orders", "shop.lines", 
 def test_a_schema_is_taken_whole_when_all_of_its_tables_are_and_keep_its_name(
     patterns: list[str], rename: str | None, whole: tuple[str, ...]
 ) -> None:
-    wishes = TableWishes.of(patterns, rename)
-    fitting = [name for name in TABLES if any(pattern.fits(name) for pattern in wishes.tables)]
-    assert wishes.whole_schemas(goals(fitting, wishes.renaming)) == whole
+    options = TableOptions.of(patterns, rename)
+    fitting = [name for name in TABLES if any(pattern.fits(name) for pattern in options.tables)]
+    assert options.whole_schemas(goals(fitting, options.renaming)) == whole

@@ -180,7 +180,7 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
         lambda: bob.backups("db2"),
         lambda: bob.retention("db2"),
         lambda: bob.timeline("db2"),
-        lambda: bob.plan("db2", "latest", None),
+        lambda: bob.plan(RestoreRequest("db2", "latest")),
         lambda: bob.requests.backup("db2", BackupKind.PHYSICAL_FULL),
         lambda: bob.listings.server_is_present("db2"),
         lambda: bob.requests.plan(RestoreRequest("db2", "latest")),

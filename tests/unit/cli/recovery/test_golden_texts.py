@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.table_restore import refuse_unconfirmed
-from backupd.app.restores.table_sources import TableWishes
 from backupd.backup.checks.finding import from_error
 from backupd.cli.recovery.timeline import _points
 from backupd.model.errors import DestinationError, RefusedError
@@ -36,15 +36,15 @@ def test_a_backup_without_logs_behind_it_is_one_moment_and_no_window_of_no_lengt
 
 
 def test_what_is_asked_before_tables_are_replaced_claims_no_more_than_is_known() -> None:
-    wanted = TableWishes.of(["shop.orders"], None)
+    wanted = RestoreRequest("shop-db1", "latest", mode="tables", tables=("shop.orders",), into="shop-db1")
     with pytest.raises(RefusedError) as refused:
-        refuse_unconfirmed(wanted, "shop-db1", None, compare=False, asked=False)
+        refuse_unconfirmed(wanted, None, asked=False)
     assert str(refused.value) == (
         "these tables take the place of those on shop-db1 that have the same names, and nobody confirmed that\n"
         "hint: look first with --compare; then say --confirm shop-db1, or give them other names with --as"
     )
     with pytest.raises(RefusedError) as refused:
-        refuse_unconfirmed(wanted, "shop-db1", "shop-db2", compare=False, asked=False)
+        refuse_unconfirmed(wanted, "shop-db2", asked=False)
     assert str(refused.value) == (
         "--confirm shop-db2 is not the server that gets the tables, which is shop-db1\n"
         "hint: look twice; to replace tables of shop-db1 say --confirm shop-db1"

@@ -3,11 +3,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.thaw_for_restore import Thawed
 from backupd.cli.main import main
 from backupd.model.job import JobRecord, JobState
@@ -46,13 +46,13 @@ def thawing(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     plain = FakeService.plan
 
-    def plan(self: FakeService, server: str, target: str, datadir: Path | None, **more: object) -> Plan:
-        asked.append(more.get("thaw"))
-        return cold(plain(self, server, target, datadir))
+    def plan(self: FakeService, request: RestoreRequest) -> Plan:
+        asked.append(request.thaw)
+        return cold(plain(self, request))
 
     def thaw(_self: FakeService, server: str, target: str, **more: Any) -> Thawed:
         asked.append((server, target, more))
-        return Thawed(cold(plain(service, server, target, None)), JOB, STANDS)
+        return Thawed(cold(plain(service, RestoreRequest(server, target))), JOB, STANDS)
 
     monkeypatch.setattr(FakeService, "plan", plan)
     monkeypatch.setattr(FakeService, "thaw", thaw, raising=False)

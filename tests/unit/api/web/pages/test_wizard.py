@@ -102,7 +102,7 @@ def test_what_was_accepted_stays_accepted_through_form_link_and_request() -> Non
     for found in (asked, Question.linked(Form(parse_qs(asked.query()))), Question.again(asked.request().as_json())):
         request = found.request()
         assert (request.accept_older, request.accept_inexact) == (True, True)
-        assert (request.wishes.accept_older, request.wishes.accept_inexact) == (True, True)
+        assert (request.options.accept_older, request.options.accept_inexact) == (True, True)
     tables = replace(asked, what="tables", tables=("shop.orders",), into="db1").request()
-    assert tables.table_wishes.wishes.accept_older
+    assert tables.table_options.options.accept_older
     assert not WHOLE.request().accept_older
