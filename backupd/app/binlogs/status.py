@@ -199,9 +199,9 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
             "the right one from now on"
         )
         troubles = "; ".join(filter(None, (stranger, troubles)))
-    row, _at = said
+    row, at = said
     rpo = server.policy.objectives.rpo
-    runs = _gone(server.name) not in troubles
+    runs = _is_running(row, at, now)
     state = row.get("state") if runs else row.get("ended", row.get("state"))
     away = state == StreamState.WAITING and bool(row.get("away"))
     stuck = not runs and state == StreamState.WAITING and not away and bool(row.get("error"))
@@ -250,9 +250,9 @@ def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None
         yield f"the binary log of {server} has never been streamed: {again}"
         return
     row, at = said
-    if row.get("state") == STOPPED or now - at > SILENT or not owner_is_alive(str(row.get("owner", ""))):
+    if not _is_running(row, at, now):
         yield (
-            f"{_gone(server)} (last heard of at {format_time(at)}), so nothing that "
+            f"the binary log of {server} is not streamed now (last heard of at {format_time(at)}), so nothing that "
             f"is committed becomes recoverable: {again}"
         )
         return
@@ -272,5 +272,6 @@ def one_line(text: str) -> str:
     )
 
 
-def _gone(server: str) -> str:
-    return f"the binary log of {server} is not streamed now"
+def _is_running(row: Mapping[str, Any], at: datetime, now: datetime) -> bool:
+    """Does the process go on that wrote this row of status at ``at``?"""
+    return row.get("state") != STOPPED and now - at <= SILENT and owner_is_alive(str(row.get("owner", "")))

@@ -17,8 +17,9 @@ import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
@@ -106,8 +107,26 @@ SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 COPIES = Pair("copies-failed", "copies-stored")
 _FOLDER = "copies-"
-_STALE = "is stale"
-_UNKNOWN = "is not what this version writes there, and nobody noted what was written (an earlier version?)"
+
+
+class _Kind(Enum):
+    """What is wrong with RECOVER.md. ``STALE``: it was right when it was written; ``UNKNOWN``: nobody noted what was
+    written there, and an earlier version may have; ``DAMAGED``: anything else."""
+
+    STALE = auto()
+    UNKNOWN = auto()
+    DAMAGED = auto()
+
+
+class _Problem(NamedTuple):
+    text: str
+    kind: _Kind = _Kind.DAMAGED
+
+
+_ALTERED = _Problem("holds other bytes than were written, or tells of other backups than lie beside it")
+_UNKNOWN = _Problem(
+    "is not what this version writes there, and nobody noted what was written (an earlier version?)", _Kind.UNKNOWN
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,12 +381,12 @@ class _Writer:
         return True
 
     def _mended_text(self, destination: Destination) -> tuple[Damage, ...]:
-        why = _text_problem(self._wiring, destination, self._note, self._recipients)
-        if not why:
+        problem = _text_problem(self._wiring, destination, self._note, self._recipients)
+        if problem is None:
             return ()
         self._put_text(destination)
-        aged = why.startswith((_STALE, _UNKNOWN))
-        return (Damage(destination.name, layout.RECOVER, why, repaired_from=HERE, aged=aged),)
+        aged = problem.kind in (_Kind.STALE, _Kind.UNKNOWN)
+        return (Damage(destination.name, layout.RECOVER, problem.text, repaired_from=HERE, aged=aged),)
 
     def _note_marker(self, destination: Destination) -> None:
         """What the marker of the place is, so that it is known again."""
@@ -394,9 +413,11 @@ def _text(
     ).encode()
 
 
-def _stale(wiring: Wiring, destination: Destination, found: str, wanted: bytes, recipients: Sequence[str]) -> str:
-    """Why a text that we put there is not what it should say by now. That it names a backup that is gone is none of
-    it: of that others tell."""
+def _stale(
+    wiring: Wiring, destination: Destination, found: str, wanted: bytes, recipients: Sequence[str]
+) -> _Problem | None:
+    """Why a text that this installation put there is out of date. A backup that it names and that is gone is no
+    reason: `verify` reports that."""
     named = rows_in(found)
     late = [
         f"{backup_id} of {server}"
@@ -404,27 +425,27 @@ def _stale(wiring: Wiring, destination: Destination, found: str, wanted: bytes, 
         if named.get(server, "") < backup_id
     ]
     if late:
-        return f"{_STALE}: it does not name {', '.join(late)}"
+        return _Problem(f"is stale: it does not name {', '.join(late)}", _Kind.STALE)
     if made_by(found.encode()) == made_by(wanted) and _text(wiring, destination, recipients, named) != found.encode():
-        return f"{_STALE}: the configuration has changed since it was written"
-    return ""
+        return _Problem("is stale: the configuration has changed since it was written", _Kind.STALE)
+    return None
 
 
-def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, recipients: Sequence[str]) -> str:
-    """What is wrong with RECOVER.md; "" for nothing. Where installations share a place, that of another is as good as
-    ours while it names the same backups."""
+def _text_problem(
+    wiring: Wiring, destination: Destination, note: CopyNote, recipients: Sequence[str]
+) -> _Problem | None:
+    """What is wrong with RECOVER.md; None for nothing. Where installations share a destination, the text of another one
+    is as good as ours while it names the same backups."""
     wanted = _text(wiring, destination, recipients)
     noted = note.get(destination.name, layout.RECOVER)
     try:
         found = get_bytes(destination, layout.RECOVER)
     except ObjectMissingError:
-        return "is missing" if noted is not None or newest(destination) else ""
+        return _Problem("is missing") if noted is not None or newest(destination) else None
     except DamagedError as error:
-        return " ".join((error.detail or error.message).split())
-    if found == wanted:
-        return ""
-    if hashlib.sha256(found).hexdigest() == noted:
-        return _stale(wiring, destination, found.decode(), wanted, recipients)
+        return _Problem(" ".join((error.detail or error.message).split()))
+    if hashlib.sha256(found).hexdigest() == noted or found == wanted:
+        return None if found == wanted else _stale(wiring, destination, found.decode(), wanted, recipients)
     rows = rows_of(newest(destination)).encode()
     mine = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
     shared = any(
@@ -433,12 +454,8 @@ def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, reci
         if (copy := layout.copy_of(info.key)) is not None
     )
     if rows in found and (shared or (noted is None and made_by(found) not in (None, made_by(wanted)))):
-        return ""  # of another installation, or of an earlier version: the next job writes it anew
-    return (
-        "holds other bytes than were written, or tells of other backups than lie beside it"
-        if noted is not None
-        else _UNKNOWN
-    )
+        return None  # of another installation, or of an earlier version: the next job writes it anew
+    return _ALTERED if noted is not None else _UNKNOWN
 
 
 def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
@@ -459,9 +476,9 @@ def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
     except KeyUnusableError:
         recipients = ()  # `check` says so; without them nobody can say what the text should be
     if recipients:
-        why = _text_problem(wiring, destination, note, recipients)
-        # A stale one the next job mends, and `verify` tells of it.
-        found[layout.RECOVER] = "" if why.startswith(_STALE) else why
+        problem = _text_problem(wiring, destination, note, recipients)
+        if problem is not None and problem.kind is not _Kind.STALE:  # the next job replaces that, `verify` reports it
+            found[layout.RECOVER] = problem.text
     return {key: why for key, why in found.items() if why}
 
 
