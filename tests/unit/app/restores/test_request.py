@@ -1,0 +1,85 @@
+"""The request of a restore: its rules, and that every surface has its fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from inspect import signature
+from typing import Any
+
+import pytest
+
+from api.schemas.restores import KeptRequest, PlanRequest, RestoreAtOnce
+from api.web.pages.question import Question
+from backupd.app.restores.request import RestoreRequest, json_name, option_name
+from backupd.cli.recovery.restores import plan, restore
+from backupd.cli.recovery.tables import requested
+
+WHOLE = RestoreRequest("db1", "latest", datadir="/srv/new", start=True, mode="replica", replay_with="pipe")
+SOME = RestoreRequest("db1", "latest", mode="tables", tables=("a.b",), into="db2", rename="*_x", triggers="none")
+FIELDS = {one.name: one.default for one in fields(RestoreRequest)}
+
+
+def names(model: type[Any]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def test_rest_the_page_and_the_command_line_have_every_field_of_a_request_and_no_other() -> None:
+    known = {json_name(name) for name in FIELDS}
+    assert names(PlanRequest) == names(KeptRequest) == known
+    assert names(RestoreAtOnce) == known | {"confirm"}
+    assert {one.name for one in fields(Question)} == FIELDS.keys() | {"what", "when", "at"}
+    assert signature(restore).parameters.keys() == FIELDS.keys() | {"context", "confirm", "keys", "config", "as_json"}
+    assert FIELDS.keys() | {"context", "config", "as_json"} >= signature(plan).parameters.keys()
+
+
+def test_a_request_that_was_kept_has_the_defaults_of_a_request() -> None:
+    kept = KeptRequest.model_validate({"server": "db1", "target": "latest"}).model_dump(by_alias=True)
+    asked = RestoreRequest("db1", "latest")
+    assert {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()} == {
+        json_name(name): getattr(asked, name) for name in FIELDS
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "said", "problems"),
+    [
+        (WHOLE, (), []),
+        (SOME, ("triggers", "confirm", "keys"), []),
+        (WHOLE, ("keys", "triggers"), ["--keys: only for tables", "--triggers: only for tables"]),
+        (replace(WHOLE, source="logical"), (), ["--from: only for tables"]),
+        (
+            replace(SOME, datadir="/x"),
+            ("mode",),
+            ["--datadir: only for a whole server", "--mode: only for a whole server"],
+        ),
+        (replace(SOME, tables=()), (), ["--tables: no table is named"]),
+        (
+            replace(SOME, sql="/x"),
+            ("keys",),
+            ["--sql: not together with --into", "--as, --keys: not with --sql, which touches no server"],
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named_as_the_caller_calls_it(
+    request_: RestoreRequest, said: tuple[str, ...], problems: list[str]
+) -> None:
+    assert request_.mixed(option_name, said=said) == problems
+    assert not any("only for" in one for one in request_.alone().mixed())
+
+
+def test_a_request_is_written_as_the_command_that_asks_for_the_same() -> None:
+    assert WHOLE.command() == (
+        "backupd restore db1 --to latest --mode replica --datadir /srv/new --start --replay-with pipe"
+    )
+    tables = replace(SOME, exclude=("0-1-2", "0-1-3"), accept_older=True)
+    assert tables.command() == (
+        "backupd restore db1 --to latest --tables a.b --into db2 --as '*_x' --triggers none --exclude-gtid 0-1-2 "
+        "--exclude-gtid 0-1-3 --accept-older --confirm db2"
+    )
+    assert replace(SOME, compare=True, rename="").command().endswith("--into db2 --compare --triggers none")
+
+
+def test_options_that_are_given_become_the_fields_of_a_request() -> None:
+    assert requested("db1", "latest", tables=["a.b"], into="db2", exclude=None, start=False) == RestoreRequest(
+        "db1", "latest", mode="tables", tables=("a.b",), into="db2"
+    )
