@@ -50,6 +50,7 @@ class Decision:
 
     @property
     def parent(self) -> BackupRecord | None:
+        """The backup that an increment builds on; None for a full one."""
         return self.chain[-1] if self.chain else None
 
 

@@ -87,6 +87,7 @@ class Brake:
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """Sentences for the record of the backup: what could not be measured, and how long it paused."""
         if not self.pauses:
             return self._warnings
         times = "once" if self.pauses == 1 else f"{self.pauses} times"

@@ -49,6 +49,7 @@ class Found:
         return f"{self.branch}:{self.segment.number}:{self.transaction.start}"
 
     def as_json(self) -> dict[str, Any]:
+        """As `binlog search --json` and REST give it; positions in bytes."""
         one = self.transaction
         return {
             "at": format_time(one.at),

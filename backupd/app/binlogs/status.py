@@ -46,6 +46,7 @@ class Held:
     error: str
 
     def as_json(self) -> dict[str, Any]:
+        """As `binlog status --json` gives it; sizes in bytes, times behind in seconds."""
         return {
             "name": self.destination,
             "runs": self.runs,
@@ -77,6 +78,7 @@ class LogStatus:
     destinations: tuple[Held, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """As `binlog status --json` gives it."""
         return {
             "server": self.server,
             "state": self.state,

@@ -78,6 +78,7 @@ class LogFollower(threading.Thread):
         self._lock = threading.Lock()
 
     def run(self) -> None:
+        """Copy until the stream ends; what fails is reported, and tried again with growing pauses."""
         while not self._halt.is_set():
             try:
                 with open_catalog(self._wiring.settings.catalog, make=False) as catalog:
@@ -251,6 +252,8 @@ class StreamRun:
         self._met = ""
 
     def run(self, *, once: bool) -> None:
+        """Stream until ``stop`` is set, or with ``once`` until all that the server had at the beginning is stored.
+        Raises what ``run_stream`` does."""
         name, wiring = self._server.name, self._wiring
         with ExitStack() as stack:
             destinations = self._destinations()

@@ -65,6 +65,7 @@ class CatalogRecorder:
     # -- what the archive tells
 
     def branch_stored(self, branch: Branch) -> None:
+        """Write down a branch of the archive, and an event for a new one. Raises CatalogError."""
         now = self._clock()
 
         def write(catalog: Catalog) -> None:
@@ -76,6 +77,8 @@ class CatalogRecorder:
         self._scribe.ask(write)
 
     def segment_stored(self, segment: Segment, destination: str, stored_bytes: int, at: datetime) -> None:
+        """Write down a segment of ``stored_bytes`` at ``destination``, and close the gaps that it fills. Raises
+        CatalogError."""
         now = self._clock()
 
         def write(catalog: Catalog) -> None:
@@ -86,6 +89,7 @@ class CatalogRecorder:
         self._scribe.ask(write)
 
     def segments_dropped(self, server: str, keys: Sequence[SegmentKey], destination: str) -> None:
+        """Forget segments that ``destination`` has no more: a larger one holds what they held. Raises CatalogError."""
         self._scribe.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
 
     def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
@@ -104,6 +108,7 @@ class CatalogRecorder:
             self._confirmed[destination] = Confirmed(branch, place, at)
 
     def gap(self, gap: Gap) -> None:
+        """Write down binary logs that are lost, and an event for a new gap. Raises CatalogError."""
         event = _gap_event(gap, self._clock())
 
         def write(catalog: Catalog) -> None:
@@ -245,11 +250,14 @@ class Follower(Protocol):
 
     place: str
 
-    def standing(self) -> Mapping[str, Any]: ...
+    def standing(self) -> Mapping[str, Any]:
+        """As a stream's row reports a destination."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Begin to copy."""
 
-    def join(self, timeout: float | None = None) -> None: ...
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, for ``timeout`` seconds at most."""
 
 
 class StreamReport:

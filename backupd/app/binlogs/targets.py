@@ -84,10 +84,14 @@ class Targets:
     # -- what a plan asks
 
     def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+        """Right before the first transaction in ``[start, end)`` that is later than ``moment``; None where there is
+        none. ``since``: see ``Cut``."""
         cut = self._moments.cut(branch, start, end, moment, since)
         return self._before(cut.first, cut.last) if cut.first else None
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
+        """Right before the transaction ``gtid``, or right after everything in it was executed; None where the branch
+        does not have it."""
         if before:
             met = self._log.named(branch, gtid, mariadb=self._is_mariadb(branch))
             return self._before(met, met.before.at if met.before else None) if met else None
@@ -95,6 +99,7 @@ class Targets:
         return stop or self._beginning_with(branch, gtid)
 
     def stop_for_position(self, branch: str, number: int, pos: int) -> Stop | None:
+        """At a place of a file; None where it is not archived. Raises RefusedError for one inside a transaction."""
         found = self._log.records(branch, (number, 0), (number, pos + 1))
         holding = next((record for record in found if record.key.start <= pos <= record.key.end), None)
         if holding is None:
@@ -133,10 +138,13 @@ class Targets:
         )
 
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+        """The first transaction in front of ``place`` that has a later time than ``moment`` (see ``TargetResolver``);
+        None where there is none."""
         found = self._moments.later_before(branch, place, moment, since)
         return self._before(found, found.before.at if found.before else None) if found else None
 
     def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
+        """Sentences about transactions whose time contradicts the place where the replay stops."""
         second = moment.replace(microsecond=0)
         same = list(self._log.each(branch, start, stop, lambda record: _may_hold(record, second)))
         same = [met for met in same if not met.transaction.precise and met.transaction.at == second]
@@ -175,6 +183,7 @@ class Targets:
         return tuple(lines)
 
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
+        """What is read to replay a leg up to ``stop``: segments, bytes, transactions."""
         begin, end = _place(leg.start.file, leg.start.pos), _place(stop.file, stop.pos)
         chosen = [record for span in leg.spans for record in self._of_span(span, end)]
         sizes = [_overlap(record, begin, end) for record in chosen]
@@ -197,6 +206,8 @@ class Targets:
         )
 
     def repeats(self, leg: RouteLeg) -> bool:
+        """Do the binary logs of a leg hold transactions that are executed already at its start? False where no index
+        can be read."""
         known = (self._server, leg.branch, leg.start, leg.spans[0].first) if leg.spans else None
         if known is None or known in _REPEATING:
             return known is not None

@@ -156,16 +156,20 @@ class Met:
 
     @property
     def start(self) -> Place:
+        """The number of its file, and its position in that."""
         return self.record.key.number, self.transaction.start
 
     @property
     def text(self) -> str:
+        """Its GTID, place and time, for a message."""
         one = self.transaction
         at = format_time(one.at)
         return f"{one.gtid or 'a transaction'} at {self.record.segment.file}:{one.start}, {at}"
 
 
 class Logbook:
+    """Reads the transactions of one server's archived binary logs: catalog rows say which segments are opened."""
+
     def __init__(self, binlogs: Binlogs, server: str, indexes: Indexes) -> None:
         self._binlogs = binlogs
         self._server = server
@@ -258,6 +262,8 @@ def _is_whole_somewhere(record: SegmentRecord) -> bool:
 
 
 class Moments:
+    """Answers for one server where a moment is in its archived binary logs."""
+
     def __init__(self, binlogs: Binlogs, server: str, log: Logbook, clock: Callable[[], datetime]) -> None:
         self._binlogs = binlogs
         self._server = server

@@ -143,6 +143,7 @@ class Copied:
     damages: tuple[Damage, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """As `catalog copy --json` gives it."""
         return {
             "destination": self.destination,
             "catalog": self.catalog,

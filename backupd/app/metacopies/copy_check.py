@@ -46,6 +46,7 @@ class CopyNote:
         self._digests: dict[str, str] = found if isinstance(found, dict) else {}
 
     def get(self, destination: str, folder: str) -> str | None:
+        """The SHA-256 that was noted; None where nothing was."""
         return self._digests.get(f"{destination}/{folder}")
 
     def stored(self, destination: str) -> dict[str, str]:
@@ -58,6 +59,7 @@ class CopyNote:
         return {key: digest for key, digest in found.items() if layout.copy_of(key) is not None}
 
     def set(self, destination: str, folder: str, digest: str) -> None:
+        """Note the SHA-256 of what was put, and write the note at once. Raises OSError."""
         self._digests[f"{destination}/{folder}"] = digest
         self._write()
 
@@ -67,6 +69,7 @@ class CopyNote:
         return found.encode() if found is not None else None
 
     def forget(self, destination: str, key: str) -> None:
+        """Drop the note of a copy that was deleted."""
         if self._digests.pop(f"{destination}/{key}", None) is not None:
             self._write()
 
@@ -161,6 +164,7 @@ class Rotten:
 
     @property
     def damages(self) -> tuple[Damage, ...]:
+        """Every damaged copy that was found, replaced or not."""
         return tuple(self._found.values())
 
     def find(self, turn: Turn, sources: Sequence[Destination], folder: Path) -> None:

@@ -314,6 +314,7 @@ class Comparison:
     suspicions: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """As `catalog rebuild --json` gives it."""
         return {"heads": list(self.lines), "suspicions": list(self.suspicions)}
 
 
@@ -487,10 +488,12 @@ class HeadWatch:
         self.stop()
 
     def stop(self) -> None:
+        """End the thread; waits for a renewal that is going on, for 20 s at most."""
         self._ending.set()
         self._thread.join(_LOOKS)
 
     def reload(self, wiring: Wiring) -> None:
+        """Go by other settings from the next look on."""
         self._wiring = wiring
 
     def _loop(self) -> None:

@@ -56,6 +56,7 @@ class Made:
     steps: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """As `keys make-signing --json` gives it."""
         return {"signing_key": self.key, "gnupg_home": str(self.home), "next": list(self.steps)}
 
 
@@ -114,9 +115,11 @@ class Rotation:
 
     @property
     def ok(self) -> bool:
+        """Did every destination answer, and was everything signed there?"""
         return not self.silent and not any(one.left for one in self.places.values())
 
     def as_json(self) -> dict[str, Any]:
+        """As `keys rotate-signing --json` gives it."""
         return {
             "ok": self.ok,
             "former": self.former,

@@ -48,6 +48,7 @@ class Vouched:
     left: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """As `catalog sign --json` gives it."""
         return {"signed": self.signed, "left": list(self.left)}
 
 

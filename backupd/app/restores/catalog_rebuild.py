@@ -278,6 +278,7 @@ class Rebuilt:
     elsewhere: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """As `catalog rebuild --json` gives it."""
         return {
             "destination": self.destination,
             "backups": self.backups,

@@ -56,6 +56,7 @@ class PhaseView:
     estimate: float | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """As REST gives it; times in seconds."""
         return {
             "name": self.name,
             "state": self.state,
@@ -75,6 +76,7 @@ class RestoreView:
 
     @classmethod
     def of(cls, record: RestoreRecord, job: JobRecord | None) -> RestoreView:
+        """The view of ``record``, with the progress of ``job``."""
         return cls(record, job, _phases(record, _state(record, job), job))
 
     @property
@@ -93,6 +95,7 @@ class RestoreView:
         return self.job.progress if self.job is not None and self.state is JobState.RUNNING else None
 
     def as_json(self) -> dict[str, Any]:
+        """As REST gives it; times in seconds."""
         record = self.record
         progress = self.progress
         return {

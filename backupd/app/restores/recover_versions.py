@@ -24,9 +24,11 @@ class BroughtBack:
 
     @property
     def ok(self) -> bool:
+        """Is nothing lost, and did everything come back that was tried?"""
         return not self.found.lost and (self.done is None or not self.done.failed)
 
     def as_json(self) -> dict[str, Any]:
+        """As the command line and REST give it."""
         return {
             "destination": self.destination,
             **self.found.as_json(),

@@ -144,6 +144,7 @@ class RestoreRequest:
 
     @property
     def of_tables(self) -> bool:
+        """Are tables restored, and not a whole server?"""
         return self.mode == TABLES
 
     @property

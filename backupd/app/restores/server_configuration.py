@@ -38,6 +38,7 @@ class Member:
     target: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """As the command line and REST give it; ``size`` in bytes, ``mode`` in octal."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -49,6 +50,7 @@ class Member:
 
 
 def member_of(info: tarfile.TarInfo) -> Member:
+    """The header of a tar's member as a ``Member``."""
     kind = (
         "link"
         if info.issym()
@@ -198,6 +200,7 @@ class Contents:
     left_out: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """As the command line and REST give it."""
         return {
             "backup": self.backup_id,
             "members": [member.as_json() for member in self.members],

@@ -162,6 +162,7 @@ class Leftover:
     dropped: bool = False
 
     def as_json(self) -> dict[str, Any]:
+        """As `leftovers --json` gives it; ``bytes`` of the staged tables."""
         one = self.staging
         moving = self.pending
         return {

@@ -26,6 +26,7 @@ class Thawed:
     thawing: Thawing | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """As `thaw --json` gives it."""
         return {
             "server": self.plan.server,
             "target": self.plan.target,

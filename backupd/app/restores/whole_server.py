@@ -331,6 +331,7 @@ def archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
 
 
 def statements(server: ServerSettings) -> tuple[str, ...]:
+    """SQL of the policy's checks, which a test restore and a restore with a started server run."""
     tests = server.policy.test_restore if server.usable else None  # a broken policy must not keep from restoring
     return tuple(check.sql for check in tests.checks) if tests else ()
 
@@ -376,6 +377,7 @@ def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
 
 
 def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
+    """The destinations to read the backup from, best first."""
     return [wiring.destination(name) for name in chosen.destinations]
 
 
