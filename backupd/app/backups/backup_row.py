@@ -31,7 +31,7 @@ def clock_warning(late: timedelta) -> tuple[str, ...]:
     """What to say of a clock that is ``behind``."""
     if not late:
         return ()
-    text = f"this host's clock stands {format_duration(late.total_seconds())} before the end of the newest backup"
+    text = f"this host's clock is {format_duration(late.total_seconds())} before the end of the newest backup"
     return (f"{text}: the recorded times of this one follow that one, not the clock",)
 
 
@@ -57,7 +57,7 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
                     f"backup {record.id} is in the catalog already, and its manifest at destination "
                     f"{destination.name} is not the one that was stored just now",
                     detail=told,
-                    hint="look who writes there; then take the backup again",
+                    hint="find out who writes there, then take the backup again",
                 ) from None
         known = wiring.catalog.backups.get(record.id)
         copies = {copy.destination: copy for copy in (*known.copies, *record.copies)}

@@ -134,7 +134,7 @@ def _objections(
         None,
     )
     if landmarks is None:
-        yield f"{last.id} does not tell by what to know that the server goes on from it: an earlier version took it"
+        yield f"{last.id} does not record how to verify that the server continues from it: an earlier version took it"
         return
     yield from _of_history(session, info, last, landmarks, wiring.identity_key())
     yield from _of_tables(session, last, landmarks)

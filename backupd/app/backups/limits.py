@@ -106,7 +106,7 @@ class Brake:
                 raise ServerError(
                     f"gave up after {format_duration(self.paused)} of pauses: {reason}",
                     detail=f"limits.max_pause is {format_duration(self._max_pause)}; {self.taken:,} bytes were read",
-                    hint="see why the server is pressed; then run the backup at a quieter time, or raise the limit or "
+                    hint="find out what loads the server; then run the backup at a quieter time, or raise the limit or "
                     "limits.max_pause in the policy",
                 )
             self._run.report(
@@ -153,7 +153,7 @@ def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, ru
                 server=server.name,
                 subject=run.job.leg,
                 job_id=run.job.id,
-                hint=f"it goes on by itself, and gives up after {bound} of pauses",
+                hint=f"it continues when the limit is met, and fails after pauses of {bound} in total",
             )
         )
 

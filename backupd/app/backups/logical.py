@@ -178,9 +178,7 @@ def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple
     named = str(arguments.get("set") or "")
     patterns = [str(pattern) for pattern in arguments.get("tables") or ()]
     if named and patterns:
-        raise UsageError(
-            "--set and --tables cannot be given together", hint="a set of the policy says by itself which tables it is"
-        )
+        raise UsageError("--set and --tables cannot be given together", hint="a set of the policy names its tables")
     if patterns:
         _patterns(patterns)
         return BY_HAND, Tables.model_construct(include=tuple(patterns), exclude=(), max_size=None)
@@ -261,6 +259,7 @@ def _problem(record: BackupRecord, failed: Sequence[DumpedTable]) -> BackupdErro
     return BackupdError(
         f"{count} missing in the logical backup {record.id}; the others can be restored",
         detail="\n".join(_missing_lines(failed)),
-        hint="mend what is named (CHECK TABLE, REPAIR TABLE, a restore of that table from an older backup), then take "
+        hint="repair what is named (CHECK TABLE, REPAIR TABLE, a restore of that table from an older backup), "
+        "then take "
         "the backup again",
     )

@@ -138,7 +138,7 @@ def _run_hook(
         raise type(error)(
             f"the hook `{moment}` of {absence.server} failed: {redacted(error.message)}",
             detail=redacted(error.detail),
-            hint=f"run {program} by hand with BACKUPD_SERVER={absence.server}, and mend it; it has "
+            hint=f"run {program} by hand with BACKUPD_SERVER={absence.server}, and correct it; its time limit is "
             f"{timeout.total_seconds():g} s (hooks.timeout)",
         ) from error
     say("hook-ended", f"{moment}: after {time.monotonic() - begun:.1f} s", server=absence.server, job=absence.job_id)

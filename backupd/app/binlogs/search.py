@@ -153,7 +153,9 @@ def _place(after: str, branches: Sequence[str]) -> tuple[str, int, int]:
     if branch not in branches or not all(
         word.isascii() and word.isdigit() and len(word) < 16 for word in (number, start)
     ):
-        raise UsageError(f"{after[:80]!r} is no cursor", hint="take it as the page before gave it, or begin anew")
+        raise UsageError(
+            f"{after[:80]!r} is no cursor", hint="take it from the previous page, or begin again without one"
+        )
     return branch, int(number), int(start)
 
 
@@ -203,9 +205,9 @@ def _too_long(record: SegmentRecord, told: int, seconds: float | None) -> TooLon
     segment = record.segment
     begun = f", which begins at {format_time(segment.first_at)}" if segment.first_at is not None else ""
     return TooLongError(
-        f"the search was not over within {seconds:g} seconds",
-        detail=f"it had come to {segment.file} of branch {record.key.branch}{begun}, and had found {told} transactions",
-        hint="narrow it by since and until; at the command line it may take as long as it needs: backupd binlog search "
+        f"the search did not finish within {seconds:g} seconds",
+        detail=f"it had reached {segment.file} of branch {record.key.branch}{begun}, and had found {told} transactions",
+        hint="narrow it with since and until; the command line has no time limit: backupd binlog search "
         f"{segment.server}",
     )
 

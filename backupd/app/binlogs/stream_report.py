@@ -364,14 +364,14 @@ class StreamReport:
                     f"the binary log of {name} is not streamed: {status.error}",
                     now,
                     hint=f"is the server up? `backupd check {name}` names what an account or a host "
-                    "lacks. It is tried again all the time, and goes on where it was",
+                    "lacks. The stream is retried continuously, and continues where it stopped",
                 )
             )
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
             told.append(self._mended(STREAM, SUBJECT, f"the binary log of {name} is streamed again", now))
         if status.state is StreamState.PAUSED:
             hint = (
-                "make room there: what else lies in it?"
+                "make room there: what else is stored in it?"
                 if status.error == NO_ROOM
                 else "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool"
             )
@@ -383,7 +383,8 @@ class StreamReport:
                     f"{format_size(self._spool.bytes())} wait for a destination",
                     now,
                     detail=status.error,
-                    hint=f"{hint}; the server must keep its binary log until then, and it goes on by itself",
+                    hint=f"{hint}; the server must keep its binary log until then; copying continues when there "
+                    "is room",
                 )
             )
         elif status.state is StreamState.STREAMING:

@@ -157,7 +157,7 @@ class StreamWatch(ProcessWatch):
                 message=f"the binary log of {name} is not streamed: its process has ended {one.failures} times in a "
                 f"row, and {how} the last time",
                 detail=one.last_words,
-                hint=f"its log is {_log(self._wiring.settings, name)}; it is tried again every minute, and goes on "
+                hint=f"its log is {_log(self._wiring.settings, name)}; it is started again every minute, and continues "
                 "where it was",
             )
             self._scribe.ask(lambda _catalog: self._incidents.broken(STREAM, event))

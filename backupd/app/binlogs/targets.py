@@ -157,19 +157,19 @@ class Targets:
                 f"{last.text}"
             )
         turned = [
-            f"{met.text}: it lies behind the target's place with an earlier time (its session set it, the "
+            f"{met.text}: it is after the target's position with an earlier time (its session set it, the "
             "clock went back, or commits overtook each other) and is not replayed"
             for met in self._log.each(branch, stop, end, lambda record: _before_moment(record, moment))
             if met.transaction.at <= moment
         ]
         ahead = [
             f"{met.text}: the log's order contradicts that time (its session set it, or the clock was set back); "
-            "it is replayed, as it lies before the target's place"
+            "it is replayed, since it is before the target's position"
             for met in self._log.each(branch, start, stop, lambda record: _is_later(record, moment + APART))
             if met.transaction.at > moment + APART
         ]
         ahead += [
-            f"{met.text}: its session set that time, which is still to come; it lies at the target's place and "
+            f"{met.text}: its session set that time, which is in the future; it is at the target's position and "
             "is not replayed"
             for met in itertools.takewhile(
                 lambda met: met.start[0] == stop[0] and self._moments.is_ahead(met),

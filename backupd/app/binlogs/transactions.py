@@ -207,7 +207,8 @@ class Logbook:
                 raise RefusedError(
                     f"{gtid} is not the id of one transaction: {len(found)} have it",
                     detail="\n".join(met.text for met in found),
-                    hint=f"name the place: --to {found[0].record.segment.file}:{found[0].transaction.start} is before "
+                    hint=f"name the position: --to {found[0].record.segment.file}:{found[0].transaction.start} is "
+                    "before "
                     "the first of them",
                 )
             if found:

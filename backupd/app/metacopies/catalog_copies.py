@@ -163,7 +163,7 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     except BusyError:
         say(
             "copies-failed",
-            "another process has been copying the catalog for a minute, so nothing was put after this "
+            "another process has been copying the catalog for a minute, so nothing was copied after this "
             "job; the next one does it",
             level=logging.WARNING,
         )

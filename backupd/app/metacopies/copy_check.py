@@ -233,7 +233,7 @@ def tell(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
                 f"{destination} were damaged and have been replaced",
                 subject=destination,
                 detail=_lines(mended),
-                hint=f"bytes that change by themselves come from a medium that fails: look at that of {destination}",
+                hint=f"bytes that change on a medium indicate that it fails: check the medium of {destination}",
             )
         )
     if left:
@@ -247,7 +247,7 @@ def tell(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
                 f"destination {destination} are damaged and cannot be replaced",
                 subject=destination,
                 detail=_lines(left),
-                hint="no backup depends on them; what nobody needs of it can be deleted there",
+                hint="no backup depends on them; those that are not needed can be deleted there",
             ),
         )
     else:

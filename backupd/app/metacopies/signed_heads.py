@@ -162,7 +162,7 @@ def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime
         except BackupdError as error:
             say(
                 "head-not-renewed",
-                f"the head of {server} cannot be put to {place.name}: {error.message}",
+                f"the head of {server} cannot be written to {place.name}: {error.message}",
                 level=logging.WARNING,
                 server=server,
             )

@@ -66,7 +66,7 @@ def make_signing(wiring: Wiring) -> Made:
     if (named := settings.encryption.signing_key) is not None:
         raise RefusedError(
             f"{settings.file} names a signing key already: {named}",
-            hint="`backupd keys rotate-signing` puts another one into its place",
+            hint="`backupd keys rotate-signing` replaces it",
         )
     key = _new(settings, wiring.clock)
     stored = sorted({copy.destination for one in wiring.catalog.backups.list() for copy in one.copies})
@@ -222,7 +222,7 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
         if one.problem:
             silent.setdefault(one.destination, one.problem)
     done = Rotation(former, key, True, places, silent, retired, (_PRINT,))
-    again = f"once what is named above is looked after: backupd keys rotate-signing --from {former}"
+    again = f"once what is named above is resolved: backupd keys rotate-signing --from {former}"
     return done if done.ok else replace(done, steps=(again, *done.steps))
 
 

@@ -94,7 +94,7 @@ def _vouch(wiring: Wiring, name: str, allowed: _Allowed) -> Vouched:
             hint="set it in the policy of a server first, or name a signing key: backupd keys make-signing",
         )
     left = [
-        f"{name}: nothing of {server} is signed: its policy cannot be used; mend it first"
+        f"{name}: nothing of {server} is signed: its policy cannot be used; correct it first"
         for server in sorted(undecided(wiring.settings))
     ]
 
@@ -247,7 +247,7 @@ class _Backup(_Judge):
             if problem:
                 return f"its {item.name} {problem}"
         if self._unsealer is None:
-            return "the catalog holds no digest of it, and no private key is at hand to look into its body"
+            return "the catalog holds no digest of it, and no private key is available to read its body"
         facts = load_body(self._destination, header, self._unsealer).facts
         same = (
             facts.parent,

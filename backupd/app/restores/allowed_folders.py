@@ -52,9 +52,9 @@ def refuse_changed(request: RestoreRequest) -> None:
         return
     if (leads := os.path.realpath(folder)) != folder:
         raise RefusedError(
-            f"{folder} is not the folder any more that was asked for",
+            f"{folder} is no longer the folder that was requested",
             detail=f"it leads to {leads} now",
-            hint="somebody put a symbolic link on the way there: see who, then ask for it again",
+            hint="a symbolic link was put on its path: find out who did that, then request the restore again",
         )
     _refuse_taken(request, named=False)
 
@@ -65,7 +65,7 @@ def refuse_shared(wiring: Wiring, request: RestoreRequest) -> None:
         found = wiring.catalog.restores.list(state=state, datadir=request.datadir) if request.datadir else ()
         if any(row.server != request.server for row in found):
             raise BusyError(
-                f"another restore into {request.datadir} waits or runs already", hint="choose another folder"
+                f"another restore into {request.datadir} is queued or running already", hint="choose another folder"
             )
 
 
@@ -95,7 +95,7 @@ def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
                 _refuse_foreign(folder, request)
         except OSError as error:
             raise RefusedError(
-                f"{folder} cannot be looked at: {error.strerror or error}",
+                f"{folder} cannot be read: {error.strerror or error}",
                 hint="name a folder that the service may read and write",
             ) from error
 
@@ -108,9 +108,9 @@ def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
         return
     if earlier is not None:
         raise RefusedError(
-            f"an unfinished restore of another server is in the way of {datadir}",
+            f"{datadir} holds an unfinished restore of another server",
             detail=f"of {earlier.server}: backup {earlier.chain[-1]}, target {earlier.target}",
-            hint="choose another folder; whoever began that one goes on with it, or removes it",
+            hint="choose another folder; whoever started that restore can continue or remove it",
         )
     marker = read_marker(datadir)
     if marker is not None and marker.server == request.server and request.start:

@@ -313,7 +313,7 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, a
     if not destination.is_initialised():
         raise RefusedError(
             f"destination {name} holds no backups: it is empty, or not a repository",
-            hint="is it mounted, and are path, bucket and prefix right?" + if_deleted(destination),
+            hint="check that it is mounted, and that path, bucket and prefix are right." + if_deleted(destination),
         )
     if not merge and (wiring.catalog.backups.servers() or wiring.catalog.binlogs.servers()):
         raise RefusedError(
@@ -456,7 +456,7 @@ class _Rebuild:
         try:
             return objects.problem(self._destination, folder + header.body.name, header.body)
         except ArchivedError:
-            return f"its {header.body.name} lies in an archive class: thaw it there, and copy it back"
+            return f"its {header.body.name} is in an archive class: thaw it there, and copy it back"
 
     def _add(self, record: BackupRecord) -> None:
         self._taken.backups += 1

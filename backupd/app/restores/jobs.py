@@ -48,7 +48,7 @@ class PlanChangedError(RefusedError):
     problem_type = "plan-changed"
 
     def __init__(self, message: str, plan: StoredPlan, *, detail: str = "") -> None:
-        super().__init__(message, detail=detail, hint=f"look at the new plan, {plan.id}, and start that one")
+        super().__init__(message, detail=detail, hint=f"review the new plan, {plan.id}, and start that one")
         self.plan = plan
 
 
@@ -58,7 +58,7 @@ class UnconfirmedError(RefusedError):
     problem_type = "unconfirmed"
 
     def __init__(self, message: str, confirm: str) -> None:
-        super().__init__(message, hint=f"look twice, then confirm with the name of that server: {confirm}")
+        super().__init__(message, hint=f"check the name, then confirm with it: {confirm}")
         self.confirm = confirm
 
 
@@ -86,7 +86,7 @@ def request_restore(
     chosen = _planned(wiring, request)
     if shown is not None and (other := _difference(promise(shown.document), promise(chosen.as_json()), request)):
         raise PlanChangedError(
-            "the plan would be another one by now", _store(wiring, actor, request, chosen), detail=other
+            "the plan has changed since it was shown", _store(wiring, actor, request, chosen), detail=other
         )
     _refuse_unconfirmed(request, confirm)
     base = chosen.base if isinstance(chosen, TablePlan) else chosen
@@ -109,7 +109,7 @@ def perform_restore(wiring: Wiring, run: JobRun) -> Result:
         def as_promised(chosen: TablePlan) -> None:
             if other := _difference(promised, promise(chosen.as_json()), request):
                 raise RefusedError(
-                    "the restore would come to something else by now",
+                    "the restore would differ from the plan that was started",
                     detail=other,
                     hint="make the plan again, and start that one",
                 )
@@ -131,7 +131,7 @@ def of_restore(outcome: RestoreOutcome | TablesOutcome) -> Result:
         problem = BackupdError(
             f"restore {outcome.restore_id} ended, not all of it well",
             detail=_trouble(outcome),
-            hint="what could be restored is there; look at what is named before using it",
+            hint="everything else was restored; check what is named above before you use it",
         )
     # Without phases: rates count those of the restore itself.
     return Result(

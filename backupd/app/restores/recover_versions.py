@@ -39,7 +39,9 @@ class BroughtBack:
 def look(wiring: Wiring, name: str, since: datetime) -> BroughtBack:
     """What would come back: of what the catalog knows, what is as it knows it. Changes nothing."""
     if since > wiring.clock():
-        raise UsageError("--since lies in the future", hint="say from when on what was done there is not believed")
+        raise UsageError(
+            "--since is in the future", hint="give the time after which deletions and overwrites are to be undone"
+        )
     return BroughtBack(name, find(wiring.destination(name), since, CatalogRecords(wiring.catalog, wiring.clock)))
 
 

@@ -191,7 +191,7 @@ class RestoreRequest:
                 continue  # an unknown method or source, which is among the problems already
         if problems:
             raise UsageError(
-                "this restore cannot be asked for",
+                "this restore request is not valid",
                 detail="\n".join(problems),
                 hint="a target is latest, a time with its offset, gtid:..., before-gtid:..., file:pos or "
                 "backup:ID; a whole server needs datadir, tables need into or sql",
@@ -275,7 +275,7 @@ class RestoreRequest:
             else:
                 values[one.name] = found
         if problems:
-            raise UsageError("this restore cannot be asked for", detail="\n".join(problems))
+            raise UsageError("this restore request is not valid", detail="\n".join(problems))
         return cls(**values)
 
     def _unknown(self) -> list[str]:

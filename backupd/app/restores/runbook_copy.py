@@ -43,13 +43,13 @@ def _this_one(wiring: Wiring, record: RestoreRecord) -> Iterator[str]:
     yield ""
     yield f"* Target: `{record.target}`, from backup `{record.backup_id}`"
     yield f"* Into: `{record.datadir}`"
-    yield f"* State: {found.state}, asked for at {format_time(record.started_at)}"
+    yield f"* State: {found.state}, requested at {format_time(record.started_at)}"
     if record.error:
         yield f"* Last error: {record.error.splitlines()[0]}"
     promised = (record.request or {}).get("promise") or {}
     yield from _chain(promised)
     yield ""
-    yield "## How far it is"
+    yield "## Progress"
     yield ""
     for phase in found.phases:
         measured = f", {format_duration(phase.seconds)}" if phase.seconds is not None else ""
@@ -60,7 +60,7 @@ def _this_one(wiring: Wiring, record: RestoreRecord) -> Iterator[str]:
     yield "## The same with backupd, on this host"
     yield ""
     if found.resumable:
-        yield "The same command goes on where it stopped:"
+        yield "The same command continues where the restore stopped:"
         yield ""
     yield f"    {_command(record, request)}"
     yield ""

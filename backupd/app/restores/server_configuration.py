@@ -88,7 +88,7 @@ def extract(members: Iterable[tuple[Member, bytes]], out: Path) -> tuple[tuple[P
     root = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if os.listdir(root):  # noqa: PTH208  # the folder that was opened, whatever has its name by now
-            raise RefusedError(f"{out} is not empty", hint="name a new folder: what lies there is never overwritten")
+            raise RefusedError(f"{out} is not empty", hint="name a new folder: existing files are never overwritten")
         work = _Extraction(root)
         work.take(sorted(members, key=lambda pair: (pair[0].kind != "folder", pair[0].name)))
     finally:
@@ -238,7 +238,7 @@ def _opened(wiring: Wiring, backup_id: str) -> bytes:
             if header.config is None:
                 raise NotFoundError(
                     f"no configuration was kept with backup {backup_id}",
-                    hint="backups of this version keep it; look at a newer one",
+                    hint="backups of this version keep it: choose a newer one",
                 )
             return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
         except KeyUnusableError:

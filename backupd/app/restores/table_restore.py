@@ -78,7 +78,7 @@ def restore_tables(
             wiring,
             goal.name,
             goal.restore_connection(),
-            "its tables are neither compared nor replaced: they are not those that are meant",
+            "its tables are neither compared nor replaced: they are not those of the configured server",
         )
     require_keys(wiring, request.server, chosen.base.chain)
     gate = gate_of(wiring, chosen.base, wanted.options)
@@ -192,7 +192,9 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
     are removed, after a hand-over that had begun is taken back, or finished where its tables are in their places.
     Raises UnknownNameError, BusyError, ServerError, RefusedError where another server than the one meant answers."""
     connection = wiring.settings.server(server_name).restore_connection()
-    refuse_stranger(wiring, server_name, connection, "what is on it was left by no restore into the one that is meant")
+    refuse_stranger(
+        wiring, server_name, connection, "what is on it is not the remains of a restore into the configured server"
+    )
     found = stagings(connection)
     wanted = [
         one
@@ -229,12 +231,12 @@ def refuse_unconfirmed(request: RestoreRequest, confirm: str | None, *, asked: b
     if confirm is not None and confirm != into:
         raise RefusedError(
             f"--confirm {confirm} is not the server that gets the tables, which is {into}",
-            hint=f"look twice; to replace tables of {into} say --confirm {into}",
+            hint=f"check the name; to replace tables of {into} give --confirm {into}",
         )
     if confirm is None and not asked:
         raise RefusedError(
             f"these tables take the place of those on {into} that have the same names, and nobody confirmed that",
-            hint=f"look first with --compare; then say --confirm {into}, or give them other names with --as",
+            hint=f"compare first (--compare), then give --confirm {into}, or restore under other names (--as)",
         )
 
 
@@ -311,7 +313,7 @@ def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreReco
             if one.restore_id in over and not one.active:
                 drop_staging(into, one.schemas)
     except BackupdError as error:
-        return [f"what earlier attempts left is still there: {error.message}"]
+        return [f"remains of earlier attempts could not be removed: {error.message}"]
     return []
 
 

@@ -58,8 +58,9 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     settings = wiring.settings.needs_restore()
     refuse_cold(
         chosen,
-        hint=f"a test restore thaws nothing by itself: `backupd thaw {server_name} --to "
-        f"{chosen.target}`, and test it then; or keep backups that are tested elsewhere, too",
+        hint=f"a test restore thaws nothing: `backupd thaw {server_name} --to "
+        f"{chosen.target}`, then test it; or keep a copy of the backups that are tested at a destination without "
+        "archive classes",
     )
     unsealer = wiring.unsealer()
     record = wiring.catalog.backups.get(chosen.backup_id)

@@ -176,7 +176,7 @@ def _replayable(
     except (ConfigurationError, KeyUnusableError) as error:
         unseen = (
             "whether statements use temporary tables from before the backup, or make files outside of the data "
-            f"directory, was not looked at: {error.message}"
+            f"directory, could not be checked: {error.message}"
         )
         return replace(found, warnings=(*found.warnings, unseen))
     if impossible is not None:
@@ -410,9 +410,9 @@ def not_believed(wiring: Wiring, server: str, *, since: datetime | None = None) 
         return ()
     newest = max(found, key=lambda record: record.finished_at)
     words = (
-        f"{len(found)} backups are there that count for nothing, the newest {newest.id} of "
+        f"{len(found)} backups are not used, the newest {newest.id} of "
         f"{format_time(newest.finished_at)}, since nothing in this catalog shows that this installation took "
-        f"them; where an older catalog was put back, look at them, then: backupd catalog adopt {newest.id}"
+        f"them; if an older catalog was put back, check them, then: backupd catalog adopt {newest.id}"
     )
     return (words,)
 

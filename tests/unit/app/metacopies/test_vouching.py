@@ -284,7 +284,7 @@ def test_a_mistake_in_a_policy_does_not_switch_signatures_off(beneath: Filesyste
     done = rebuild(broken, "local", silent)
     assert (done.backups, len(done.problems)) == (0, 1)
     (left,) = vouch(broken, "local", unproven=True).left
-    assert "its policy cannot be used; mend it first" in left
+    assert "its policy cannot be used; correct it first" in left
     assert [info.key for info in beneath.list("") if info.key.endswith(".sig")] == []
 
 

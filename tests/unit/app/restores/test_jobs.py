@@ -161,7 +161,7 @@ def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
     desk.let_go(monkeypatch)
     book = desk.service.requests.runbook_of_restore(restore_id)
     assert f"restore {SERVER} --to latest --datadir {desk.place} --start" in book
-    assert "goes on where it stopped" in book
+    assert "continues where the restore stopped" in book
     assert "gpg" in book
     with Worker(desk.wiring):
         record, job = desk.service.requests.restore(request)
@@ -239,7 +239,7 @@ def test_a_plan_that_would_be_another_one_by_now_is_not_started_and_the_new_one_
     requests = desk.service.requests
     old = requests.plan(desk.request())
     newer = desk.house.backup()
-    with pytest.raises(PlanChangedError, match="another one") as refused:
+    with pytest.raises(PlanChangedError, match="has changed") as refused:
         requests.restore(old.id)
     assert "chain" in refused.value.detail
     assert refused.value.plan.document["backup"] == newer["id"]

@@ -41,13 +41,13 @@ def test_what_is_asked_before_tables_are_replaced_claims_no_more_than_is_known()
         refuse_unconfirmed(wanted, None, asked=False)
     assert str(refused.value) == (
         "these tables take the place of those on shop-db1 that have the same names, and nobody confirmed that\n"
-        "hint: look first with --compare; then say --confirm shop-db1, or give them other names with --as"
+        "hint: compare first (--compare), then give --confirm shop-db1, or restore under other names (--as)"
     )
     with pytest.raises(RefusedError) as refused:
         refuse_unconfirmed(wanted, "shop-db2", asked=False)
     assert str(refused.value) == (
         "--confirm shop-db2 is not the server that gets the tables, which is shop-db1\n"
-        "hint: look twice; to replace tables of shop-db1 say --confirm shop-db1"
+        "hint: check the name; to replace tables of shop-db1 give --confirm shop-db1"
     )
 
 
