@@ -1,8 +1,8 @@
-"""Taking a backup: resolve the decisions, execute without the catalog, record what came of it.
+"""Taking a physical backup, or sending a logical one on its way: resolve the decisions, execute without the catalog,
+record what came of it.
 
-Witnesses on a schedule of their own: what the source's tables held at a moment between two backups.
-
-A test restore that is rolled forward compares the restored copy with the newest witness on its way.
+Witnesses are taken in the lock of a backup, and on a schedule: what the source's tables held at a moment between two
+backups. A test restore that is rolled forward compares the restored copy with the newest witness on its way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What a stream and its archive have done, written into the catalog; and the events that tell people of it.
-
-What a stream tells of itself: a row of status every few seconds, and one event for each incident.
+"""What a stream writes into the catalog: how far each destination has the binary log, branches, gaps, a row of status
+every few seconds, and one event for each incident.
 """
 
 from __future__ import annotations
@@ -30,8 +29,18 @@ from backupd.model.text import Clock, format_duration, format_size, format_time
 from backupd.recovery.runs import without
 from policies.schema import Policy
 
-CONFIRMATIONS = 5.0
-"""Seconds between two writings of how far a destination is confirmed."""
+OUT_OF_REACH = timedelta(minutes=1)
+"""A server that cannot be reached for so long is an incident; a restart of it takes less."""
+LATE = timedelta(minutes=5)
+"""A destination that is behind for so long is an incident, where no objective says less."""
+_CHECKPOINTS = 6
+SUBJECT = "stream"
+SILENT = timedelta(minutes=1)
+"""A stream writes a row every few seconds."""
+STOPPED = "stopped"
+"""The state in the last row of a process that ended well; all others are those of ``StreamState``."""
+
+Told = Callable[[Incidents], object]
 
 _REASONS: Mapping[BranchReason, str] = {
     BranchReason.FIRST: "its binary log is archived from here on",
@@ -229,20 +238,6 @@ def _gap_event(gap: Gap, now: datetime) -> Event:
         detail=f"no moment in between can be recovered: {times}",
         hint="take a full backup now: what comes after it is recoverable again",
     )
-
-
-OUT_OF_REACH = timedelta(minutes=1)
-"""A server that cannot be reached for so long is an incident; a restart of it takes less."""
-LATE = timedelta(minutes=5)
-"""A destination that is behind for so long is an incident, where no objective says less."""
-_CHECKPOINTS = 6
-SUBJECT = "stream"
-SILENT = timedelta(minutes=1)
-"""A stream writes a row every few seconds."""
-STOPPED = "stopped"
-"""The state in the last row of a process that ended well; all others are those of ``StreamState``."""
-
-Told = Callable[[Incidents], object]
 
 
 class Follower(Protocol):

@@ -68,8 +68,8 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
 
 
 class Targets:
-    """Implements ``restore.planning.target_resolution.TargetResolver``. ``prefer``: names of destinations, the one to
-    read from first; without ``exact`` transactions are counted by whole segments."""
+    """Implements ``TargetResolver`` of ``restore.planning.target_resolution``. ``prefer``: names of destinations, the
+    one to read from first; without ``exact`` transactions are counted by whole segments."""
 
     def __init__(
         self, wiring: Wiring, server: str, branches: Iterable[Branch], *, prefer: Sequence[str] = (), exact: bool = True

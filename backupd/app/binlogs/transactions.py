@@ -1,11 +1,8 @@
-"""Reading the sealed indexes of archived binary logs: streaming, each from the best destination that has it whole.
+"""The transactions in the archived binary logs of one server: read from their sealed indexes, found by GTID, position
+and time.
 
-The transactions in the archived binary logs of one server, read from their sealed indexes, and where they lie.
-
-What an index is needed for, catalog rows tell before one is read.
-
-Where a moment lies in archived binary logs, of which some times may be false: catalog rows tell which sealed indexes
-have to be read for that, ``recovery.stamps`` which times are believed.
+Rows of the catalog show which index a question needs before one is opened. An index is read as a stream, from the
+best destination that has it whole. Times in a binary log may be false: ``recovery.positions`` decides which count.
 """
 
 from __future__ import annotations
@@ -32,6 +29,7 @@ _SMALL = 20_000
 """Transactions of an index that is kept in memory when it was read: a place is looked up more than once."""
 _SMALL_TEXT = 16 * 1024**2
 """Characters of all their statements."""
+_END: Place = (2**62, 0)
 
 
 class Indexes:
@@ -141,9 +139,6 @@ def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> Back
         hint="`backupd verify` looks at every copy; `backupd timeline "
         f"{segment.server}` shows what is recoverable without it",
     )
-
-
-_END: Place = (2**62, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,8 @@
-"""The configuration as one file: what the operator wrote, the policies, and the public keys. No secret is in it, since
-none may stand in these files.
-
-What lies at every destination for the day on which nothing else is left: sealed copies of the catalog and of the
+"""What every destination holds for the day on which nothing else is left: sealed copies of the catalog and of the
 configuration, proofs, and ``RECOVER.md``, which needs no key to be read.
 
-Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog that
-was made after the loss of another keeps that one's copies: what only they know is wanted yet.
+Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog
+that was made after the loss of another keeps the copies of that one: it may need what only they know.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.context.trust import signed_servers, signing
 from backupd.app.context.wiring import Wiring
-from backupd.app.metacopies.copy_check import COPY_NOTE, HERE, CopyNote, Rotten, Turn, of_server, tell
+from backupd.app.metacopies.copy_check import COPY_NOTE, HERE, CopyNote, DamagedCopies, Turn, of_server, report
 from backupd.app.metacopies.proof_copies import keep_proofs
 from backupd.app.metacopies.recover_document import made_by, recover_text, rows_in, rows_of
-from backupd.app.metacopies.signed_heads import renew_or_tell
+from backupd.app.metacopies.signed_heads import renew_or_log
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -55,46 +52,6 @@ from storage.contract.destination import Destination, ObjectInfo, marker_problem
 CONFIGURATION = "backupd.yaml"
 POLICIES = "policies/"
 KEYS = "public-keys.asc"
-
-
-def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:
-    """The same bytes as long as nothing has changed. Raises RefusedError for a file that cannot be read, ToolError."""
-    encryption = settings.encryption
-    signers = [*([encryption.signing_key] if encryption.signing_key else []), *encryption.trusted_signers]
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, content in (*_files(settings), (KEYS, public_keys(encryption.gnupg_home, [*recipients, *signers]))):
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o600
-            tar.addfile(member, io.BytesIO(content))
-    return output.getvalue()
-
-
-def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
-    yield CONFIGURATION, _read(settings.file)
-    folder = settings.configuration.policies
-    try:
-        files = sorted(folder.glob("*.yaml"))
-    except OSError as error:
-        raise _unreadable(folder, error) from error
-    for file in files:
-        yield POLICIES + file.name, _read(file)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> RefusedError:
-    return RefusedError(
-        f"{path} cannot be copied to the destinations: {error.strerror or error}",
-        hint="this user must be able to read the configuration and its policies",
-    )
-
-
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""
 KEPT_OF_EARLIER = 3
@@ -157,7 +114,7 @@ class Copied:
 def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     """After a backup or a test restore: what is missing at the destinations is put. Never raises for their sake: what
     fails is an event, and is tried again after the next job. ``turn``: what is read again, too."""
-    renew_or_tell(wiring)
+    renew_or_log(wiring)
     try:
         told = write_copies(wiring, turn=turn, wait=WAIT)
     except BusyError:
@@ -175,7 +132,7 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     for one in told:
         now = wiring.clock()
         if one.damages is not None:
-            tell(wiring, one.destination, one.damages)
+            report(wiring, one.destination, one.damages)
         if one.problem:
             say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
             incidents.broken(
@@ -216,7 +173,7 @@ def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tu
         return ()
     for one in told:
         if one.damages is not None:
-            tell(wiring, one.destination, one.damages)
+            report(wiring, one.destination, one.damages)
         if one.problem:
             say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
     return tuple(damage for one in told for damage in one.damages or ())
@@ -272,7 +229,7 @@ class _Writer:
         damages: tuple[Damage, ...] | None = None
         texts: tuple[Damage, ...] = ()
         try:
-            found = Rotten(self._wiring, destination, self._note)
+            found = DamagedCopies(self._wiring, destination, self._note)
             if self._turn is not None:
                 found.find(self._turn, self._sources, self._folder)
                 damages = found.damages
@@ -299,11 +256,11 @@ class _Writer:
             return Copied(destination.name, catalog, configuration, recover, len(proofs), str(error), damages)
         return Copied(destination.name, catalog, configuration, recover, len(proofs), "", damages)
 
-    def _put(self, destination: Destination, folder: str, maker: str, key: str, rotten: Collection[str]) -> str:
+    def _put(self, destination: Destination, folder: str, maker: str, key: str, damaged: Collection[str]) -> str:
         stored = self._note.stored(destination.name)
         there = own_copies(destination, folder, maker)
         # Anybody can put something under such a name; what is not known here neither counts nor pushes anything out.
-        ours = [info for info in there if info.key in stored and info.key not in rotten]
+        ours = [info for info in there if info.key in stored and info.key not in damaged]
         last = layout.copy_of(ours[-1].key) if ours else None
         if folder == layout.CATALOGS and last and not self._now and timedelta() <= self._at - last[0] < PAUSE:
             return ""
@@ -515,3 +472,43 @@ def newest(destination: Destination) -> dict[str, str]:
     """Of each server that has backups there, the newest that is not marked deleted."""
     dying = marks(destination)
     return {server: backup_id for server, backup_id in backup_ids(destination) if (server, backup_id) not in dying}
+
+
+def configuration_tar(settings: Settings, recipients: Sequence[str]) -> bytes:
+    """The configuration as one file: what the operator wrote, the policies, and the public keys; the same bytes as long
+    as nothing has changed. It holds no secret, since none may be in these files. Raises RefusedError for a file that
+    cannot be read, ToolError."""
+    encryption = settings.encryption
+    signers = [*([encryption.signing_key] if encryption.signing_key else []), *encryption.trusted_signers]
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (*_files(settings), (KEYS, public_keys(encryption.gnupg_home, [*recipients, *signers]))):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o600
+            tar.addfile(member, io.BytesIO(content))
+    return output.getvalue()
+
+
+def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
+    yield CONFIGURATION, _read(settings.file)
+    folder = settings.configuration.policies
+    try:
+        files = sorted(folder.glob("*.yaml"))
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    for file in files:
+        yield POLICIES + file.name, _read(file)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> RefusedError:
+    return RefusedError(
+        f"{path} cannot be copied to the destinations: {error.strerror or error}",
+        hint="this user must be able to read the configuration and its policies",
+    )

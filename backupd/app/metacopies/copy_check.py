@@ -1,8 +1,9 @@
-"""The note in the spool of what was put last at which destination: copies of catalog and configuration. It cannot stand
-in the catalog, whose copy would be another one each time.
+"""What was put at a destination beside backups (configuration, catalog, proofs) is read again and compared with the
+digests from when it was put there. These are what is left on the day on which nothing else is, and no manifest names
+them.
 
-Reading again what lies at the destinations of configuration, catalog and proofs, and comparing it with the digests
-from when it was put there. These are what is left on the day on which nothing else is, and no manifest names them.
+A note in the spool keeps the digests of the copies of catalog and configuration. It cannot be in the catalog, whose
+copy would be another one each time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from storage.contract import layout
 from storage.contract.destination import Destination
 
 COPY_NOTE = "copies.json"
-"""Its name in the spool."""
+"""Name of the note in the spool."""
+HERE = "this installation"
+"""What a damaged copy was replaced from, where that was no other destination."""
+DAMAGED = Pair("copies-damaged", "copies-sound")
+_DAYS = 28
+_CHUNK = 1 << 20
+
+Turn = Callable[[str], bool]
+"""Is what lies under this key to be read now?"""
 
 
 class CopyNote:
@@ -77,16 +86,6 @@ class CopyNote:
         write_whole(self._file, json.dumps(self._digests, sort_keys=True).encode())
 
 
-HERE = "this installation"
-"""What a damaged copy was replaced from, where that was no other destination."""
-DAMAGED = Pair("copies-damaged", "copies-sound")
-_DAYS = 28
-_CHUNK = 1 << 20
-
-Turn = Callable[[str], bool]
-"""Is what lies under this key to be read now?"""
-
-
 def of_today(now: datetime) -> Turn:
     """All in four weeks."""
     return lambda key: share_of(key) % _DAYS == now.toordinal() % _DAYS
@@ -102,7 +101,7 @@ def of_server(server: str | None) -> Turn:
     return turn
 
 
-def rotten(destination: Destination, recorded: Mapping[str, str], turn: Turn) -> dict[str, str]:
+def find_damaged(destination: Destination, recorded: Mapping[str, str], turn: Turn) -> dict[str, str]:
     """What is wrong, by key, with those whose turn it is, and with the newest of each folder. ``recorded``: SHA-256 by
     key. What is not there at all is not damaged: it is put anew anyway. Raises DestinationError."""
     newest: dict[str, str] = {}
@@ -150,7 +149,7 @@ def bring(key: str, digest: str, destination: Destination, sources: Iterable[Des
     return ""
 
 
-class Rotten:
+class DamagedCopies:
     """Which copies at one destination are not what was put there, and what becomes of them."""
 
     def __init__(self, wiring: Wiring, destination: Destination, note: CopyNote) -> None:
@@ -173,7 +172,7 @@ class Rotten:
         name = self._destination.name
         recorded = {**self._note.stored(name), **self._wiring.catalog.deposits.at(name)}
         due = of_server(None) if Incidents(self._wiring.catalog).is_open(DAMAGED, "", name) else turn
-        for key, text in rotten(self._destination, recorded, due).items():
+        for key, text in find_damaged(self._destination, recorded, due).items():
             self._found[key] = Damage(
                 name,
                 key,
@@ -213,7 +212,7 @@ class Rotten:
             self._found[key] = replace(self._found[key], repaired_from=source, trouble="")
 
 
-def tell(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
+def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
     """An event for what was damaged and replaced; for what could not be, one until nothing of that is found any more.
     What had only aged is in the log."""
     found = list(damages)

@@ -1,6 +1,7 @@
 """Proofs and witnesses, kept at every destination beside the backups that they are about, so that they outlive the
 catalog. Whatever is missing there is put, so it does not matter when this was last done. What a catalog does not know
-may be what it has lost: it goes by what lies at the destination alone."""
+may be what it has lost: it goes by what lies at the destination alone.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ KEPT = timedelta(days=400)
 
 
 def keep_proofs(
-    wiring: Wiring, destination: Destination, sealer: Sealer, rotten: Collection[str] = ()
+    wiring: Wiring, destination: Destination, sealer: Sealer, damaged: Collection[str] = ()
 ) -> frozenset[str]:
     """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
     servers, and take away what the catalog has forgotten, once it is ``KEPT`` old and older than every backup of its
-    server there. What is ``rotten`` (keys), or of which nobody knows what was stored, is put again. Keys of what was
+    server there. What is ``damaged`` (keys), or of which nobody knows what was stored, is put again. Keys of what was
     put. Raises DestinationError."""
     done: set[str] = set()
     signed = signed_servers(wiring.settings)
     deposits = wiring.catalog.deposits
-    recorded = deposits.at(destination.name).keys() - set(rotten)
+    recorded = deposits.at(destination.name).keys() - set(damaged)
     for server in wiring.settings.servers:
         stored = {proof_id for _server, proof_id in proofdoc.listed(destination, server)}
         proofs = {proof.id: proof for proof in wiring.catalog.proofs.list(server)}

@@ -1,7 +1,8 @@
 """Heads of histories at the destinations: renewed while backups are taken, compared when a catalog is made anew.
 
-A rebuild cannot know that the head that it finds is the last one. It says how old each is, and holds them against each
-other, against the counter in the last report mail, and against the time at which the operator says that all was lost.
+A rebuild cannot know that the head that it finds is the last one. It says how old each is, and holds them against
+each other, against the counter in the last report mail, and against the time at which the operator says that all was
+lost.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def countersign(wiring: Wiring, place: SignedDestination) -> None:
                 continue  # the next renewal puts one
 
 
-def renew_or_tell(wiring: Wiring) -> None:
+def renew_or_log(wiring: Wiring) -> None:
     """After a job: never raises for its sake; the service or the next job tries again."""
     try:
         renew(wiring)

@@ -1,6 +1,6 @@
-"""Taking files out of a tar that somebody else may have made: nothing is ever created outside the named folder.
+"""The configuration of a database server that was kept with a backup: what is in it, and taking it out.
 
-The configuration that was kept with a backup: what is in it, and getting it out.
+Somebody else may have made the tar that it is kept in: nothing is ever created outside the named folder.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from backupd.transfer.records.manifests import load_header, load_side_file
 
 _OF_THE_MEMBER = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ})
 """Errors that say something of one member's name; all others are of the folder or its disk."""
+_LIMIT = 2 * LARGEST_SUM
+"""Bytes that may come out: what is collected, and what the tar adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,81 @@ def member_of(info: tarfile.TarInfo) -> Member:
         info.uname or str(info.uid),
         info.linkname if info.issym() or info.islnk() else "",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """``written``: files that were written, when that was asked; ``left_out``: sentences on what was not."""
+
+    backup_id: str
+    members: tuple[Member, ...]
+    written: tuple[Path, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """As the command line and REST give it."""
+        return {
+            "backup": self.backup_id,
+            "members": [member.as_json() for member in self.members],
+            "written": [str(path) for path in self.written],
+            "left_out": list(self.left_out),
+        }
+
+
+def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
+    """List what was kept; with ``out``, an empty or missing folder, also write it there, for its owner's eyes only.
+
+    Raises NotFoundError when the backup has none, KeyUnusableError, DamagedError, RefusedError for ``out``.
+    """
+    found = _members(_opened(wiring, backup_id), backup_id)
+    members = tuple(member for member, _ in found)
+    if out is None:
+        return Contents(backup_id, members)
+    try:
+        written, left_out = extract(found, out)
+    except OSError as error:
+        raise RefusedError(
+            f"the configuration cannot be written to {out}: {error.strerror}",
+            hint="name an empty folder of yours, with room",
+        ) from error
+    return Contents(backup_id, members, written, left_out)
+
+
+def _opened(wiring: Wiring, backup_id: str) -> bytes:
+    record = wiring.catalog.backups.get(backup_id)
+    errors: list[BackupdError] = []
+    for copy in record.copies:
+        try:
+            destination = wiring.destination(copy.destination)
+            header = load_header(destination, record.server, record.id)
+            if header.config is None:
+                raise NotFoundError(
+                    f"no configuration was kept with backup {backup_id}",
+                    hint="backups of this version keep it: choose a newer one",
+                )
+            return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
+        except KeyUnusableError:
+            require_keys(wiring, record.server, [backup_id])
+            raise
+        except BackupdError as error:
+            errors.append(error)
+    raise errors[0] if errors else NotFoundError(f"no destination holds backup {backup_id}")
+
+
+def _members(raw: bytes, backup_id: str) -> list[tuple[Member, bytes]]:
+    """What a tar holds, with the content of files. Raises DamagedError."""
+    found = []
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+            for info in tar:
+                if info.size < 0:  # the next member would be this one again, for ever
+                    raise tarfile.ReadError(f"{info.name} has less than no bytes")
+                member = member_of(info)
+                file = tar.extractfile(info) if member.kind == "file" else None
+                found.append((member, file.read() if file else b""))
+    except (tarfile.TarError, ValueError, RecursionError) as error:  # the latter two for headers that are nonsense
+        raise DamagedError(f"the configuration of backup {backup_id} cannot be read", [str(error)]) from error
+    return found
 
 
 def extract(members: Iterable[tuple[Member, bytes]], out: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -184,82 +261,3 @@ def _within(member: Member) -> str:
     """The name of what a link leads to: an absolute target is one of the source's host, not of this one."""
     start = FILES if member.target.startswith("/") else str(PurePosixPath(member.name).parent)
     return os.path.normpath(f"{start}/{member.target}")
-
-
-_LIMIT = 2 * LARGEST_SUM
-"""Bytes that may come out: what is collected, and what the tar adds to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """``written``: files that were written, when that was asked; ``left_out``: sentences on what was not."""
-
-    backup_id: str
-    members: tuple[Member, ...]
-    written: tuple[Path, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """As the command line and REST give it."""
-        return {
-            "backup": self.backup_id,
-            "members": [member.as_json() for member in self.members],
-            "written": [str(path) for path in self.written],
-            "left_out": list(self.left_out),
-        }
-
-
-def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
-    """List what was kept; with ``out``, an empty or missing folder, also write it there, for its owner's eyes only.
-
-    Raises NotFoundError when the backup has none, KeyUnusableError, DamagedError, RefusedError for ``out``.
-    """
-    found = _members(_opened(wiring, backup_id), backup_id)
-    members = tuple(member for member, _ in found)
-    if out is None:
-        return Contents(backup_id, members)
-    try:
-        written, left_out = extract(found, out)
-    except OSError as error:
-        raise RefusedError(
-            f"the configuration cannot be written to {out}: {error.strerror}",
-            hint="name an empty folder of yours, with room",
-        ) from error
-    return Contents(backup_id, members, written, left_out)
-
-
-def _opened(wiring: Wiring, backup_id: str) -> bytes:
-    record = wiring.catalog.backups.get(backup_id)
-    errors: list[BackupdError] = []
-    for copy in record.copies:
-        try:
-            destination = wiring.destination(copy.destination)
-            header = load_header(destination, record.server, record.id)
-            if header.config is None:
-                raise NotFoundError(
-                    f"no configuration was kept with backup {backup_id}",
-                    hint="backups of this version keep it: choose a newer one",
-                )
-            return wiring.unsealer().unseal(load_side_file(destination, header, header.config), limit=_LIMIT)
-        except KeyUnusableError:
-            require_keys(wiring, record.server, [backup_id])
-            raise
-        except BackupdError as error:
-            errors.append(error)
-    raise errors[0] if errors else NotFoundError(f"no destination holds backup {backup_id}")
-
-
-def _members(raw: bytes, backup_id: str) -> list[tuple[Member, bytes]]:
-    """What a tar holds, with the content of files. Raises DamagedError."""
-    found = []
-    try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-            for info in tar:
-                if info.size < 0:  # the next member would be this one again, for ever
-                    raise tarfile.ReadError(f"{info.name} has less than no bytes")
-                member = member_of(info)
-                file = tar.extractfile(info) if member.kind == "file" else None
-                found.append((member, file.read() if file else b""))
-    except (tarfile.TarError, ValueError, RecursionError) as error:  # the latter two for headers that are nonsense
-        raise DamagedError(f"the configuration of backup {backup_id} cannot be read", [str(error)]) from error
-    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.metacopies.recover_document import bring_back_text
+from backupd.app.metacopies.recover_document import recover_versions_text
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.text import format_time
@@ -115,7 +115,7 @@ def attacked(server: S3Server, place: S3Destination) -> tuple[str, set[str]]:
 
 
 def run_block(where: S3Config, since: str, base: Path, path: str) -> subprocess.CompletedProcess[str]:
-    text = bring_back_text(where, "vault")
+    text = recover_versions_text(where, "vault")
     block = text.split("```sh\n")[1].partition("```")[0]
     script = f'set -eu\nBASE={base}\nproblem() {{ echo "PROBLEM: $*" >&2; }}\n{block}'
     return subprocess.run(
