@@ -22,7 +22,7 @@ def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], servic
     return page(
         request,
         cut(
-            service.telling.alerts(
+            service.alerts.list(
                 query.server,
                 is_open=_OPEN[query.state],
                 severity=query.severity,
@@ -38,7 +38,7 @@ def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], servic
 @router.post("/alerts/test", dependencies=[ADMIN], response_model=list[Message], status_code=202)
 def test_alerts(service: Acting) -> JSONResponse:
     """Have a test message sent by every channel. `GET /v1/messages` tells what became of them."""
-    return JSONResponse([message.as_json() for message in service.telling.test(wait=False)], 202)
+    return JSONResponse([message.as_json() for message in service.alerts.test(wait=False)], 202)
 
 
 @router.post("/alerts/{id}/acknowledge", dependencies=[OPERATOR], response_model=Incident)
@@ -55,7 +55,7 @@ def acknowledge_alert(
     service: Acting,
 ) -> JSONResponse:
     """No reminder is needed: somebody is at it. That it is over is still told."""
-    return one(service.acknowledge(incident_id))
+    return one(service.alerts.acknowledge(incident_id))
 
 
 @router.get("/messages", dependencies=[VIEWER], response_model=list[Message])
@@ -64,7 +64,7 @@ def list_messages(request: Request, query: Annotated[MessagesQuery, Query()], se
     return page(
         request,
         cut(
-            service.telling.messages(
+            service.alerts.messages(
                 state=query.state, incident=query.incident, span=query.span, before=query.after, limit=query.limit + 1
             ),
             query.limit,

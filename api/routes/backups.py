@@ -63,7 +63,7 @@ def list_backups(request: Request, query: Annotated[BackupsQuery, Query()], serv
 @router.get("/backups/{id}", dependencies=[VIEWER], response_model=BackupDetail)
 def show_backup(backup_id: BackupId, service: Acting) -> JSONResponse:
     """Everything about a backup; its manifest is read at a destination."""
-    return one(service.show(backup_id))
+    return one(service.backups.show(backup_id))
 
 
 @router.delete("/backups/{id}", dependencies=[ADMIN], response_model=Deleted)
@@ -74,7 +74,7 @@ def delete_backup(backup_id: BackupId, query: Annotated[DeleteQuery, Query()], s
     if query.now:
         done, job = service.requests.remove(backup_id, with_increments=query.with_increments)
     else:
-        done = service.delete(backup_id, with_increments=query.with_increments)
+        done = service.backups.delete(backup_id, with_increments=query.with_increments)
     return JSONResponse(
         {
             "id": backup_id,
@@ -90,7 +90,7 @@ def delete_backup(backup_id: BackupId, query: Annotated[DeleteQuery, Query()], s
 @router.post("/backups/{id}/undelete", dependencies=[ADMIN], response_model=Undeleted)
 def undelete_backup(backup_id: BackupId, service: Acting) -> JSONResponse:
     """Take a deletion back, with all that the backup builds on."""
-    return JSONResponse({"undeleted": service.undelete(backup_id)})
+    return JSONResponse({"undeleted": service.backups.undelete(backup_id)})
 
 
 @router.post("/backups/{id}/keep", dependencies=[ADMIN], response_model=Kept)
@@ -106,7 +106,7 @@ def unkeep_backup(backup_id: BackupId, service: Acting) -> JSONResponse:
 
 
 def _kept(backup_id: str, service: Acting, *, pinned: bool) -> JSONResponse:
-    problems = service.keep(backup_id, pinned=pinned)
+    problems = service.backups.keep(backup_id, pinned=pinned)
     return JSONResponse({"id": backup_id, "pinned": pinned, "problems": list(problems)})
 
 
@@ -119,7 +119,7 @@ def _kept(backup_id: str, service: Acting, *, pinned: bool) -> JSONResponse:
 def show_runbook(backup_id: BackupId, request: Request, service: Acting) -> Response:
     """How to restore it by hand, with gpg, zstd and the database's own tools: JSON, or Markdown for who accepts
     that."""
-    return runbook(request, backup_id, service.runbook(backup_id))
+    return runbook(request, backup_id, service.backups.runbook(backup_id))
 
 
 def runbook(request: Request, subject: str, text: str) -> Response:

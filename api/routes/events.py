@@ -68,7 +68,7 @@ async def list_events(
             ),
         )
     if query.job is not None:
-        await run_in_threadpool(service.job, query.job)  # one that is not there is told at once
+        await run_in_threadpool(service.jobs.get, query.job)  # one that is not there is told at once
     pieces = stream(
         broadcaster,
         site.wiring,

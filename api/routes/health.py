@@ -119,4 +119,4 @@ def presence(server: ServerName, site: OnSite) -> Response:
 def metrics(actor: Annotated[Actor | None, Depends(may_measure)], site: OnSite) -> Response:
     """With a token for some servers, of those alone. `docs/metrics.md` tells what each metric means."""
     service = site.service if actor is None else site.service.acting(actor)
-    return Response(exposition(service.measure()), headers={"Content-Type": CONTENT_TYPE, **_NO_STORE})
+    return Response(exposition(service.installation.measure()), headers={"Content-Type": CONTENT_TYPE, **_NO_STORE})

@@ -18,13 +18,13 @@ router = router_of("holds")
 @router.get("/holds", dependencies=[VIEWER], response_model=list[Hold])
 def list_holds(service: Acting) -> JSONResponse:
     """Of which servers nothing is deleted."""
-    return several(hold for hold in service.holds() if hold.kind is HoldKind.HOLD)
+    return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.HOLD)
 
 
 @router.post("/holds", dependencies=[ADMIN], response_model=Held, status_code=201)
 def set_hold(asked: HoldRequest, service: Acting) -> JSONResponse:
     """Delete nothing of a server until that is released: neither by rule nor by hand."""
-    return JSONResponse(service.hold(asked.server, asked.reason).as_json(), 201)
+    return JSONResponse(service.retention.hold(asked.server, asked.reason).as_json(), 201)
 
 
 @router.delete("/holds", dependencies=[ADMIN], response_model=Released)
@@ -36,13 +36,13 @@ def release_hold(query: Annotated[ReleaseQuery, Query()], service: Acting) -> JS
 @router.get("/pauses", dependencies=[VIEWER], response_model=list[Hold])
 def list_pauses(service: Acting) -> JSONResponse:
     """Of which servers nothing starts by itself."""
-    return several(hold for hold in service.holds() if hold.kind is HoldKind.PAUSE)
+    return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.PAUSE)
 
 
 @router.post("/pauses", dependencies=[ADMIN], response_model=Paused, status_code=201)
 def set_pause(asked: PauseRequest, service: Acting) -> JSONResponse:
     """Start nothing of a server by itself until that is released; its binary log is not streamed meanwhile, either."""
-    paused = service.pause(asked.server, asked.reason, stop_running=asked.stop_running)
+    paused = service.retention.pause(asked.server, asked.reason, stop_running=asked.stop_running)
     return JSONResponse(paused.as_json(), 201)
 
 
@@ -53,5 +53,5 @@ def release_pause(query: Annotated[ReleaseQuery, Query()], service: Acting) -> J
 
 
 def _released(service: Acting, server: str, kind: HoldKind) -> JSONResponse:
-    problems = service.release(server, kind)
+    problems = service.retention.release(server, kind)
     return JSONResponse({"server": server, "kind": str(kind), "released": True, "problems": list(problems)})

@@ -35,13 +35,13 @@ def list_jobs(request: Request, query: Annotated[JobsQuery, Query()], service: A
 @router.get("/jobs/{id}", dependencies=[VIEWER], response_model=Job)
 def show_job(job_id: JobId, service: Acting) -> JSONResponse:
     """One job, and how far it is. `GET /v1/events?job=ID` tells of every change."""
-    return one(service.job(job_id))
+    return one(service.jobs.get(job_id))
 
 
 @router.get("/jobs/{id}/log", dependencies=[VIEWER], response_model=JobLog)
 def show_job_log(job_id: JobId, query: Annotated[LogQuery, Query()], service: Acting) -> JSONResponse:
     """What a job did and what its tools said."""
-    text = service.job_log(job_id)
+    text = service.jobs.log(job_id)
     if query.tail is not None:
         text = "".join(text.splitlines(keepends=True)[-query.tail :])
     return JSONResponse({"id": job_id, "log": text})
@@ -50,4 +50,4 @@ def show_job_log(job_id: JobId, query: Annotated[LogQuery, Query()], service: Ac
 @router.post("/jobs/{id}/cancel", dependencies=[OPERATOR], response_model=Job)
 def cancel_job(job_id: JobId, service: Acting) -> JSONResponse:
     """Cancel a job that waits, or ask one that runs to stop: it is over when its state says so."""
-    return one(service.cancel_job(job_id))
+    return one(service.jobs.cancel(job_id))

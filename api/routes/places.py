@@ -22,11 +22,11 @@ def list_destinations(
 ) -> JSONResponse:
     """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
     some servers only."""
-    return part(request, service.places() if actor.sees("") else (), query)
+    return part(request, service.installation.destinations() if actor.sees("") else (), query)
 
 
 @router.get("/keys", dependencies=[VIEWER], response_model=list[Key])
 def list_keys(actor: CurrentActor, service: Acting) -> JSONResponse:
     """The keys that open backups: when each was last proved, when it expires, how many backups depend on it. Empty for
     a token that sees some servers only."""
-    return several(service.keys() if actor.sees("") else ())
+    return several(service.keys.list() if actor.sees("") else ())

@@ -33,25 +33,25 @@ ServerName = Annotated[
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
 def list_servers(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
     """Every server at a glance: is it recoverable, up to when, and what is wrong."""
-    return part(request, service.overview(), query)
+    return part(request, service.servers.overview(), query)
 
 
 @router.get("/servers/{server}", dependencies=[VIEWER], response_model=Server)
 def show_server(server: ServerName, service: Acting) -> JSONResponse:
     """One server at a glance."""
-    return one(service.overview([server])[0])
+    return one(service.servers.overview([server])[0])
 
 
 @router.get("/servers/{server}/timeline", dependencies=[VIEWER], response_model=Timeline)
 def show_timeline(server: ServerName, service: Acting) -> JSONResponse:
     """Which moments can be restored, what interrupts them, and whether the objectives are kept."""
-    return one(service.timeline(server))
+    return one(service.servers.timeline(server))
 
 
 @router.get("/servers/{server}/retention", dependencies=[VIEWER], response_model=list[Decisions])
 def preview_retention(server: ServerName, service: Acting) -> JSONResponse:
     """What the rules keep and what they let go at each destination, and why. Changes nothing."""
-    return several(service.retention(server))
+    return several(service.retention.preview(server))
 
 
 @router.post("/servers/{server}/retention", dependencies=[ADMIN], response_model=Accepted, status_code=202)
@@ -64,7 +64,7 @@ def apply_retention(server: ServerName, service: Acting, asked: ApplyRequest | N
 def accept_server(server: ServerName, service: Acting) -> JSONResponse:
     """Say that the other database server that answers under this name (an alert `server-changed` is open) is the right
     one from now on: its backups and binary logs, kept apart until then, count as those of the server."""
-    return one(service.accept(server))
+    return one(service.servers.accept(server))
 
 
 @router.get("/servers/{server}/binlog/search", dependencies=[VIEWER], response_model=list[Found])
@@ -75,7 +75,7 @@ def search_binlogs(
     before that? One that takes longer than 20 seconds is refused, and says how far it came: narrow it in time."""
     with SEARCHES.one("binary logs are searched"):
         found = list(
-            service.search_binlogs(
+            service.binlogs.search(
                 server,
                 tables=query.table,
                 kinds=query.kind,

@@ -62,7 +62,7 @@ def request_replication(asked: ReplicationRequest, service: Acting) -> JSONRespo
 @router.post("/thaws", dependencies=[OPERATOR], response_model=Thawed, status_code=202)
 def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
     """Ask for what a restore needs out of archives. It costs money: a plan says how much."""
-    done = service.thaw(asked.server, asked.target, tier=asked.tier, days=asked.days, tables=asked.tables)
+    done = service.restores.thaw(asked.server, asked.target, tier=asked.tier, days=asked.days, tables=asked.tables)
     headers = {"Location": f"{VERSION}/jobs/{done.job.id}"} if done.job is not None else {}
     return JSONResponse(done.as_json(), 202, headers)
 

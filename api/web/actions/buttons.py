@@ -53,63 +53,63 @@ def set_hold(server: str, service: Acting, sent: Sent) -> Response:
     """A hold or a pause."""
     problems: Sequence[str] = ()
     if _kind(sent) is HoldKind.HOLD:
-        problems = service.hold(server, sent.text("reason")).problems
+        problems = service.retention.hold(server, sent.text("reason")).problems
         return back_to(link("servers", server), _everywhere("held", problems))
-    service.pause(server, sent.text("reason"))
+    service.retention.pause(server, sent.text("reason"))
     return back_to(link("servers", server), "paused")
 
 
 @router.post("/servers/{server}/holds/release", dependencies=_ADMIN)
 def release(server: str, service: Acting, sent: Sent) -> Response:
     kind = _kind(sent)
-    problems = service.release(server, kind)
+    problems = service.retention.release(server, kind)
     return back_to(link("servers", server), _everywhere("released", problems) if kind is HoldKind.HOLD else "resumed")
 
 
 @router.post("/backups/{backup_id}/keep", dependencies=_ADMIN)
 def keep(backup_id: str, service: Acting, sent: Sent) -> Response:
     del sent  # it was ours, which is all that had to be known; below, too
-    return back_to(link("backups", backup_id), _everywhere("kept", service.keep(backup_id, pinned=True)))
+    return back_to(link("backups", backup_id), _everywhere("kept", service.backups.keep(backup_id, pinned=True)))
 
 
 @router.post("/backups/{backup_id}/unkeep", dependencies=_ADMIN)
 def unkeep(backup_id: str, service: Acting, sent: Sent) -> Response:
     del sent
-    return back_to(link("backups", backup_id), _everywhere("unkept", service.keep(backup_id, pinned=False)))
+    return back_to(link("backups", backup_id), _everywhere("unkept", service.backups.keep(backup_id, pinned=False)))
 
 
 @router.post("/backups/{backup_id}/delete", dependencies=_ADMIN)
 def delete(backup_id: str, service: Acting, sent: Sent) -> Response:
     """Only marks it: what goes at once and for ever is asked for on the command line."""
-    service.delete(backup_id, with_increments=sent.has("with_increments"))
+    service.backups.delete(backup_id, with_increments=sent.has("with_increments"))
     return back_to(link("backups", backup_id), "deleted")
 
 
 @router.post("/backups/{backup_id}/undelete", dependencies=_ADMIN)
 def undelete(backup_id: str, service: Acting, sent: Sent) -> Response:
     del sent
-    service.undelete(backup_id)
+    service.backups.undelete(backup_id)
     return back_to(link("backups", backup_id), "undeleted")
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=_OPERATOR)
 def cancel(job_id: str, service: Acting, sent: Sent) -> Response:
     del sent
-    service.cancel_job(job_id)
+    service.jobs.cancel(job_id)
     return back_to(link("jobs", job_id), "cancelled")
 
 
 @router.post("/alerts/{incident_id}/acknowledge", dependencies=_OPERATOR)
 def acknowledge(incident_id: str, service: Acting, sent: Sent) -> Response:
     del sent
-    service.acknowledge(incident_id)
+    service.alerts.acknowledge(incident_id)
     return back_to("/alerts", "acknowledged")
 
 
 @router.post("/alerts/test", dependencies=_ADMIN)
 def test_alerts(service: Acting, sent: Sent) -> Response:
     del sent
-    service.telling.test(wait=False)
+    service.alerts.test(wait=False)
     return back_to("/alerts", "alerts-tested")
 
 

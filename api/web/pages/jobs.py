@@ -63,7 +63,7 @@ def jobs(
 @router.get("/jobs/{job_id}")
 def job(request: Request, service: Acting, job_id: str, log: str = "", read: str = "") -> HTMLResponse:
     """``log``: all for the whole of it. With ``read`` also the runbook of a restore, which asks a destination."""
-    found = service.job(job_id)
+    found = service.jobs.get(job_id)
     restore = _restore_of(service, found)
     text, problem = _log(service, job_id)
     lines = text.splitlines()
@@ -86,7 +86,7 @@ def job(request: Request, service: Acting, job_id: str, log: str = "", read: str
 
 def _log(service: Service, job_id: str) -> tuple[str, Shown | None]:
     try:
-        return service.job_log(job_id), None
+        return service.jobs.log(job_id), None
     except BackupdError as error:
         return "", problem_of(error)
 

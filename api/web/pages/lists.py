@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -30,7 +31,7 @@ def backup(request: Request, service: Acting, backup_id: str, read: str = "") ->
     """As the catalog has it; with ``read`` also what only a destination knows (manifest and runbook), which may take
     its time and is told as far as it answers."""
     record = service.listings.backup(backup_id)
-    siblings = service.backups(record.server)
+    siblings = service.backups.list(record.server)
     detail, runbook, problem = _stored(service, backup_id) if read else (None, "", None)
     return render(
         request,
@@ -49,12 +50,12 @@ def backup(request: Request, service: Acting, backup_id: str, read: str = "") ->
 
 def _stored(service: Service, backup_id: str) -> tuple[BackupDetail | None, str, Shown | None]:
     try:
-        return service.show(backup_id), service.runbook(backup_id), None
+        return service.backups.show(backup_id), service.backups.runbook(backup_id), None
     except BackupdError as error:
         return None, "", problem_of(error)
 
 
-def _chain(record: BackupRecord, siblings: list[BackupRecord]) -> tuple[BackupRecord, ...]:
+def _chain(record: BackupRecord, siblings: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
     try:
         return chain_of(record.id, siblings)
     except BackupdError:
@@ -69,7 +70,7 @@ def proofs(
     found = service.listings.proofs(server or None, outcome=wanted, limit=PAGE, after=after or None)
     chosen = {"server": server, "outcome": outcome}
     untested = (
-        [one for one in service.overview() if one.last_proof is None and not one.tables_only]
+        [one for one in service.servers.overview() if one.last_proof is None and not one.tables_only]
         if not (server or after)
         else []
     )
@@ -93,7 +94,7 @@ def proof(request: Request, service: Acting, proof_id: str) -> HTMLResponse:
 
 @router.get("/destinations")
 def destinations(request: Request, service: Acting) -> HTMLResponse:
-    found = service.places()
+    found = service.installation.destinations()
     return render(
         request, "destinations.html", places=sorted(found, key=lambda place: (-place.status.rank, place.name))
     )
@@ -102,11 +103,11 @@ def destinations(request: Request, service: Acting) -> HTMLResponse:
 @router.get("/alerts")
 def alerts(request: Request, service: Acting, server: str = "", before: str = "") -> HTMLResponse:
     """What is wrong now, the worst first; what is over, page by page; and who was told, for those who see all."""
-    now = [] if before else sorted(service.alerts(server or None, limit=1000), key=_urgency)
-    over = service.alerts(server or None, is_open=False, before=before or None, limit=PAGE)
+    now = [] if before else sorted(service.alerts.list(server or None, limit=1000), key=_urgency)
+    over = service.alerts.list(server or None, is_open=False, before=before or None, limit=PAGE)
     actor: Actor = request.state.actor
     sees_messages = actor.servers is None and not server and not before
-    unsent = service.messages(state=MessageState.QUEUED, limit=1000) if sees_messages else ()
+    unsent = service.alerts.messages(state=MessageState.QUEUED, limit=1000) if sees_messages else ()
     return render(
         request,
         "alerts.html",
@@ -115,7 +116,7 @@ def alerts(request: Request, service: Acting, server: str = "", before: str = ""
         open=now,
         closed=over,
         unsent=sum(1 for message in unsent if message.attempts),
-        messages=service.messages(limit=_MESSAGES) if sees_messages else None,
+        messages=service.alerts.messages(limit=_MESSAGES) if sees_messages else None,
         newer=link("alerts", server=server) if before else "",
         older=link("alerts", server=server, before=over[-1].id) if len(over) == PAGE else "",
     )

@@ -24,7 +24,7 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.V
 
 @router.get("/")
 def servers(request: Request, service: Acting, q: str = "", status: str = "", page: int = 1) -> HTMLResponse:
-    everyone = service.overview()
+    everyone = service.servers.overview()
     counts = Counter(str(server.status) for server in everyone)
     wanted = [server for server in everyone if q.lower() in server.name.lower() and status in ("", server.status)]
     pages = max(-(-len(wanted) // PAGE), 1)
@@ -44,7 +44,7 @@ def servers(request: Request, service: Acting, q: str = "", status: str = "", pa
         nothing=sum(server.latest is None for server in everyone),
         oldest_proof=min(proofs, default=None),
         running=sum(len(server.running) for server in everyone),
-        troubled=[place for place in service.places() if place.status is not Status.GOOD],
+        troubled=[place for place in service.installation.destinations() if place.status is not Status.GOOD],
     )
 
 

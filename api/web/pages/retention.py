@@ -38,7 +38,7 @@ def apply(request: Request, server: str, service: Acting, sent: Annotated[Form, 
 
 
 def _shown(request: Request, service: Service, server: str, error: BackupdError | None = None) -> Response:
-    found = service.retention(server)
+    found = service.retention.preview(server)
     return render(
         request,
         "retention.html",
@@ -47,6 +47,6 @@ def _shown(request: Request, service: Service, server: str, error: BackupdError 
         decisions=found,
         expired=sum(len(one.expired) for one in found),
         note=BYTES_NOTE,
-        holds=service.holds(),
+        holds=service.retention.holds(),
         problem=problem_of(error) if error is not None else None,
     )

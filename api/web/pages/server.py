@@ -96,9 +96,9 @@ def server_page(
 ) -> HTMLResponse:
     """``to``: a target; ``at``: a time of the form's field, UTC without saying so; ``begin`` and ``end`` of what is
     drawn. What cannot be read of these is left out or told, never an error of the page."""
-    (shown,) = service.overview([server])
-    timeline = service.timeline(server)
-    backups = service.backups(server)
+    (shown,) = service.servers.overview([server])
+    timeline = service.servers.timeline(server)
+    backups = service.backups.list(server)
     choice = _choice(service, timeline, backups, to, at)
     view = view_of(timeline, backups, span=span, between=_between(begin, end), around=choice.moment if choice else None)
     proofs = service.listings.proofs(server, limit=_PROOFS).items
@@ -119,7 +119,7 @@ def server_page(
         family_count=len(families),
         largest=max((record.stats.bytes_new for record in backups), default=0) or 1,
         jobs=service.listings.jobs(server, limit=_JOBS).items,
-        holds=service.holds(),
+        holds=service.retention.holds(),
         moment_of=backup_moment,
         ends=list(timeline.branch_ends()),
     )
@@ -154,7 +154,7 @@ def _choice(
         target = target or format_time(moment_of(field))
         wanted = parse_target(target)
         moment = _moment(wanted.goal, timeline, backups)
-        plan = service.plan(RestoreRequest(timeline.server, str(wanted), accept_older=True))
+        plan = service.restores.plan(RestoreRequest(timeline.server, str(wanted), accept_older=True))
     except BackupdError as error:
         return Choice(target or field, moment, problem=problem_of(error), near=_near(timeline, moment))
     if moment is None and plan.until is not None:

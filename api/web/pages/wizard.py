@@ -135,7 +135,7 @@ def _look(service: Service, asked: Form) -> tuple[list[Found], BackupdError | No
     found: list[Found] = []
     try:
         with SEARCHES.one("binary logs are searched"):
-            for one in service.search_binlogs(
+            for one in service.binlogs.search(
                 asked.text("server"),
                 tables=asked.lines("table"),
                 kinds=kinds,
@@ -171,7 +171,7 @@ def _ask(
     servers = service.listings.servers()
     shown: Any = None
     if asked.server in servers:
-        (shown,) = service.overview([asked.server])
+        (shown,) = service.servers.overview([asked.server])
     elif len(servers) == 1 and not asked.server:
         return _ask(request, service, wiring, replace(asked, server=servers[0]), error)
     return render(

@@ -20,14 +20,12 @@ from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import LEASE, Postman, look_after, send_one
 from backupd.app.alerting.watchdog_ping import Heartbeat
-from backupd.app.context.access import require_all, see, seen
-from backupd.app.context.audit import deed
+from backupd.app.context.access import Facade, require_all, see, seen
 from backupd.app.context.logging_setup import redacted
 from backupd.app.context.wiring import Wiring, user
 from backupd.app.runtime.periodic import Guard
 from backupd.app.views.destinations import ReachWatch
 from backupd.catalog.base.pages import EVER, Span
-from backupd.model.access import Actor
 from backupd.model.errors import RefusedError
 from backupd.model.event import Incident, Message, MessageKind, MessageState, Severity
 from backupd.model.text import new_id
@@ -160,13 +158,10 @@ PAGE = 100
 """Rows of a list when nobody says how many."""
 
 
-class Telling:
-    """For one actor."""
+class Alerts(Facade):
+    """Incidents and the messages about them."""
 
-    def __init__(self, wiring: Wiring, actor: Actor) -> None:
-        self._wiring, self._actor = wiring, actor
-
-    def alerts(
+    def list(
         self,
         server: str | None = None,
         *,
@@ -204,14 +199,14 @@ class Telling:
         """Send a test by every channel; how each fared. Without ``wait`` the service sends it. Raises ForbiddenError,
         RefusedError without any, DeliveryError."""
         require_all(self._actor)
-        with deed(self._wiring, self._actor, "alerts-tested") as told:
+        with self._audited("alerts-tested") as told:
             sent = send_test(self._wiring, self._actor.name, wait=wait)
             told.detail = ", ".join(f"{one.channel} {one.state}" for one in sent)
             return sent
 
     def acknowledge(self, incident_id: str) -> Incident:
         """No reminders any more. Raises NotFoundError, RefusedError when it is over or acknowledged."""
-        with deed(self._wiring, self._actor, "alert-acknowledged", subject=incident_id) as told:
+        with self._audited("alert-acknowledged", subject=incident_id) as told:
             incident = self._wiring.catalog.incidents.get(incident_id)
             see(self._actor, incident.server, f"incident {incident_id}")
             told.concerns(incident.server)

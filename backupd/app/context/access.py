@@ -11,13 +11,17 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from datetime import datetime
 
-from backupd.app.context.audit import audit, deed
+from backupd.app.context.audit import Deed, audit, deed
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.audit import Verified
 from backupd.model.access import Actor, AuditEntry, Role, Session, Token, Via
+from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import ForbiddenError, NotFoundError, UnauthenticatedError, UnknownNameError, UsageError
+from backupd.model.hold import EVERY_SERVER
+from backupd.model.job import JobRecord
 from backupd.model.text import format_time, new_id, parse_duration, parse_time
 from policies.problems import suggestion
 
@@ -204,11 +208,41 @@ def seen(actor: Actor, server: str | None) -> tuple[str, ...] | None:
     return (server,)
 
 
-class Access:
-    """By one actor, an administrator. Every method raises errors of backupd.model.errors."""
+class Facade:
+    """One part of the application, for one actor. Every method raises errors of backupd.model.errors; what changes
+    something is in the audit, refused or not."""
 
     def __init__(self, wiring: Wiring, actor: Actor) -> None:
         self._wiring, self._actor = wiring, actor
+
+    def _audited(
+        self, action: str, *, server: str = "", subject: str = "", detail: str = ""
+    ) -> AbstractContextManager[Deed]:
+        """Around what the actor does; see ``audit.deed``."""
+        return deed(self._wiring, self._actor, action, server=server, subject=subject, detail=detail)
+
+    def _see_server(self, server: str) -> None:
+        """Raises ForbiddenError for every server, NotFoundError for one, where the actor may not see it."""
+        if server == EVERY_SERVER:
+            require_all(self._actor)
+        else:
+            see(self._actor, server, f"server {server!r}")
+
+    def _backup(self, backup_id: str) -> BackupRecord:
+        """Raises NotFoundError, also where the actor may not see it."""
+        found = self._wiring.catalog.backups.get(backup_id)
+        see(self._actor, found.server, f"backup {backup_id}")
+        return found
+
+    def _job(self, job_id: str) -> JobRecord:
+        """Raises NotFoundError, also where the actor may not see it."""
+        found = self._wiring.catalog.jobs.get(job_id)
+        see(self._actor, found.server, f"job {job_id}")
+        return found
+
+
+class Access(Facade):
+    """Tokens and the audit: for administrators."""
 
     def tokens(self) -> tuple[Token, ...]:
         """Newest first, those that count no more, too."""

@@ -7,15 +7,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from backupd.app.context.audit import deed
-from backupd.app.context.wiring import Wiring
-from backupd.model.access import Actor
+from backupd.app.context.access import Facade
 from backupd.model.job import Report
 from backupd.model.text import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from backupd.app.context.keys import Issued, KeyState
+    from backupd.app.context.trust import RecoveryPage
     from backupd.app.metacopies.catalog_copies import Copied
     from backupd.app.metacopies.signing_keys import Made, Rotation
     from backupd.app.metacopies.vouching import Vouched
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from backupd.app.restores.catalog_rebuild import Rebuilt
     from backupd.app.restores.recover_versions import BroughtBack
     from backupd.app.verify.verification import FsckOutcome
+    from backupd.model.access import Challenge
 
 
-class Upkeep:
-    """By one actor. Every method raises errors of backupd.model.errors."""
-
-    def __init__(self, wiring: Wiring, actor: Actor) -> None:
-        self._wiring, self._actor = wiring, actor
+class Maintenance(Facade):
+    """The catalog, its copies, and what is at the destinations."""
 
     def rebuild(
         self,
@@ -47,7 +45,7 @@ class Upkeep:
         from backupd.app.metacopies.signed_heads import compare, lists_compared
         from backupd.app.restores.catalog_rebuild import rebuild
 
-        with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
+        with self._audited("catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
             seen = compare(self._wiring, failed_at=failed_at, counters=counters)
             done = rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
             return replace(
@@ -61,7 +59,7 @@ class Upkeep:
         """Foreign backups, or all those of servers: they count as ours from now on."""
         from backupd.app.reconcile.backup_records import adopt
 
-        with deed(self._wiring, self._actor, "backups-adopted", subject=", ".join(names)):
+        with self._audited("backups-adopted", subject=", ".join(names)):
             return adopt(self._wiring, names)
 
     def copy(self) -> tuple[Copied, ...]:
@@ -75,29 +73,8 @@ class Upkeep:
         agrees with the catalog."""
         from backupd.app.metacopies.vouching import vouch
 
-        with deed(
-            self._wiring, self._actor, "documents-signed", subject=destination, detail="unproven" if unproven else ""
-        ):
+        with self._audited("documents-signed", subject=destination, detail="unproven" if unproven else ""):
             return vouch(self._wiring, destination, unproven=unproven)
-
-    def make_signing(self) -> Made:
-        """A first key that signs; the configuration has to name it."""
-        from backupd.app.metacopies.signing_keys import make_signing
-
-        with deed(self._wiring, self._actor, "signing-key-made") as told:
-            done = make_signing(self._wiring)
-            told.subject = done.key
-            return done
-
-    def rotate_signing(self, *, to: str | None = None, former: str | None = None, unproven: bool = False) -> Rotation:
-        """Another key that signs, in two steps; see ``signingkeys.rotate_signing``."""
-        from backupd.app.metacopies.signing_keys import rotate_signing
-
-        with deed(self._wiring, self._actor, "signing-key-rotated", detail="unproven" if unproven else "") as told:
-            done = rotate_signing(self._wiring, to=to, former=former, unproven=unproven)
-            told.subject = done.key
-            told.detail = f"{'in the place of' if done.finished else 'beside'} {done.former}"
-            return done
 
     def look_back(self, destination: str, since: datetime) -> BroughtBack:
         """What was hidden or overwritten there since then and can be brought back."""
@@ -108,7 +85,7 @@ class Upkeep:
     def bring_back(self, destination: str, since: datetime, report: Report) -> BroughtBack:
         from backupd.app.restores.recover_versions import act
 
-        with deed(self._wiring, self._actor, "brought-back", subject=destination, detail=f"since {format_time(since)}"):
+        with self._audited("brought-back", subject=destination, detail=f"since {format_time(since)}"):
             return act(self._wiring, destination, since, report)
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
@@ -116,5 +93,55 @@ class Upkeep:
 
         if not repair:
             return verification.fsck(self._wiring, mend=False)
-        with deed(self._wiring, self._actor, "repaired"):
+        with self._audited("repaired"):
             return verification.fsck(self._wiring, mend=True)
+
+
+class Keys(Facade):
+    """The keys of the backups."""
+
+    def list(self) -> Sequence[KeyState]:
+        """Configured keys and those that backups are sealed for. Raises KeyUnusableError, ToolError."""
+        from backupd.app.context.keys import keys
+
+        return keys(self._wiring)
+
+    def challenge(self, recipient: str | None) -> Sequence[Issued]:
+        from backupd.app.context.keys import challenge
+
+        return challenge(self._wiring, recipient)
+
+    def get_challenge(self, challenge_id: str) -> Challenge:
+        """Raises NotFoundError."""
+        return self._wiring.catalog.challenges.get(challenge_id)
+
+    def answer(self, challenge_id: str, phrase: str) -> Challenge:
+        from backupd.app.context.keys import answer
+
+        with self._audited("key-answered", subject=challenge_id):
+            return answer(self._wiring, challenge_id, phrase, self._actor.name)
+
+    def recovery_page(self) -> RecoveryPage:
+        from backupd.app.context.trust import recovery_page
+        from backupd.app.metacopies.signing_keys import replaced
+
+        return recovery_page(self._wiring.settings, replaced(self._wiring))
+
+    def make_signing(self) -> Made:
+        """A first key that signs; the configuration has to name it."""
+        from backupd.app.metacopies.signing_keys import make_signing
+
+        with self._audited("signing-key-made") as told:
+            done = make_signing(self._wiring)
+            told.subject = done.key
+            return done
+
+    def rotate_signing(self, *, to: str | None = None, former: str | None = None, unproven: bool = False) -> Rotation:
+        """Another key that signs, in two steps; see ``signingkeys.rotate_signing``."""
+        from backupd.app.metacopies.signing_keys import rotate_signing
+
+        with self._audited("signing-key-rotated", detail="unproven" if unproven else "") as told:
+            done = rotate_signing(self._wiring, to=to, former=former, unproven=unproven)
+            told.subject = done.key
+            told.detail = f"{'in the place of' if done.finished else 'beside'} {done.former}"
+            return done

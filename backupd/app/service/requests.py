@@ -1,15 +1,14 @@
-"""Work that people ask for and do not wait for: each request becomes a job in the queue, or is refused at once."""
+"""Jobs that there are, and work that people ask for and do not wait for: each request becomes a job in the queue, or is
+refused at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from backupd.app.context.access import require_all, require_target, see
-from backupd.app.context.audit import deed
-from backupd.app.context.wiring import Wiring
+from backupd.app.context import logging_setup
+from backupd.app.context.access import Facade, require_all, require_known, require_target, see
 from backupd.app.copies.missing_copies import destinations_of
-from backupd.model.access import Actor
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
@@ -22,16 +21,49 @@ if TYPE_CHECKING:
     from backupd.catalog.restores import StoredPlan
 
 
-class Requests:
-    """Of one actor. Every method raises errors of backupd.model.errors, and is in the audit, refused or not."""
+class Jobs(Facade):
+    """Jobs of every state."""
 
-    def __init__(self, wiring: Wiring, actor: Actor) -> None:
-        self._wiring, self._actor = wiring, actor
+    def list(
+        self, server: str | None, *, kind: str | None = None, state: JobState | None = None, limit: int | None = None
+    ) -> tuple[JobRecord, ...]:
+        """Newest first. Jobs of servers that are not configured any more are still told. Raises UnknownNameError."""
+        if server is not None:
+            require_known(self._wiring, server)
+        most = limit if self._actor.servers is None else None
+        found = self._wiring.catalog.jobs.list(server, kind=kind, state=state, limit=most)
+        return tuple(job for job in found if self._actor.sees(job.server))[:limit]
+
+    def get(self, job_id: str) -> JobRecord:
+        """Raises NotFoundError."""
+        return self._job(job_id)
+
+    def log(self, job_id: str) -> str:
+        """Its text. Raises NotFoundError, BackupdError for a file that cannot be read."""
+        return logging_setup.read_log(self._wiring.settings, self._job(job_id).id)
+
+    def cancel(self, job_id: str) -> JobRecord:
+        from backupd.app.jobs import jobs
+
+        with self._audited("job-cancelled", subject=job_id) as told:
+            found = self._job(job_id)
+            told.concerns(found.server, found.kind)
+            return jobs.cancel(self._wiring, job_id, self._actor.name)
+
+    def run(self, job_id: str, token: int) -> None:
+        """Do a job that a worker has claimed for this process."""
+        from backupd.app.service.dispatch import run_claimed
+
+        run_claimed(self._wiring, job_id, token)
+
+
+class Requests(Facade):
+    """Work that a person asks for: queued at once, or refused."""
 
     def backup(self, server: str, kind: BackupKind, *, table_set: str = "", tables: Sequence[str] = ()) -> JobRecord:
         """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes."""
         asked = {"set": table_set, "tables": list(tables)}
-        with deed(self._wiring, self._actor, "backup-requested", server=server, detail=str(kind)) as told:
+        with self._audited("backup-requested", server=server, detail=str(kind)) as told:
             found = self._wiring.settings.server(server)
             if (table_set or tables) and kind is not BackupKind.LOGICAL:
                 raise UsageError("only logical backups take some of the tables", hint=f"kind: {BackupKind.LOGICAL}")
@@ -49,7 +81,7 @@ class Requests:
         """``target``: any of a restore, or ``random``."""
         from backupd.app.restores.test_restore import RANDOM
 
-        with deed(self._wiring, self._actor, "test-restore-requested", server=server, detail=target) as told:
+        with self._audited("test-restore-requested", server=server, detail=target) as told:
             self._usable(server)
             self._wiring.settings.needs_restore()
             if target != RANDOM:
@@ -60,9 +92,7 @@ class Requests:
 
     def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
         """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
-        with deed(
-            self._wiring,
-            self._actor,
+        with self._audited(
             "verify-requested",
             server=server or "",
             detail="all" if subset is None else f"{subset:.0%}",
@@ -80,16 +110,14 @@ class Requests:
     def replicate(self, server: str | None = None, place: str | None = None) -> tuple[JobRecord, ...]:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
         job for each; one that waits already is not asked for twice, and given."""
-        with deed(self._wiring, self._actor, "replicate-requested", server=server or "", detail=place or "") as told:
+        with self._audited("replicate-requested", server=server or "", detail=place or "") as told:
             made = [self._copying(name, one) for name, one in destinations_of(self._wiring, server, place)]
             told.subject = " ".join(job.id for job in made)
             return tuple(made)
 
     def retention(self, server: str, *, really: bool = False) -> JobRecord:
         """Mark what the rules expire; ``really``: also what the brake holds back."""
-        with deed(
-            self._wiring, self._actor, "retention-requested", server=server, detail="really" if really else ""
-        ) as told:
+        with self._audited("retention-requested", server=server, detail="really" if really else "") as told:
             self._usable(server)
             job = self._queue(JobKind.RETENTION, server, {"really": True} if really else {})
             told.subject = job.id
@@ -101,7 +129,7 @@ class Requests:
         from backupd.app.retention import deletion
 
         how = "at once, with its increments" if with_increments else "at once"
-        with deed(self._wiring, self._actor, "backup-deleted", subject=backup_id, detail=how) as told:
+        with self._audited("backup-deleted", subject=backup_id, detail=how) as told:
             record = self._wiring.catalog.backups.get(backup_id)
             see(self._actor, record.server, f"backup {backup_id}")
             told.concerns(record.server)
@@ -133,7 +161,7 @@ class Requests:
 
         named = wanted if isinstance(wanted, str) else f"{wanted.server} to {wanted.target}"
         server = self.stored_plan(wanted).server if isinstance(wanted, str) else wanted.server
-        with deed(self._wiring, self._actor, "restore-requested", server=server, detail=named) as told:
+        with self._audited("restore-requested", server=server, detail=named) as told:
             record, job = request_restore(self._wiring, self._actor, wanted, confirm)
             told.subject = record.id
             told.detail = f"{record.target} into {record.datadir}"

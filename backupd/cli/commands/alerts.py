@@ -43,7 +43,7 @@ def list_(
 ) -> None:
     """List what is open, newest first (also without the word `list`)."""
     with session(context, config, as_json) as run:
-        found = run.service.alerts(server, is_open=None if everything else True, limit=limit)
+        found = run.service.alerts.list(server, is_open=None if everything else True, limit=limit)
         run.screen.document([incident.as_json() for incident in found])
         if not found:
             run.screen.line("nothing is open" if not everything else "no incidents")
@@ -63,7 +63,7 @@ def messages(
 ) -> None:
     """List messages, newest first: sent, waiting to be sent (and why), given up."""
     with session(context, config, as_json) as run:
-        found = run.service.messages(state=state, limit=limit)
+        found = run.service.alerts.messages(state=state, limit=limit)
         run.screen.document([message.as_json() for message in found])
         if not found:
             run.screen.line("no messages")
@@ -75,7 +75,7 @@ def messages(
 def send_test(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Send a test by every channel that is set, and say how each fared."""
     with session(context, config, as_json) as run:
-        sent = run.service.test_alerts()
+        sent = run.service.alerts.test()
         run.screen.document([message.as_json() for message in sent])
         for message in sent:
             to = ", ".join(message.recipients)
@@ -99,7 +99,7 @@ def acknowledge(
 ) -> None:
     """Say that somebody is at it: no reminders any more. That it is over is still told."""
     with session(context, config, as_json) as run:
-        found = run.service.acknowledge(incident)
+        found = run.service.alerts.acknowledge(incident)
         run.screen.done = f"{incident} was acknowledged"
         run.screen.document(found.as_json())
         run.screen.line(f"{found.acknowledged_by} is at {title_of(found)}: there are no reminders of it any more")

@@ -43,7 +43,7 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 def list_(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
     """List backups, newest first (also without the word `list`)."""
     with session(context, config, as_json) as run:
-        records = sorted(run.service.backups(server), key=lambda record: record.id, reverse=True)
+        records = sorted(run.service.backups.list(server), key=lambda record: record.id, reverse=True)
         run.screen.document([record.as_json() for record in records])
         from backupd.cli.screen.render import show_backups
 
@@ -54,7 +54,7 @@ def list_(context: typer.Context, server: AnyServer = None, config: Config = Non
 def show(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
     """Show everything that is known of a backup."""
     with session(context, config, as_json) as run:
-        document = run.service.show(backup_id).as_json()
+        document = run.service.backups.show(backup_id).as_json()
         run.screen.document(document)
         from backupd.cli.screen.render import show_mapping
 
@@ -71,7 +71,7 @@ def keep(
 ) -> None:
     """Keep a backup: no rule deletes it until it is released."""
     with session(context, config, as_json) as run:
-        problems = run.service.keep(backup_id, pinned=not release)
+        problems = run.service.backups.keep(backup_id, pinned=not release)
         run.screen.done = f"{backup_id} was {'released' if release else 'kept'}"
         run.screen.document({"id": backup_id, "pinned": not release, "problems": list(problems)})
         run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
@@ -92,7 +92,7 @@ def delete(
 ) -> None:
     """Mark a backup as deleted; its data goes after the grace period."""
     with session(context, config, as_json) as run:
-        done = run.service.delete(backup_id, now=now, with_increments=with_increments)
+        done = run.service.backups.delete(backup_id, now=now, with_increments=with_increments)
         held = done.held
         run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
         run.screen.document(
@@ -116,7 +116,7 @@ def delete(
 def undelete(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
     """Take back a deletion whose grace period is not over."""
     with session(context, config, as_json) as run:
-        back = run.service.undelete(backup_id)
+        back = run.service.backups.undelete(backup_id)
         run.screen.done = f"{backup_id} was brought back"
         run.screen.document({"id": backup_id, "state": "complete", "brought_back": back})
         run.screen.line(f"{', '.join(back)} {'is' if len(back) == 1 else 'are'} back")
@@ -135,7 +135,7 @@ def kept_configuration(
 ) -> None:
     """List, or take out, the configuration and accounts that were kept with a backup. Needs a private key."""
     with session(context, config, as_json) as run:
-        found = run.service.kept_configuration(backup_id, out)
+        found = run.service.backups.configuration(backup_id, out)
         run.screen.done = f"the configuration was written to {out}" if out else ""
         run.screen.document(found.as_json())
         for sentence in found.left_out:

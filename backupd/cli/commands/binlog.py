@@ -45,7 +45,7 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 def status(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
     """Show what is streamed, what each destination holds, and how far it is behind."""
     with session(context, config, as_json) as run:
-        found = run.service.binlog_status(server)
+        found = run.service.binlogs.status(server)
         run.screen.document([one.as_json() for one in found])
         if not found:
             run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy asks for it")
@@ -138,7 +138,7 @@ def search(
         found: list[Found] = []
         failure: DamagedError | DestinationError | None = None
         try:
-            for one in run.service.search_binlogs(
+            for one in run.service.binlogs.search(
                 server,
                 tables=table or (),
                 kinds=tuple(kinds),

@@ -29,7 +29,7 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 def upgrade(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Bring the catalog's tables up to this version (also done at first use)."""
     with session(context, config, as_json, opening="makes") as run:
-        revision = run.service.upgrade_catalog()
+        revision = run.service.revision
         run.screen.document({"revision": revision})
         run.screen.line(f"the catalog is at {revision}")
 
@@ -80,7 +80,7 @@ def rebuild(
 
     with session(context, config, as_json, opening="makes") as run:
         with reporting() as report:
-            done = run.service.upkeep.rebuild(
+            done = run.service.maintenance.rebuild(
                 place,
                 report,
                 merge=into_existing,
@@ -109,7 +109,7 @@ def adopt(
     A backup is foreign when it lies at a destination and nothing shows that this installation took it.
     """
     with session(context, config, as_json) as run:
-        done = run.service.upkeep.adopt(names)
+        done = run.service.maintenance.adopt(names)
         run.screen.document([one.as_json() for one in done])
         for one in done:
             told = {
@@ -129,7 +129,7 @@ def copy(context: typer.Context, config: Config = None, as_json: Json = False) -
     Jobs do that by themselves: of the catalog at most once an hour, of the rest whenever it changed.
     """
     with session(context, config, as_json) as run:
-        told = run.service.upkeep.copy()
+        told = run.service.maintenance.copy()
         run.screen.document([one.as_json() for one in told])
         for one in told:
             new = [key for key in (one.catalog, one.configuration, "RECOVER.md" if one.recover else "") if key]
@@ -160,7 +160,7 @@ def sign(
     Only what is, byte by byte, what this installation's own backups stored; the rest is named.
     """
     with session(context, config, as_json) as run:
-        done = run.service.upkeep.sign(place, unproven=unproven)
+        done = run.service.maintenance.sign(place, unproven=unproven)
         run.screen.document(done.as_json())
         run.screen.line(f"{done.signed} documents were signed")
         for text in done.left:

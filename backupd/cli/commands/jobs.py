@@ -44,7 +44,7 @@ def list_(
 ) -> None:
     """List jobs, newest first (also without the word `list`)."""
     with session(context, config, as_json) as run:
-        records = run.service.jobs(server, kind=kind, state=state, limit=limit)
+        records = run.service.jobs.list(server, kind=kind, state=state, limit=limit)
         run.screen.document([record.as_json() for record in records])
         if not records:
             run.screen.line("no jobs")
@@ -95,7 +95,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str:
 def show(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
     """Show everything that is known of a job."""
     with session(context, config, as_json) as run:
-        record = run.service.job(job_id)
+        record = run.service.jobs.get(job_id)
         document = record.as_json()
         run.screen.document(document)
         from backupd.cli.screen.render import show_mapping
@@ -107,7 +107,7 @@ def show(context: typer.Context, job_id: JobId, config: Config = None, as_json: 
 def log(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
     """Print the log of a job: what it did and what its tools said."""
     with session(context, config, as_json) as run:
-        text = run.service.job_log(job_id)
+        text = run.service.jobs.log(job_id)
         run.screen.document({"id": job_id, "log": text})
         run.screen.text(text)
 
@@ -116,7 +116,7 @@ def log(context: typer.Context, job_id: JobId, config: Config = None, as_json: J
 def cancel(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
     """Cancel a job that waits, or stop one that runs; a stopped backup leaves nothing behind."""
     with session(context, config, as_json) as run:
-        record = run.service.cancel_job(job_id)
+        record = run.service.jobs.cancel(job_id)
         run.screen.done = f"{job_id} was cancelled"
         run.screen.document(record.as_json())
         run.screen.line(
@@ -138,4 +138,4 @@ def run_job(
 ) -> None:
     """Do a job that a worker has claimed. The worker starts this; people do not."""
     with session(context, config, as_json, settings) as run:
-        run.service.run_job(job_id, token)
+        run.service.jobs.run(job_id, token)

@@ -31,7 +31,7 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 def list_(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """List the keys (also without the word `list`)."""
     with session(context, config, as_json) as run:
-        states = run.service.keys()
+        states = run.service.keys.list()
         run.screen.document([state.as_json() for state in states])
         rows = []
         for state in states:
@@ -71,7 +71,7 @@ def challenge(
 ) -> None:
     """Seal a random phrase for each key; its holder decrypts it with `gpg -d` and answers."""
     with session(context, config, as_json, opening="works") as run:
-        issued = run.service.challenge_keys(recipient)
+        issued = run.service.keys.challenge(recipient)
         run.screen.done = "challenges were issued"
         run.screen.document([one.as_json() for one in issued])
         for one in issued:
@@ -95,7 +95,7 @@ def challenge(
 def page(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Print what has to be kept outside of the backups: who signs them, and how to see that RECOVER.md is true."""
     with session(context, config, as_json, opening="looks") as run:
-        found = run.service.recovery_page()
+        found = run.service.keys.recovery_page()
         run.screen.document(found.as_json())
         run.screen.text(found.text)
 
@@ -107,7 +107,7 @@ def make_signing(context: typer.Context, config: Config = None, as_json: Json = 
     It opens no backup and has no passphrase: the service uses it unattended.
     """
     with session(context, config, as_json, opening="looks") as run:
-        made = run.service.upkeep.make_signing()
+        made = run.service.keys.make_signing()
         run.screen.done = f"the key {made.key} was made"
         run.screen.document(made.as_json())
         run.screen.line(f"the key {made.key} was made in {made.home}. Now:")
@@ -157,7 +157,7 @@ def rotate_signing(
             raise UsageError(
                 "--to and --from cannot be given together", hint="--to belongs to the first step, --from to the second"
             )
-        done = run.service.upkeep.rotate_signing(to=new_key, former=former, unproven=unproven)
+        done = run.service.keys.rotate_signing(to=new_key, former=former, unproven=unproven)
         run.screen.document(done.as_json())
         for name, place in done.places.items():
             run.screen.line(f"{name}: {place.signed} documents were signed with {done.key}")
@@ -185,9 +185,9 @@ def answer(
 ) -> None:
     """Give the phrase of a challenge: on stdin, or when asked for it."""
     with session(context, config, as_json) as run:
-        run.service.challenge(challenge_id)  # before anybody looks for a phrase
+        run.service.keys.get_challenge(challenge_id)  # before anybody looks for a phrase
         phrase = typer.prompt("phrase", err=True) if sys.stdin.isatty() else sys.stdin.read(4096)
-        done = run.service.answer_challenge(challenge_id, phrase)
+        done = run.service.keys.answer(challenge_id, phrase)
         run.screen.done = "the answer was recorded"
         run.screen.document(done.as_json())
         run.screen.line(f"the key of {done.name} is proved")

@@ -83,7 +83,7 @@ def explain(
         named = _named(context, config)
         if named is not None:
             with open_service(named, opening="looks") as service:
-                found = service.explain(file, server)
+                found = service.servers.explain(file, server)
         else:
             found = _alone(file, server)
         screen.document(found.as_json())

@@ -56,7 +56,7 @@ def retention(
                 if cleared.segments:
                     run.screen.line(f"{name}: {cleared.text}")
         else:
-            found = run.service.retention(server)
+            found = run.service.retention.preview(server)
         run.screen.document(
             {"server": server, "applied": apply, "destinations": [decisions.as_json() for decisions in found], **extra}
         )
@@ -116,11 +116,11 @@ def hold(
         raise typer.BadParameter("name a server, or say --all")
     with session(context, config, as_json) as run:
         if whom is None:
-            _list(run.screen, run.service.holds())
+            _list(run.screen, run.service.retention.holds())
         elif release:
             _release(run.service, run.screen, whom, HoldKind.HOLD)
         else:
-            found = run.service.hold(whom, reason)
+            found = run.service.retention.hold(whom, reason)
             run.screen.document(found.as_json())
             run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
             for problem in found.problems:
@@ -141,7 +141,7 @@ def pause(
     """Start nothing of a server by itself until it is resumed; its binary log is not streamed meanwhile, either."""
     whom = _whom(server, everyone, needed=True) or ""
     with session(context, config, as_json) as run:
-        found = run.service.pause(whom, reason, stop_running=stop_running)
+        found = run.service.retention.pause(whom, reason, stop_running=stop_running)
         run.screen.done = f"{_named(whom)} was paused"
         run.screen.document(found.as_json())
         run.screen.line(
@@ -178,7 +178,7 @@ def _whom(server: str | None, everyone: bool, *, needed: bool) -> str | None:
 
 
 def _release(service: Service, screen: Screen, whom: str, kind: HoldKind) -> None:
-    problems = service.release(whom, kind)
+    problems = service.retention.release(whom, kind)
     word = "released" if kind is HoldKind.HOLD else "resumed"
     screen.document({"server": whom, "kind": str(kind), "released": True, "problems": list(problems)})
     screen.line(f"{_named(whom)} is {word}")

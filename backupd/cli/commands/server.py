@@ -28,7 +28,7 @@ def accept(context: typer.Context, server: Server, config: Config = None, as_jso
     Its backups and binary logs, kept apart until then, count as those of the server; so do those before it.
     """
     with session(context, config, as_json) as run:
-        found = run.service.accept(server)
+        found = run.service.servers.accept(server)
         run.screen.done = f"{found.uuid} was accepted as {server}"
         run.screen.document(found.as_json())
         run.screen.line(

@@ -29,7 +29,7 @@ class Kind(StrEnum):
 def check(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
     """Tell everything that would make a backup fail: tools, privileges, keys, destinations."""
     with session(context, config, as_json, opening="looks") as run:
-        findings = run.service.check(server)
+        findings = run.service.servers.check(server)
         run.screen.document([finding.as_json() for finding in findings])
         from backupd.cli.screen.render import show_findings
 
@@ -75,7 +75,7 @@ def backup(
                 server, kind.as_kind(), report, table_set=table_set, tables=tables or ()
             )
         run.screen.done = f"the backup {record.id} was taken"
-        runbook = run.service.runbook_digest(record.id)
+        runbook = run.service.backups.runbook_digest(record.id)
         run.screen.document({**record.as_json(), "runbook_sha256": runbook})
         from backupd.cli.screen.render import show_backup
 
@@ -132,7 +132,7 @@ def fsck(
 ) -> None:
     """Do catalog, manifests and objects agree? Names each rule that is broken."""
     with session(context, config, as_json) as run:
-        outcome = run.service.upkeep.fsck(repair=repair)
+        outcome = run.service.maintenance.fsck(repair=repair)
         document = outcome.as_json()
         run.screen.document(document)
         from backupd.cli.screen.render import show_disagreements

@@ -52,9 +52,9 @@ def bring_back(
     with session(context, config, as_json) as run:
         if yes:
             with reporting() as report:
-                told = run.service.upkeep.bring_back(place, since, report)
+                told = run.service.maintenance.bring_back(place, since, report)
         else:
-            told = run.service.upkeep.look_back(place, since)
+            told = run.service.maintenance.look_back(place, since)
         run.screen.document(told.as_json())
         _show(run.screen, told)
         if not told.ok:

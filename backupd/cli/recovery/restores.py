@@ -135,11 +135,11 @@ def plan(
     refuse_mixture(request)
     with session(context, config, as_json) as run:
         if request.of_tables:
-            chosen = run.service.plan_tables(request)
+            chosen = run.service.restores.plan_tables(request)
             run.screen.document(chosen.as_json())
             show_table_plan(run.screen, chosen)
             return
-        made = run.service.plan(request)
+        made = run.service.restores.plan(request)
         run.screen.document(made.as_json())
         from backupd.cli.screen.render import show_plan
 
@@ -250,6 +250,6 @@ def prove(
 def runbook(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
     """Print how to restore a backup by hand, with gpg, zstd and the database's own tools."""
     with session(context, config, as_json) as run:
-        text = run.service.runbook(backup_id)
+        text = run.service.backups.runbook(backup_id)
         run.screen.document({"id": backup_id, "runbook": text})
         run.screen.text(text)

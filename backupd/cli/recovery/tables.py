@@ -365,7 +365,7 @@ def leftovers(
 ) -> None:
     """List what unfinished restores of tables left on a server, in staging schemas."""
     with session(context, config, as_json) as run:
-        found = run.service.leftovers(server, drop)
+        found = run.service.restores.leftovers(server, drop)
         run.screen.document([one.as_json() for one in found])
         run.screen.table(
             ("RESTORE", "BEGUN", "TABLES", "BYTES", "STATE"),

@@ -89,16 +89,17 @@ def thaw(
         raise typer.BadParameter("say which server")
     with session(context, config, as_json) as run:
         if raise_id is not None and tier is not None:
-            job, thawing = run.service.raise_thaw(raise_id, tier.value)
+            job, thawing = run.service.restores.raise_thaw(raise_id, tier.value)
             run.screen.document({"job": job.as_json(), "thaw": thawing.as_json()})
             run.screen.line(_sentence(job, thawing))
             return
         if target is None or server is None:
-            found = run.service.thaws(server)
+            found = run.service.restores.thaws(server)
             run.screen.document([{"job": job.as_json(), "thaw": thawing.as_json()} for job, thawing in found])
             _list(run.screen, found)
             return
-        done = run.service.thaw(server, target, tier=tier.value if tier else None, days=days, tables=tables or ())
+        chosen = tier.value if tier else None
+        done = run.service.restores.thaw(server, target, tier=chosen, days=days, tables=tables or ())
         run.screen.document(done.as_json())
         for warning in done.plan.warnings:
             run.screen.warn(warning)

@@ -25,7 +25,7 @@ _MOST = 40
 def timeline(context: typer.Context, server: Server, config: Config = None, as_json: Json = False) -> None:
     """Show the recoverable moments of a server, what interrupts them, and whether its objectives are kept."""
     with session(context, config, as_json) as run:
-        found = run.service.timeline(server)
+        found = run.service.servers.timeline(server)
         run.screen.document(found.as_json())
         if not as_json:
             show_timeline(run.screen, found)

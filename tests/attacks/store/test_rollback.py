@@ -83,7 +83,7 @@ def rebuilt(wiring: Wiring, tmp_path: Path, **more: Any) -> tuple[tuple[str, ...
     """What a new catalog is told by a rebuild from ``local``: heads, problems."""
     with open_catalog(f"sqlite:///{tmp_path}/new.db") as catalog:
         service = Service(Wiring(wiring.settings, catalog, wiring.clock), "")
-        done = service.upkeep.rebuild("local", silent, **more)
+        done = service.maintenance.rebuild("local", silent, **more)
     return done.heads, done.problems
 
 

@@ -184,7 +184,7 @@ def test_what_a_thief_signs_is_believed_until_the_key_is_replaced_and_never_afte
 
     (told,) = new.catalog.events.list(kind=ROTATED)
     assert "print the recovery page again" in told.hint
-    page = Service(new, "").recovery_page()
+    page = Service(new, "").keys.recovery_page()
     assert f"Destroy every page of the key {former} until " in page.text
     assert page_says(house, new, page.command) == "OK"
     assert page_says(house, new, former_page).startswith("STOP")

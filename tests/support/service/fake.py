@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from backupd.app.restores.request import RestoreRequest
@@ -102,8 +103,32 @@ class FakeService:
         return self
 
     @property
-    def upkeep(self) -> Self:
+    def maintenance(self) -> Self:
         return self
+
+    @property
+    def restores(self) -> Self:
+        return self
+
+    @property
+    def retention(self) -> Self:
+        return self
+
+    @property
+    def servers(self) -> Self:
+        return self
+
+    @property
+    def backups(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            list=self._backups,
+            show=self.show,
+            keep=self.keep,
+            delete=self.delete,
+            undelete=self.undelete,
+            runbook=self.runbook,
+            runbook_digest=self.runbook_digest,
+        )
 
     def check(self, server: str | None) -> list[FakeFinding]:
         self._note("check", server)
@@ -117,7 +142,7 @@ class FakeService:
         self._note("backup", server, kind, *([table_set] if table_set else []), *tables)
         return record(warnings=("table shop.x is MyISAM",))
 
-    def backups(self, server: str | None) -> list[BackupRecord]:
+    def _backups(self, server: str | None) -> list[BackupRecord]:
         self._note("backups", server)
         return self.records
 
@@ -225,6 +250,7 @@ class FakeService:
         self._note("runbook", backup_id)
         return "# Restore by hand\n\n1. gpg -d ...\n"
 
-    def upgrade_catalog(self) -> str:
+    @property
+    def revision(self) -> str:
         self._note("upgrade_catalog")
         return "0001"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from backupd.app.service.facade import Service
+from backupd.app.service.backups import Binlogs
 from backupd.model.access import Role
 from tests.support.service.browser import chromium, visiting
 from tests.support.service.rig import rig
@@ -108,7 +108,7 @@ def main(folder: Path) -> None:
     ):
         base = Path(name)
         with rig(settings_of(base), prepared=lambda wiring: stages.append(Stage(wiring).mount().set())) as running:
-            patched.setattr(Service, "search_binlogs", lambda *_asked, **_more: iter(stages[0].found()))
+            patched.setattr(Binlogs, "search", lambda *_asked, **_more: iter(stages[0].found()))
             take(browser, running.url, running.secret(Role.ADMIN), stages[0].ids, base, folder)
 
 

@@ -210,7 +210,7 @@ def test_what_people_write_stays_one_line_of_the_log_and_of_the_audit(house: Rig
     finally:
         logging.getLogger("backupd").removeHandler(handler)
     if house.catalog.holds.all():
-        house.service.release("db1", HoldKind.HOLD)
+        house.service.retention.release("db1", HoldKind.HOLD)
     assert lines
     for line in lines:
         assert len(line.splitlines()) == 1

@@ -411,7 +411,7 @@ def test_a_stranger_under_its_name(home: Installation) -> None:
     state = home.say()
     assert state.kinds == {"server-changed"}
     assert state.status == "bad"
-    home.site.service.accept(SERVER)
+    home.site.service.servers.accept(SERVER)
     home.clean()
 
 

@@ -1,4 +1,4 @@
-"""Troubles of telling people: who hears of them, and what is sent in spite of them."""
+"""Troubles of alerts people: who hears of them, and what is sent in spite of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backupd.app.alerting.channels import findings
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, look_after, send_one
-from backupd.app.alerting.service import Telling, send_test
+from backupd.app.alerting.service import Alerts, send_test
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
@@ -173,10 +173,10 @@ def test_a_message_that_is_refused_for_now_is_given_up_after_days_of_tries(tmp_p
 
 def test_the_alerts_of_a_server_that_nobody_knows_are_an_error_and_not_none(tmp_path: Path, clock: Clock) -> None:
     with opened(tmp_path, clock, "") as wiring:
-        telling = Telling(wiring, ADMIN)
-        assert telling.alerts("db1") == ()
+        alerts = Alerts(wiring, ADMIN)
+        assert alerts.list("db1") == ()
         with pytest.raises(NotFoundError, match="no server 'frob'"):
-            telling.alerts("frob")
+            alerts.list("frob")
 
 
 def test_a_check_says_that_nobody_is_told_and_what_cannot_be_read_of_what_is_needed_to_tell(

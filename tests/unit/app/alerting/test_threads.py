@@ -22,7 +22,7 @@ from backupd.app.alerting.channels import names
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, send_one
-from backupd.app.alerting.service import AlertWatch, Telling, forget_told, send_test
+from backupd.app.alerting.service import Alerts, AlertWatch, forget_told, send_test
 from backupd.app.alerting.watchdog_ping import Heartbeat
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
@@ -230,10 +230,10 @@ def test_reminders_come_until_somebody_acknowledges(wiring: Wiring, desk: NewsDe
     go(desk, clock, 5 * 3600, 300)
     assert subjects(wiring)[1:] == ["[backupd] STILL ERROR db1: physical.full failed"]
     (incident,) = wiring.catalog.incidents.open()
-    telling = Telling(wiring, ADMIN)
-    telling.acknowledge(incident.id)
+    alerts = Alerts(wiring, ADMIN)
+    alerts.acknowledge(incident.id)
     with pytest.raises(RefusedError, match="eve has acknowledged"):
-        telling.acknowledge(incident.id)
+        alerts.acknowledge(incident.id)
     go(desk, clock, 10 * 86400, 3600)
     happen(wiring)
     go(desk, clock)
@@ -389,7 +389,7 @@ def test_a_test_is_sent_at_once_and_says_how_it_fared(tmp_path: Path, clock: Clo
     assert (failed.state, failed.attempts, "does not answer" in failed.error) == (MessageState.QUEUED, 1, True)
     (tmp_path / "other").mkdir()
     with mail_server() as box, opened(tmp_path / "other", clock, MAIL.format(url=box.url)) as other:
-        (sent,) = Telling(other, ADMIN).test()
+        (sent,) = Alerts(other, ADMIN).test()
         assert sent.state is MessageState.SENT
         assert other.catalog.audit.list()[0].action == "alerts-tested"
     assert [subject.startswith("[backupd] TEST from") for subject in box.subjects()] == [True]
@@ -402,7 +402,7 @@ def test_a_test_that_nobody_waits_for_is_sent_by_the_service(tmp_path: Path) -> 
     with mail_server() as box, opened(tmp_path, Clock(NOW), MAIL.format(url=box.url)) as held:
         wiring = Wiring(held.settings, held.catalog)
         with AlertWatch(wiring, pace=Pace(settle=0.0)):
-            (queued,) = Telling(wiring, ADMIN).test(wait=False)
+            (queued,) = Alerts(wiring, ADMIN).test(wait=False)
             assert (queued.state, queued.attempts) == (MessageState.QUEUED, 0)
             box.wait(lambda: len(box.mails) == 1)
             until(lambda: wiring.catalog.messages.get(queued.id).state is MessageState.SENT)
@@ -413,19 +413,19 @@ def test_who_sees_some_servers_sees_their_incidents_only(wiring: Wiring, desk: N
     happen(wiring)
     happen(wiring, server="db2")
     go(desk, clock, 10)
-    some = Telling(wiring, Actor("ann", Role.OPERATOR, Via.API, frozenset({"db2"})))
-    (seen,) = some.alerts()
+    some = Alerts(wiring, Actor("ann", Role.OPERATOR, Via.API, frozenset({"db2"})))
+    (seen,) = some.list()
     assert seen.server == "db2"
     with pytest.raises(NotFoundError):
-        some.alerts("db1")
+        some.list("db1")
     hidden = next(one.id for one in wiring.catalog.incidents.open() if one.server == "db1")
     with pytest.raises(NotFoundError):
         some.acknowledge(hidden)
     with pytest.raises(ForbiddenError):
         some.messages()
     assert some.acknowledge(seen.id).acknowledged_by == "ann"
-    newest, oldest = Telling(wiring, ADMIN).alerts()
-    assert Telling(wiring, ADMIN).alerts(before=newest.id) == (oldest,)
+    newest, oldest = Alerts(wiring, ADMIN).list()
+    assert Alerts(wiring, ADMIN).list(before=newest.id) == (oldest,)
 
 
 def test_what_is_over_for_long_is_forgotten(wiring: Wiring, desk: NewsDesk, clock: Clock) -> None:

@@ -63,7 +63,7 @@ def test_check_says_so(tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.write(extra="api: {listen: '10.0.0.1:8642'}\n")
     with Service.open(office.file) as service:
-        (told,) = [finding.message for finding in service.check(None) if finding.subject == "api"]
+        (told,) = [finding.message for finding in service.servers.check(None) if finding.subject == "api"]
     assert "in the clear" in told
 
 

@@ -30,7 +30,7 @@ def test_a_broken_policy_that_no_server_follows_is_told_and_stops_nothing(tmp_pa
     (problem,) = settings.unused()
     assert (Path(problem.file).name, problem.field) == ("unused.yaml", "oops")
     with Service.open(settings.file) as service:
-        told = [finding for finding in service.check(None) if "unused.yaml" in finding.message]
+        told = [finding for finding in service.servers.check(None) if "unused.yaml" in finding.message]
         assert [finding.severity for finding in told] == ["warning"]
 
 
@@ -44,18 +44,18 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
     with pytest.raises(ConfigurationError):
         load_settings(office.file)
     with Service.open(office.file) as service:
-        assert service.jobs(None) == ()
-        assert service.backups("db2") == []
-        service.hold("db2", "look at it")
-        assert service.pause("*", "a typo", stop_running=True).stopped == ()
-        service.release("*", HoldKind.PAUSE)
+        assert service.jobs.list(None) == ()
+        assert service.backups.list("db2") == []
+        service.retention.hold("db2", "look at it")
+        assert service.retention.pause("*", "a typo", stop_running=True).stopped == ()
+        service.retention.release("*", HoldKind.PAUSE)
         with pytest.raises(ConfigurationError, match="bad"):
             service.foreground.verify("db2", None, silent)
-        assert service.jobs(None) == ()
+        assert service.jobs.list(None) == ()
         service.foreground.verify("db1", None, silent)
         assert [
             (finding.subject, finding.hint.partition("; ")[2])
-            for finding in service.check(None)
+            for finding in service.servers.check(None)
             if finding.severity == "error" and "policy" in finding.subject
         ] == [("db2: policy", "the service looks after the others")]
 

@@ -334,7 +334,7 @@ def test_a_manifest_that_the_lost_catalog_knows_otherwise_is_told_and_not_used(w
 def test_what_one_place_has_more_of_than_another_is_named(wiring: Wiring) -> None:
     filled(wiring)
     with lost(wiring) as new:
-        done = Service(new, "").upkeep.rebuild("offsite", silent)
+        done = Service(new, "").maintenance.rebuild("offsite", silent)
         assert done.elsewhere == (f"local holds 1 backup of {SERVER} that offsite does not: {backup_id(4)}",)
         assert done.as_json()["elsewhere"] == list(done.elsewhere)
 

@@ -168,7 +168,7 @@ def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
         assert record.id == restore_id
         desk.end(job.id)
     done = desk.view(restore_id)
-    assert done.state is JobState.SUCCEEDED, (done.record.error, desk.service.job_log(job.id))
+    assert done.state is JobState.SUCCEEDED, (done.record.error, desk.service.jobs.log(job.id))
     end((done.record.request or {})["outcome"]["started"]["pid"])
     assert [(one.name, one.state) for one in done.phases] == [
         ("fetched", "done"),
@@ -203,14 +203,14 @@ def test_a_restore_that_waits_or_runs_is_cancelled_with_its_job_and_gone_on_with
         "skipped",
         "skipped",
     ]
-    desk.service.cancel_job(job.id)
+    desk.service.jobs.cancel(job.id)
     assert requests.restore_view(record.id).state is JobState.CANCELLED
     desk.halt(monkeypatch, "mariadb-backup", "--prepare")
     again, second = requests.restore(desk.request())
     assert again.id == record.id
     with Worker(desk.wiring):
         desk.reach(record.id, "prepared")
-        desk.service.cancel_job(second.id)
+        desk.service.jobs.cancel(second.id)
         assert desk.end(second.id) is JobState.CANCELLED
         assert requests.restore_view(record.id).state is JobState.CANCELLED
         third, job = requests.restore(desk.request())

@@ -127,15 +127,15 @@ def test_changes_by_the_service_are_in_the_audit_with_who_made_them(wiring: Wiri
     name = samples.backup().id
     ann = service.acting(OPERATOR)
     job = ann.requests.verify("db1")
-    ann.cancel_job(job.id)
-    service.hold("db1", "an audit")
+    ann.jobs.cancel(job.id)
+    service.retention.hold("db1", "an audit")
     with pytest.raises(RefusedError, match="hold"):
-        service.delete(name)
-    service.release("db1", HoldKind.HOLD)
-    service.pause(EVERY_SERVER, "a move")
-    service.release(EVERY_SERVER, HoldKind.PAUSE)
+        service.backups.delete(name)
+    service.retention.release("db1", HoldKind.HOLD)
+    service.retention.pause(EVERY_SERVER, "a move")
+    service.retention.release(EVERY_SERVER, HoldKind.PAUSE)
     with pytest.raises(NotFoundError):
-        service.undelete("nix")
+        service.backups.undelete("nix")
     me = user()
     assert told(wiring) == [
         ("ann", "verify-requested", "db1", "done"),
@@ -159,28 +159,28 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
     bob = service.acting(OF_DB1)
     other, ours = samples.backup(2).id, samples.backup(1).id
     assert bob.listings.servers() == ("db1",)
-    assert [job.server for job in bob.listings.jobs().items] == [job.server for job in bob.jobs(None)] == ["db1"]
+    assert [job.server for job in bob.listings.jobs().items] == [job.server for job in bob.jobs.list(None)] == ["db1"]
     assert [event.server for event in bob.listings.events().items] == ["db1"]
-    assert [one.id for one in bob.listings.backups().items] == [one.id for one in bob.backups(None)] == [ours]
+    assert [one.id for one in bob.listings.backups().items] == [one.id for one in bob.backups.list(None)] == [ours]
     assert [policy.name for policy in bob.listings.policies()] == ["gold"]
     assert bob.listings.policy("gold").servers == ("db1",)
     for look in (
-        lambda: bob.job("job-2"),
-        lambda: bob.job("job-3"),
-        lambda: bob.cancel_job("job-2"),
-        lambda: bob.job_log("job-2"),
-        lambda: bob.show(other),
-        lambda: bob.runbook(other),
-        lambda: bob.delete(other),
-        lambda: bob.keep(other, pinned=True),
-        lambda: bob.undelete(other),
+        lambda: bob.jobs.get("job-2"),
+        lambda: bob.jobs.get("job-3"),
+        lambda: bob.jobs.cancel("job-2"),
+        lambda: bob.jobs.log("job-2"),
+        lambda: bob.backups.show(other),
+        lambda: bob.backups.runbook(other),
+        lambda: bob.backups.delete(other),
+        lambda: bob.backups.keep(other, pinned=True),
+        lambda: bob.backups.undelete(other),
         lambda: bob.listings.jobs("db2"),
         lambda: bob.listings.policy("bad"),
-        lambda: bob.hold("db2", "x"),
-        lambda: bob.backups("db2"),
-        lambda: bob.retention("db2"),
-        lambda: bob.timeline("db2"),
-        lambda: bob.plan(RestoreRequest("db2", "latest")),
+        lambda: bob.retention.hold("db2", "x"),
+        lambda: bob.backups.list("db2"),
+        lambda: bob.retention.preview("db2"),
+        lambda: bob.servers.timeline("db2"),
+        lambda: bob.restores.plan(RestoreRequest("db2", "latest")),
         lambda: bob.requests.backup("db2", BackupKind.PHYSICAL_FULL),
         lambda: bob.listings.server_is_present("db2"),
         lambda: bob.requests.plan(RestoreRequest("db2", "latest")),
@@ -189,16 +189,16 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
             look()
         assert "did you mean `db2`" not in str(refused.value)
     for look in (
-        lambda: bob.hold(EVERY_SERVER, "x"),
+        lambda: bob.retention.hold(EVERY_SERVER, "x"),
         bob.requests.verify,
-        lambda: bob.release(EVERY_SERVER, HoldKind.PAUSE),
+        lambda: bob.retention.release(EVERY_SERVER, HoldKind.PAUSE),
     ):
         with pytest.raises(ForbiddenError):
             look()
     assert [job.server for job in bob.requests.replicate()] == ["db1"]
-    service.hold(EVERY_SERVER, "everybody")
-    service.hold("db2", "not bob's")
-    assert [one.server for one in bob.holds()] == [EVERY_SERVER]
+    service.retention.hold(EVERY_SERVER, "everybody")
+    service.retention.hold("db2", "not bob's")
+    assert [one.server for one in bob.retention.holds()] == [EVERY_SERVER]
 
 
 @pytest.mark.parametrize(

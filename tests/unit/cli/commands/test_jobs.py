@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -41,7 +42,7 @@ RUNNING = JobRecord(
 class Jobs:
     """The part of the service that knows jobs."""
 
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: MutableSequence[tuple[Any, ...]] = field(default_factory=list)
     found: JobRecord = RUNNING
 
     def open(
@@ -56,23 +57,27 @@ class Jobs:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def jobs(self, server: str | None, **wanted: Any) -> tuple[JobRecord, ...]:
+    @property
+    def jobs(self) -> Self:
+        return self
+
+    def list(self, server: str | None, **wanted: Any) -> tuple[JobRecord, ...]:
         self.calls.append(("jobs", server, wanted))
         return (self.found,)
 
-    def job(self, job_id: str) -> JobRecord:
+    def get(self, job_id: str) -> JobRecord:
         if job_id != ID:
             raise NotFoundError(f"there is no job {job_id}")
         return self.found
 
-    def job_log(self, job_id: str) -> str:
+    def log(self, job_id: str) -> str:
         return f"the log of {job_id}\n"
 
-    def cancel_job(self, job_id: str) -> JobRecord:
+    def cancel(self, job_id: str) -> JobRecord:
         self.calls.append(("cancel", job_id))
         return self.found
 
-    def run_job(self, job_id: str, token: int) -> None:
+    def run(self, job_id: str, token: int) -> None:
         self.calls.append(("run", job_id, token))
         signal.raise_signal(signal.SIGTERM)
 
@@ -143,7 +148,7 @@ def test_a_second_signal_does_not_disturb_the_cleaning_up(
             signal.raise_signal(signal.SIGTERM)
             cleaned.append(True)
 
-    monkeypatch.setattr(service, "run_job", run_job)
+    monkeypatch.setattr(service, "run", run_job)
     assert main(["run-job", ID, "--token", "3"]) == 143
     assert cleaned == [True]
     capsys.readouterr()

@@ -51,7 +51,7 @@ def asked(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return ()
 
     for name, method in {
-        "retention": lambda server: (decided(),),
+        "preview": lambda server: (decided(),),
         "apply_retention": apply_retention,
         "pause": pause,
         "hold": hold,

@@ -14,7 +14,7 @@ import pytest
 
 from api.web.pages.overview import PAGE, worst_first
 from backupd.app.context.wiring import Wiring
-from backupd.app.service.facade import Service
+from backupd.app.service.servers import Installation, Servers
 from backupd.app.views.server import LastProof, Reason, ServerOverview, Status
 from backupd.model.access import Role
 from backupd.model.event import Incident, Message, MessageKind, MessageState, Severity
@@ -204,14 +204,14 @@ def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
         )
         for number in range(PAGE + 5)
     )
-    monkeypatch.setattr(Service, "overview", lambda _self: calm)
-    monkeypatch.setattr(Service, "places", lambda _self: ())
+    monkeypatch.setattr(Servers, "overview", lambda _self: calm)
+    monkeypatch.setattr(Installation, "destinations", lambda _self: ())
     text = page(viewer, "/")
     assert f"All {PAGE + 5} servers could be recovered as promised The oldest last proof is of 3h ago" in words(text)
     assert "Next:" not in text
     assert text.count('class="server-name"') == PAGE
     assert page(viewer, "/?page=2").count('class="server-name"') == 5
-    monkeypatch.setattr(Service, "overview", lambda _self: ())
+    monkeypatch.setattr(Servers, "overview", lambda _self: ())
     assert "No server is configured that you may see" in words(page(viewer, "/"))
 
 
