@@ -165,7 +165,8 @@ def test_folders_are_kept_for_data_that_differs_only_where_that_fails_the_test(r
     result = run(
         test_a="""
     import pytest
-    from tests.support import oracle, places
+    from tests.support import oracle
+    from tests.support.stores import places
     made = []
     def test_caught():
         with pytest.raises(oracle.DataDiffersError):

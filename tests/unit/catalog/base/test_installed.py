@@ -71,7 +71,8 @@ def _run(installed: Path, code: str, *arguments: str) -> str:
 def test_an_installed_package_makes_its_catalog(installed: Path, tmp_path: Path) -> None:
     out = _run(
         installed,
-        "from backupd.catalog import migrations, session\nprint(migrations.scripts(), session.upgrade(sys.argv[2]))",
+        "from backupd.catalog import session\nfrom backupd.catalog.base import migrations\n"
+        "print(migrations.scripts(), session.upgrade(sys.argv[2]))",
         f"sqlite:///{tmp_path}/c.db",
     )
     assert out.startswith(f"{installed}/backupd/catalog/")

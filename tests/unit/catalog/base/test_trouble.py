@@ -146,12 +146,12 @@ def test_a_kill_in_mid_transaction_leaves_a_usable_catalog(url: str, when: str) 
     code = """
 import sys, time
 from backupd.catalog.base.database import Database
-from backupd.catalog import migrations
+from backupd.catalog.base import migrations
 from backupd.catalog.session import open_catalog
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from alembic import command
-from tests.catalog import samples
+from tests.support.catalog import samples
 url, when = sys.argv[1:]
 if when == "in a transaction":
     with open_catalog(url) as catalog:
