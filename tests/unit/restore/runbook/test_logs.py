@@ -42,7 +42,7 @@ class Hand:
             position=Position("bin.000001", 300, "0-1-1"),
             server=replace(body.facts.server, server_uuid="uid"),
         )
-        _title, _why, self.script = choose_logs(
+        self.script = choose_logs(
             replace(header, server=SERVER, started_at=BASE - timedelta(seconds=1), finished_at=BASE),
             replace(body, facts=facts),
             signed=self.signed,
