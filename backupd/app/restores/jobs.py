@@ -21,7 +21,7 @@ from backupd.app.restores.allowed_folders import (
     refuse_shared,
     refuse_unseen,
 )
-from backupd.app.restores.progress import RestoreView
+from backupd.app.restores.progress import view
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.table_restore import place_of, restore_tables
 from backupd.app.restores.table_sources import chosen_way
@@ -140,17 +140,6 @@ def of_restore(outcome: RestoreOutcome | TablesOutcome) -> Result:
         problem=problem,
         partial=problem is not None,
     )
-
-
-def view(wiring: Wiring, record: RestoreRecord) -> RestoreView:
-    """How far it is by now."""
-    job = None
-    if record.job_id:
-        try:
-            job = wiring.catalog.jobs.get(record.job_id)
-        except NotFoundError:
-            job = None  # forgotten after a while, like every job
-    return RestoreView.of(record, job)
 
 
 def promise(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,19 @@
-"""How far a restore is, in the words of its phases."""
+"""How far a restore is, phase by phase; and the runbook of one restore: what was requested, how far it came, and how
+to do the rest by hand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backupd.app.context.wiring import Wiring
+from backupd.app.copies.protection import runbook as backup_runbook
+from backupd.app.restores.request import RestoreRequest
+from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.job import JobRecord, JobState, RestoreRecord
-from backupd.model.text import format_time
+from backupd.model.text import format_duration, format_time
 
 WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
 """Phases that every restore of a whole server tells of. ``fetched``: also opened, and compared with what was stored;
@@ -41,7 +47,18 @@ _REPORTED = {
     "hand over": "handed_over",
 }
 """Which phase the work is in that reports its progress under another name."""
-_OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+_TITLES = {
+    "fetched": "fetched, opened and compared with what was stored",
+    "prepared": "transactions applied",
+    "restored": "files put in place",
+    "rolled_forward": "binary logs replayed to the target",
+    "started": "server started",
+    "verified": "data checked",
+    "thawed": "archived objects thawed",
+}
+"""What each phase did."""
+OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+"""States of a restore that can be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +104,7 @@ class RestoreView:
     @property
     def resumable(self) -> bool:
         """Does the same request go on with what it has left?"""
-        return self.state in _OVER
+        return self.state in OVER
 
     @property
     def progress(self) -> Mapping[str, Any] | None:
@@ -117,6 +134,17 @@ class RestoreView:
         }
 
 
+def view(wiring: Wiring, record: RestoreRecord) -> RestoreView:
+    """How far a restore is by now."""
+    job = None
+    if record.job_id:
+        try:
+            job = wiring.catalog.jobs.get(record.job_id)
+        except NotFoundError:
+            job = None  # forgotten after a while, like every job
+    return RestoreView.of(record, job)
+
+
 def request_of(record: RestoreRecord) -> dict[str, Any] | None:
     """What was asked for, as JSON of a request; None for what was begun without one."""
     found = (record.request or {}).get("request")
@@ -125,7 +153,7 @@ def request_of(record: RestoreRecord) -> dict[str, Any] | None:
 
 def _state(record: RestoreRecord, job: JobRecord | None) -> JobState:
     still = record.state in (JobState.QUEUED, JobState.RUNNING)
-    return job.state if still and job is not None and job.state in _OVER else record.state
+    return job.state if still and job is not None and job.state in OVER else record.state
 
 
 def _phases(record: RestoreRecord, state: JobState, job: JobRecord | None) -> tuple[PhaseView, ...]:
@@ -157,7 +185,7 @@ def _phases(record: RestoreRecord, state: JobState, job: JobRecord | None) -> tu
 
 def _at(names: list[str], wanted: set[str], done: Mapping[str, object], state: JobState, job: JobRecord | None) -> str:
     """The phase that it is in, or was in when it ended; "" for none."""
-    if state is not JobState.RUNNING and state not in _OVER:
+    if state is not JobState.RUNNING and state not in OVER:
         return ""
     if job is not None and job.started_at is None:
         return ""  # its job never began
@@ -167,3 +195,70 @@ def _at(names: list[str], wanted: set[str], done: Mapping[str, object], state: J
         return name
     in_turn = sorted(names, key=_DONE_IN.index) if set(names) <= set(_DONE_IN) else names
     return next((name for name in in_turn if name in wanted and name not in done), "")
+
+
+# -- the runbook
+
+
+def runbook(wiring: Wiring, record: RestoreRecord) -> str:
+    """Markdown: this restore first, then the runbook of its backup. Raises NotFoundError where the backup is
+    forgotten."""
+    text = "\n".join(_this_one(wiring, record))
+    try:
+        by_hand = backup_runbook(wiring, record.backup_id)
+    except BackupdError as error:
+        by_hand = f"The runbook of backup {record.backup_id} could not be read: {error.message}\n"
+    return f"{text}\n---\n\n{by_hand}"
+
+
+def _this_one(wiring: Wiring, record: RestoreRecord) -> Iterator[str]:
+    found = view(wiring, record)
+    request = request_of(record)
+    yield f"# Restore {record.id} of {record.server}"
+    yield ""
+    yield f"* Target: `{record.target}`, from backup `{record.backup_id}`"
+    yield f"* Into: `{record.datadir}`"
+    yield f"* State: {found.state}, requested at {format_time(record.started_at)}"
+    if record.error:
+        yield f"* Last error: {record.error.splitlines()[0]}"
+    promised = (record.request or {}).get("promise") or {}
+    yield from _chain(promised)
+    yield ""
+    yield "## Progress"
+    yield ""
+    for phase in found.phases:
+        measured = f", {format_duration(phase.seconds)}" if phase.seconds is not None else ""
+        expected = f", expected to take {format_duration(phase.estimate)}" if phase.estimate and not measured else ""
+        words = _TITLES.get(phase.name, phase.name.replace("_", " "))
+        yield f"* `{phase.name}` ({words}): {phase.state}{measured}{expected}"
+    yield ""
+    yield "## The same with backupd, on this host"
+    yield ""
+    if found.resumable:
+        yield "The same command continues where the restore stopped:"
+        yield ""
+    yield f"    {_command(record, request)}"
+    yield ""
+    yield "## By hand"
+    yield ""
+    yield "Below are the steps for its backup. They need no backupd."
+    if until := promised.get("until"):
+        yield (
+            f"Then replay the binary logs of branch `{until['branch']}` from the position of the backup up to "
+            f"`{until['file']}:{until['pos']}`"
+            + (f" (GTID `{until['gtid']}`)" if until["gtid"] else "")
+            + ", and not further."
+        )
+    yield ""
+
+
+def _chain(promised: dict[str, Any]) -> Iterator[str]:
+    chain = promised.get("chain") or []
+    if len(chain) > 1:
+        yield f"* Chain, in the order in which it is applied: {', '.join(f'`{one}`' for one in chain)}"
+
+
+def _command(record: RestoreRecord, document: dict[str, Any] | None) -> str:
+    if document is None:  # begun without a request
+        return RestoreRequest(record.server, record.target, datadir=record.datadir).command()
+    return RestoreRequest.from_json(document).command()

@@ -17,6 +17,7 @@ from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.app.reconcile.missing_tables import doubt
+from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import ThawGate, refuse_cold, with_thaw
 from backupd.catalog.restores import Rate as Measured
@@ -46,8 +47,6 @@ from restore.whole import executor
 from restore.whole.executor import RestoreOutcome, RestoreSpec
 from storage.contract.destination import Destination
 
-OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
-"""States of a restore that can be gone on with."""
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
 

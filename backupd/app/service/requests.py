@@ -169,7 +169,7 @@ class Requests(Facade):
 
     def restore_view(self, restore_id: str) -> RestoreView:
         """How far it is. Raises NotFoundError."""
-        from backupd.app.restores.jobs import view
+        from backupd.app.restores.progress import view
 
         record = self._wiring.catalog.restores.get(restore_id)
         see(self._actor, record.server, f"restore {restore_id}")
@@ -178,7 +178,7 @@ class Requests(Facade):
     def runbook_of_restore(self, restore_id: str) -> str:
         """What it did or will do, and how to do that by hand. Raises NotFoundError and what reading the runbook of its
         backup raises."""
-        from backupd.app.restores.runbook_copy import runbook
+        from backupd.app.restores.progress import runbook
 
         record = self._wiring.catalog.restores.get(restore_id)
         see(self._actor, record.server, f"restore {restore_id}")

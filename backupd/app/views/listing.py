@@ -133,7 +133,7 @@ class Listings:
         limit: int = PAGE,
         after: str | None = None,
     ) -> Listed[RestoreView]:
-        from backupd.app.restores.jobs import view
+        from backupd.app.restores.progress import view
 
         found = self._wiring.catalog.restores.page(self._seen(server), state=state, span=span, limit=limit, after=after)
         return Listed(tuple(view(self._wiring, record) for record in found.items), found.next)
