@@ -16,11 +16,10 @@ from backupd.app.context.wiring import Wiring, owner, worker_count
 from backupd.app.restores.request import RestoreRequest, TableOptions
 from backupd.app.restores.table_sources import chosen_way
 from backupd.app.restores.thaw_wait import parts_of
-from backupd.app.restores.whole_server import archives, earlier_attempt, gate_of, sources, templates
+from backupd.app.restores.whole_server import archives, begin_row, end_row, gate_of, phases_of, sources, templates
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import (
     BackupdError,
-    CancelledError,
     DamagedError,
     DestinationError,
     RefusedError,
@@ -28,7 +27,7 @@ from backupd.model.errors import (
 )
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase
-from backupd.model.text import format_time, is_id, new_id
+from backupd.model.text import format_time, is_id
 from policies.problems import suggestion
 from restore.cutover.cutover import LostError, Pending, Triggers, pending, settle
 from restore.load.staging_schema import Staging, drop_staging, stagings
@@ -90,7 +89,7 @@ def restore_tables(
     row = (
         wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
         if restore_id
-        else _begin(wiring, chosen, place_of(chosen, request), run)
+        else begin_row(wiring, chosen.base, place_of(chosen, request), run, exactly=True)
     )
     spec = TablesSpec(
         restore_id=row.id,
@@ -128,19 +127,15 @@ def restore_tables(
             report=run.report,
             cancel=run.cancel,
             confirm=_answer(request.into, confirm, ask),
-            on_phase=lambda phase: _note(wiring, row.id, phase),
+            on_phase=phases_of(wiring, row.id),
             on_done=lambda phases: _succeeded(wiring, row.id, phases),
         )
     except BaseException as error:
         if isinstance(error, DamagedError | DestinationError) and wanted.source is None:
             other = Source.PHYSICAL if chosen.chosen.way is Source.LOGICAL else Source.LOGICAL
             error.hint = "; ".join(filter(None, (error.hint, f"or take the other way: --from {other}")))
-        stopped = isinstance(error, KeyboardInterrupt | CancelledError)
-        text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
         with contextlib.suppress(RefusedError):  # it was over, and stopped while it put its tools away
-            wiring.catalog.restores.finish(
-                row.id, JobState.CANCELLED if stopped else JobState.FAILED, wiring.clock(), error=text
-            )
+            end_row(wiring, row.id, error)
         raise
     left = _forget_superseded(wiring, goal.restore_connection() if goal else None, row, settings.scratch.path)
     return replace(
@@ -269,28 +264,6 @@ def place_of(chosen: TablePlan, request: RestoreRequest) -> str:
     return f"{tables}{name} -> {request.into or _sql_folder(request)} [{digest}]"
 
 
-def _begin(wiring: Wiring, chosen: TablePlan, place: str, run: JobRun) -> RestoreRecord:
-    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
-    restores = wiring.catalog.restores
-    base = chosen.base
-    earlier = earlier_attempt(wiring, base, place, exactly=True)
-    if earlier is not None:
-        return restores.take_up(earlier.id, run.job.id, owner())
-    row = RestoreRecord(
-        id=new_id(wiring.clock()),
-        server=base.server,
-        backup_id=base.backup_id,
-        target=base.target,
-        datadir=place,
-        state=JobState.RUNNING,
-        started_at=wiring.clock(),
-        owner=owner(),
-        job_id=run.job.id,
-    )
-    restores.start(row)
-    return row
-
-
 def _succeeded(wiring: Wiring, restore_id: str, phases: Sequence[Phase]) -> None:
     wiring.catalog.restores.finish(restore_id, JobState.SUCCEEDED, wiring.clock(), phases=phases)
 
@@ -315,7 +288,3 @@ def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreReco
     except BackupdError as error:
         return [f"remains of earlier attempts could not be removed: {error.message}"]
     return []
-
-
-def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
-    wiring.catalog.restores.phase_done(restore_id, phase)

@@ -218,7 +218,7 @@ def restore(
     row = (
         wiring.catalog.restores.take_up(restore_id, run.job.id, owner())
         if restore_id
-        else _begin(wiring, chosen, datadir, run)
+        else begin_row(wiring, chosen, os.path.realpath(datadir), run)
     )
     spec = RestoreSpec(
         restore_id=row.id,
@@ -248,14 +248,11 @@ def restore(
             clock=wiring.clock,
             report=run.report,
             cancel=run.cancel,
-            on_phase=lambda phase: _note(wiring, row.id, phase),
+            on_phase=phases_of(wiring, row.id),
             gate=gate,
         )
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt | CancelledError)
-        text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
-        state = JobState.CANCELLED if stopped else JobState.FAILED
-        wiring.catalog.restores.finish(row.id, state, wiring.clock(), error=text)
+        end_row(wiring, row.id, error)
         if isinstance(error, BackupdError):
             doubt(wiring, record.id, error)
         raise
@@ -349,11 +346,11 @@ def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool =
     return None
 
 
-def _begin(wiring: Wiring, chosen: Plan, datadir: Path, run: JobRun) -> RestoreRecord:
-    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+def begin_row(wiring: Wiring, chosen: Plan, place: str, run: JobRun, *, exactly: bool = False) -> RestoreRecord:
+    """The row of a restore that nobody queued: a new one, or that of the interrupted one that it continues.
+    ``exactly``: see ``earlier_attempt``."""
     restores = wiring.catalog.restores
-    place = os.path.realpath(datadir)
-    earlier = earlier_attempt(wiring, chosen, place)
+    earlier = earlier_attempt(wiring, chosen, place, exactly=exactly)
     if earlier is not None:
         return restores.take_up(earlier.id, run.job.id, owner())
     row = RestoreRecord(
@@ -371,8 +368,21 @@ def _begin(wiring: Wiring, chosen: Plan, datadir: Path, run: JobRun) -> RestoreR
     return row
 
 
-def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
-    wiring.catalog.restores.phase_done(restore_id, phase)
+def phases_of(wiring: Wiring, restore_id: str) -> Callable[[Phase], None]:
+    """Takes the phases of a restore that are done, and writes each into its row."""
+
+    def note(phase: Phase) -> None:
+        wiring.catalog.restores.phase_done(restore_id, phase)
+
+    return note
+
+
+def end_row(wiring: Wiring, restore_id: str, error: BaseException) -> None:
+    """Write down that a restore was ended by ``error``: cancelled, or failed."""
+    stopped = isinstance(error, KeyboardInterrupt | CancelledError)
+    text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
+    state = JobState.CANCELLED if stopped else JobState.FAILED
+    wiring.catalog.restores.finish(restore_id, state, wiring.clock(), error=text)
 
 
 def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
