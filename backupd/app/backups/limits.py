@@ -40,7 +40,7 @@ PAUSED = "paused"
 _TICK_SECONDS = 1.0
 
 
-class Brake:
+class PressureThrottle:
     """The throttle of one run. ``pressure`` gives the reason to wait, or nothing; ``tell`` gets the reason of each
     pause. ``warnings``: what the backup's record should say about limits. For one thread."""
 
@@ -123,7 +123,9 @@ class Brake:
 
 
 @contextmanager
-def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, run: JobRun) -> Iterator[Brake]:
+def throttled(
+    wiring: Wiring, server: ServerSettings, connection: Connection, run: JobRun
+) -> Iterator[PressureThrottle]:
     """The throttle of a run that reads from ``server``, as its policy says. Raises ServerError when a limit needs the
     server and it cannot be asked."""
     limits = server.policy.limits
@@ -158,7 +160,7 @@ def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, ru
         )
 
     with PressureWatch(watched) as watch:
-        yield Brake(limits, run, pressure=lambda: watch.pressure, tell=tell, warnings=tuple(warnings))
+        yield PressureThrottle(limits, run, pressure=lambda: watch.pressure, tell=tell, warnings=tuple(warnings))
 
 
 def _followers(wiring: Wiring, server: ServerSettings) -> dict[tuple[str, int], Callable[[], Connection]]:

@@ -56,9 +56,9 @@ def dump_tables(
     """
     with _folder(wiring, server) as folder:
         spec, met = resolve(wiring, server, run, destinations, folder)
-        with throttled(wiring, server, spec.connection, run) as brake:
+        with throttled(wiring, server, spec.connection, run) as throttle:
             outcome = execute(
-                replace(spec, throttle=brake, send=brake.send, pressure=brake.pressure),
+                replace(spec, throttle=throttle, send=throttle.send, pressure=throttle.pressure),
                 clock=wiring.clock,
                 report=run.report,
                 cancel=run.cancel,
@@ -71,7 +71,7 @@ def dump_tables(
         outcome.facts,
         (
             *outcome.facts.warnings,
-            *brake.warnings,
+            *throttle.warnings,
             *_missing_lines(outcome.dump.failed),
             *_skipped_lines(outcome.dump.skipped),
         ),

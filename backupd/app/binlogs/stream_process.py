@@ -113,7 +113,7 @@ class StreamRun:
     def __init__(self, wiring: Wiring, server: str, scribe: Scribe, waker: Waker, stop: threading.Event) -> None:
         self._wiring, self._scribe, self._waker, self._stop = wiring, scribe, waker, stop
         self._server = wiring.settings.server(server)
-        self._policy = _leg(self._server)
+        self._policy = _binlog_policy(self._server)
         self._spool = Spool(spool_folder(wiring.settings, server))
         self._broken: BaseException | None = None
         self._failing_since: float | None = None
@@ -133,7 +133,7 @@ class StreamRun:
             recorder = CatalogRecorder(name, self._scribe, wiring.clock)
             source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
             tool = binlog_tool(self._flavour(source), paths=wiring.settings.programs)
-            followers = [LogFollower(wiring, self._server, place, self._stop) for place in self._server.others]
+            followers = [LogFollower(wiring, self._server, name, self._stop) for name in self._server.others]
             report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock, followers)
             wanted, given_up = self._wanted(), self._given_up()
             archiver = stack.enter_context(
@@ -369,12 +369,12 @@ class StreamRun:
 
 
 class LogFollower(threading.Thread):
-    """Copies what the required destinations have of one server's binary log to ``place``, one of the others, until
-    ``stop``. It has a catalog session of its own: a destination that is slow or gone delays no other."""
+    """Copies what the required destinations have of one server's binary log to ``destination``, one of the others,
+    until ``stop``. It opens the catalog itself: a destination that is slow or gone delays no other."""
 
-    def __init__(self, wiring: Wiring, server: ServerSettings, place: str, stop: threading.Event) -> None:
-        super().__init__(name=f"follow {place}", daemon=True)
-        self._wiring, self._server, self.place, self._halt = wiring, server, place, stop
+    def __init__(self, wiring: Wiring, server: ServerSettings, destination: str, stop: threading.Event) -> None:
+        super().__init__(name=f"follow {destination}", daemon=True)
+        self._wiring, self._server, self.destination, self._halt = wiring, server, destination, stop
         self._failures = 0
         self._trouble = ""
         self._since: datetime | None = None
@@ -423,12 +423,12 @@ class LogFollower(threading.Thread):
     def _copy(self, wiring: Wiring) -> LogsCopied:
         now = wiring.clock()
         if self._copies is None:
-            self._copies = copies_of(wiring, self._server.name, opened(wiring, self.place), check=self._check)
+            self._copies = copies_of(wiring, self._server.name, opened(wiring, self.destination), check=self._check)
         known = {branch.id for branch in wiring.catalog.binlogs.branches(self._server.name)}
         if self._asked is None or not timedelta(0) <= now - self._asked < RULES or not known <= self._first.keys():
-            self._sources = sources(wiring, self._server.name, self.place)
+            self._sources = sources(wiring, self._server.name, self.destination)
             names = [source.name for source in self._sources]
-            kept = wanted(wiring, self._server.name, self.place, names).first_logs
+            kept = wanted(wiring, self._server.name, self.destination, names).first_logs
             self._first = dict.fromkeys(known, 0) | kept
             self._asked = now
             self._copies.forget()
@@ -442,8 +442,8 @@ class LogFollower(threading.Thread):
         told = str(error) if error is not None else "; ".join(done.troubles)
         if not told:
             self._went_well(incidents, now)
-            leg = self._server.policy.binlog
-            return min(LONGEST, leg.checkpoint.total_seconds() if leg is not None else LONGEST)
+            policy = self._server.policy.binlog
+            return min(LONGEST, policy.checkpoint.total_seconds() if policy is not None else LONGEST)
         self._failed(error, told)
         with self._lock:
             self._since = done.since or self._since or now
@@ -457,8 +457,8 @@ class LogFollower(threading.Thread):
                     DESTINATION.broken,
                     Severity.ERROR,
                     server=name,
-                    subject=self.place,
-                    message=f"{self.place} lacks binary logs of {name} since {late}: they are at "
+                    subject=self.destination,
+                    message=f"{self.destination} lacks binary logs of {name} since {late}: they are at "
                     f"{', '.join(self._server.required)} only",
                     detail=told,
                     hint="they are copied when it takes them; it is tried again with growing pauses",
@@ -471,13 +471,13 @@ class LogFollower(threading.Thread):
         self._failures += 1
         text = told or str(error)
         if text != self._trouble:
-            say("stream-trouble", f"{self.place}: {text}", level=logging.WARNING, server=self._server.name)
+            say("stream-trouble", f"{self.destination}: {text}", level=logging.WARNING, server=self._server.name)
         with self._lock:
             self._trouble = text
 
     def _went_well(self, incidents: Incidents, now: datetime) -> None:
         if self._trouble:
-            say("stream-trouble-over", f"{self.place}: it goes on", server=self._server.name)
+            say("stream-trouble-over", f"{self.destination}: it goes on", server=self._server.name)
         self._failures = 0
         with self._lock:
             self._trouble, self._since = "", None
@@ -488,8 +488,8 @@ class LogFollower(threading.Thread):
                 DESTINATION.mended,
                 Severity.INFO,
                 server=self._server.name,
-                subject=self.place,
-                message=f"{self.place} has all binary logs of {self._server.name} again",
+                subject=self.destination,
+                message=f"{self.destination} has all binary logs of {self._server.name} again",
             ),
         )
 
@@ -498,11 +498,11 @@ def _give_up() -> None:
     raise KeyboardInterrupt
 
 
-def _leg(server: ServerSettings) -> Binlog:
-    leg = server.policy.binlog
-    if leg is None or not streams(server.policy):
+def _binlog_policy(server: ServerSettings) -> Binlog:
+    policy = server.policy.binlog
+    if policy is None or not streams(server.policy):
         raise RefusedError(
             f"policy {server.policy_name} does not ask for the binary log of {server.name}",
             hint="add `binlog: {stream: true}` to it",
         )
-    return leg
+    return policy

@@ -241,9 +241,9 @@ def _gap_event(gap: Gap, now: datetime) -> Event:
 
 
 class Follower(Protocol):
-    """Brings what is stored to ``place``, one of the others. ``standing``: ``behind_since``, ``error``."""
+    """Copies what is stored to ``destination``, one of the others. ``standing``: ``behind_since``, ``error``."""
 
-    place: str
+    destination: str
 
     def standing(self) -> Mapping[str, Any]:
         """As a stream's row reports a destination."""
@@ -326,7 +326,12 @@ class StreamReport:
                 "lag_seconds": round(max(0.0, (now - confirmed.at).total_seconds()), 3) if confirmed else None,
             }
         destinations |= {
-            follower.place: {"bytes_behind": None, "confirmed_at": None, "lag_seconds": None, **follower.standing()}
+            follower.destination: {
+                "bytes_behind": None,
+                "confirmed_at": None,
+                "lag_seconds": None,
+                **follower.standing(),
+            }
             for follower in self.followers
         }
         return {
@@ -335,15 +340,15 @@ class StreamReport:
             "owner": owner(),
             "started_at": format_time(self._started_at),
             "spool_bytes": self._spool.bytes(),
-            "max_spool_bytes": self._leg_bytes(),
+            "max_spool_bytes": self._max_spool(),
             "rss_bytes": _resident(),
             "destinations": destinations,
             "trouble": troubles.get("", ""),
         }
 
-    def _leg_bytes(self) -> int:
-        leg = self._server.policy.binlog
-        return leg.max_spool if leg is not None else 0
+    def _max_spool(self) -> int:
+        policy = self._server.policy.binlog
+        return policy.max_spool if policy is not None else 0
 
     # -- the incidents
 

@@ -15,7 +15,7 @@ from storage.contract.destination import Destination, as_versioned
 
 
 @dataclass(frozen=True, slots=True)
-class BroughtBack:
+class RecoveredVersions:
     """``done`` is None where it was only looked."""
 
     destination: str
@@ -36,13 +36,13 @@ class BroughtBack:
         }
 
 
-def look(wiring: Wiring, name: str, since: datetime) -> BroughtBack:
+def preview(wiring: Wiring, name: str, since: datetime) -> RecoveredVersions:
     """What would come back: of what the catalog knows, what is as it knows it. Changes nothing."""
     if since > wiring.clock():
         raise UsageError(
             "--since is in the future", hint="give the time after which deletions and overwrites are to be undone"
         )
-    return BroughtBack(name, find(wiring.destination(name), since, CatalogRecords(wiring.catalog, wiring.clock)))
+    return RecoveredVersions(name, find(wiring.destination(name), since, CatalogRecords(wiring.catalog, wiring.clock)))
 
 
 def if_deleted(destination: Destination) -> str:
@@ -52,14 +52,14 @@ def if_deleted(destination: Destination) -> str:
     return f" If somebody deleted it: `backupd bring-back {destination.name} --since TIME` shows what its versions have"
 
 
-def act(wiring: Wiring, name: str, since: datetime, report: Report) -> BroughtBack:
+def recover(wiring: Wiring, name: str, since: datetime, report: Report) -> RecoveredVersions:
     """Bring it back. Nothing of this installation removes anything meanwhile. What it knew of marks that are withdrawn
     is forgotten."""
-    looked = look(wiring, name, since)
+    looked = preview(wiring, name, since)
     if looked.found.is_nothing:
         return looked
     with wiring.removing():
         done = bring_back(wiring.destination(name), looked.found, clock=wiring.clock, report=report)
         for owner in done.unmarked:
             wiring.catalog.marks.forget(name, owner)
-    return BroughtBack(name, looked.found, done)
+    return RecoveredVersions(name, looked.found, done)

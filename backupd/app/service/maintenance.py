@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backupd.app.metacopies.vouching import Vouched
     from backupd.app.reconcile.backup_records import Adopted
     from backupd.app.restores.catalog_rebuild import Rebuilt
-    from backupd.app.restores.recover_versions import BroughtBack
+    from backupd.app.restores.recover_versions import RecoveredVersions
     from backupd.app.verify.verification import FsckOutcome
     from backupd.model.access import Challenge
 
@@ -76,17 +76,17 @@ class Maintenance(Facade):
         with self._audited("documents-signed", subject=destination, detail="unproven" if unproven else ""):
             return vouch(self._wiring, destination, unproven=unproven)
 
-    def look_back(self, destination: str, since: datetime) -> BroughtBack:
+    def look_back(self, destination: str, since: datetime) -> RecoveredVersions:
         """What was hidden or overwritten there since then and can be brought back."""
-        from backupd.app.restores.recover_versions import look
+        from backupd.app.restores.recover_versions import preview
 
-        return look(self._wiring, destination, since)
+        return preview(self._wiring, destination, since)
 
-    def bring_back(self, destination: str, since: datetime, report: Report) -> BroughtBack:
-        from backupd.app.restores.recover_versions import act
+    def bring_back(self, destination: str, since: datetime, report: Report) -> RecoveredVersions:
+        from backupd.app.restores.recover_versions import recover
 
         with self._audited("brought-back", subject=destination, detail=f"since {format_time(since)}"):
-            return act(self._wiring, destination, since, report)
+            return recover(self._wiring, destination, since, report)
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
         from backupd.app.verify import verification

@@ -20,7 +20,7 @@ from backupd.cli.session import session
 from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
-    from backupd.app.restores.recover_versions import BroughtBack
+    from backupd.app.restores.recover_versions import RecoveredVersions
 
 _SHOWN = 20
 
@@ -61,7 +61,7 @@ def bring_back(
             raise typer.Exit(1)
 
 
-def _show(screen: Screen, told: BroughtBack) -> None:
+def _show(screen: Screen, told: RecoveredVersions) -> None:
     found, done = told.found, told.done
     begin = format_time(found.since)
     if not found.returns:

@@ -12,7 +12,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.app.backups.limits import Brake, throttled
+from backupd.app.backups.limits import PressureThrottle, throttled
 from backupd.app.backups.physical import take_backup
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
@@ -213,7 +213,7 @@ def test_a_server_without_limits_is_watched_by_nobody(house: House, monkeypatch:
         server = wiring.settings.server(SERVER)
         before = threading.active_count()
         with throttled(wiring, server, server.connection(), running()) as brake:
-            assert isinstance(brake, Brake)
+            assert isinstance(brake, PressureThrottle)
             assert threading.active_count() == before
             brake.take(2**40)
         assert brake.warnings == ()

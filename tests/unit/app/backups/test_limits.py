@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.backups.limits import Brake
+from backupd.app.backups.limits import PressureThrottle
 from backupd.app.context.run import JobRun
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import JobKind, JobRecord, JobState, Progress
@@ -30,8 +30,8 @@ class Stage:
         self.run = JobRun(job, self.reports.append)
         self.looks: Iterator[str] = iter(self.reasons)
 
-    def brake(self, **limits: Any) -> Brake:
-        return Brake(
+    def brake(self, **limits: Any) -> PressureThrottle:
+        return PressureThrottle(
             Limits.model_validate(limits),
             self.run,
             pressure=lambda: next(self.looks, ""),
@@ -98,7 +98,7 @@ def test_a_pause_ends_when_somebody_cancels() -> None:
     def cancel(_text: str) -> None:
         stage.run.cancel.set()
 
-    brake = Brake(
+    brake = PressureThrottle(
         Limits.model_validate({}),
         stage.run,
         pressure=lambda: "slow",
