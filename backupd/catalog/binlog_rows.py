@@ -27,7 +27,7 @@ from backupd.catalog.base.tables import (
     binlog_segments,
     binlog_streams,
 )
-from backupd.catalog.binlog_runs import (
+from backupd.catalog.binlog_tables import (
     branch_columns,
     branch_of,
     copy_of,
@@ -102,9 +102,12 @@ COMPLETE, DAMAGED = "complete", "damaged"
 Place = tuple[int, int]
 """(number of a file, position in it), within a branch."""
 
-_L, _C = binlog_segments.c, binlog_copies.c
+_logs_S, _C = binlog_segments.c, binlog_copies.c
 _SAME = (
-    (_C.branch == _L.branch) & (_C.number == _L.number) & (_C.start_pos == _L.start_pos) & (_C.end_pos == _L.end_pos)
+    (_C.branch == _logs_S.branch)
+    & (_C.number == _logs_S.number)
+    & (_C.start_pos == _logs_S.start_pos)
+    & (_C.end_pos == _logs_S.end_pos)
 )
 
 
@@ -150,14 +153,14 @@ class Binlogs:
     def digest(self, server: str, key: SegmentKey) -> str:
         """SHA-256 of the plain bytes of a segment, "" where it is not known."""
         query = (
-            select(_L.sha256)
-            .join(binlog_branches, binlog_branches.c.number == _L.branch)
+            select(_logs_S.sha256)
+            .join(binlog_branches, binlog_branches.c.number == _logs_S.branch)
             .where(
                 binlog_branches.c.server == server,
                 binlog_branches.c.id == key.branch,
-                _L.number == key.number,
-                _L.start_pos == key.start,
-                _L.end_pos == key.end,
+                _logs_S.number == key.number,
+                _logs_S.start_pos == key.start,
+                _logs_S.end_pos == key.end,
             )
         )
         with self._database.read() as connection:
@@ -256,9 +259,9 @@ class Binlogs:
                 if query is None:
                     return
                 if since is not None:
-                    query = query.where(_L.last_at >= since)
+                    query = query.where(_logs_S.last_at >= since)
                 if until is not None:
-                    query = query.where(_L.first_at <= until)
+                    query = query.where(_logs_S.first_at <= until)
                 found = list(_records(connection, server, query.limit(_BATCH)))
             # A batch ends with a file, so that nothing of it is told twice.
             last = found[-1].key.number if len(found) == _BATCH else None
@@ -368,7 +371,7 @@ class Binlogs:
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> None:
     number = _branch(connection, segment.server, segment.branch)
     place = _is(number, segment.key)
-    ending = connection.scalar(select(_L.ending).where(place))
+    ending = connection.scalar(select(_logs_S.ending).where(place))
     if ending is None:
         connection.execute(insert(binlog_segments).values(**segment_columns(number, segment)))
     elif ending == Ending.OPEN and segment.is_final:
@@ -421,7 +424,12 @@ def _key_columns(branch: int, key: SegmentKey) -> dict[str, Any]:
 
 
 def _is(branch: int, key: SegmentKey) -> Any:
-    return (_L.branch == branch) & (_L.number == key.number) & (_L.start_pos == key.start) & (_L.end_pos == key.end)
+    return (
+        (_logs_S.branch == branch)
+        & (_logs_S.number == key.number)
+        & (_logs_S.start_pos == key.start)
+        & (_logs_S.end_pos == key.end)
+    )
 
 
 def _is_copy(branch: int, key: SegmentKey) -> Any:
@@ -430,7 +438,9 @@ def _is_copy(branch: int, key: SegmentKey) -> Any:
 
 def _is_whole(connection: Connection, branch: int, key: SegmentKey) -> bool:
     """Is it the whole of a file?"""
-    return key.start == 0 and bool(connection.scalar(select(exists().where(_is(branch, key), _L.ending != "open"))))
+    return key.start == 0 and bool(
+        connection.scalar(select(exists().where(_is(branch, key), _logs_S.ending != "open")))
+    )
 
 
 def _is_gap(gap: Gap) -> Any:
@@ -468,11 +478,19 @@ def _select(
     number = _known_branch(connection, server, branch)
     if number is None:
         return None
-    query = select(binlog_segments).where(_L.branch == number).order_by(_L.number, _L.start_pos, _L.end_pos.desc())
+    query = (
+        select(binlog_segments)
+        .where(_logs_S.branch == number)
+        .order_by(_logs_S.number, _logs_S.start_pos, _logs_S.end_pos.desc())
+    )
     if from_place is not None:
-        query = query.where(_L.number >= from_place[0], (_L.number > from_place[0]) | (_L.end_pos > from_place[1]))
+        query = query.where(
+            _logs_S.number >= from_place[0], (_logs_S.number > from_place[0]) | (_logs_S.end_pos > from_place[1])
+        )
     if to_place is not None:
-        query = query.where(_L.number <= to_place[0], (_L.number < to_place[0]) | (_L.start_pos < to_place[1]))
+        query = query.where(
+            _logs_S.number <= to_place[0], (_logs_S.number < to_place[0]) | (_logs_S.start_pos < to_place[1])
+        )
     if destination is not None:
         query = query.where(exists().where(_SAME, _C.destination == destination, _C.state == COMPLETE))
     return query
