@@ -9,18 +9,20 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backupd.engine.sql.client import Connection
-from backupd.engine.sql.option_files import Tls
 from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
-from backupd.transfer.sweep.deletion_limit import Brake
 from policies.access import Api
 from policies.alerts import Alerts
 from policies.configuration import Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.load import Loaded, load, revived
 from policies.problems import suggestion
 from policies.schema import Policy
+
+if TYPE_CHECKING:
+    from backupd.engine.sql.client import Connection
+    from backupd.engine.sql.option_files import Tls
+    from backupd.transfer.sweep.deletion_limit import Brake
 
 DEFAULT_FILE = Path("/etc/backupd/backupd.yaml")
 FILE_VARIABLE = "BACKUPD_CONFIG"
@@ -77,6 +79,8 @@ class ServerSettings:
 
         Raises ConfigurationError for files that cannot be read and for a variable that is not set.
         """
+        from backupd.engine.sql.client import Connection
+
         config = self.config
         connection = Connection.from_config(
             socket=config.socket,
@@ -108,6 +112,8 @@ class ServerSettings:
         config = self.config
         if config.restore_defaults_file is None:
             return self.connection()
+        from backupd.engine.sql.client import Connection
+
         return Connection.from_config(
             socket=config.socket,
             host=config.host,
@@ -121,6 +127,8 @@ class ServerSettings:
 
     @property
     def _tls(self) -> Tls | None:
+        from backupd.engine.sql.option_files import Tls
+
         return Tls(self.config.tls) if self.config.tls is not None else None
 
 
@@ -168,6 +176,8 @@ class Settings:
     @property
     def brake(self) -> Brake:
         """What rules may mark within a day at one destination."""
+        from backupd.transfer.sweep.deletion_limit import Brake
+
         return Brake(self.configuration.retention.brake.share, self.configuration.retention.brake.count)
 
     @property

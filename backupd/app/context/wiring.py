@@ -1,4 +1,7 @@
-"""What every use case stands on: settings, catalog, destinations, keys. Opened once, closed once."""
+"""What every use case stands on: settings, catalog, destinations, keys. Opened once, closed once.
+
+What opens destinations and keys is imported where that is done: a command that only reads the catalog needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from backupd.app.context.settings import ServerSettings, Settings
-from backupd.app.context.trust import CatalogRecords, trusting
-from backupd.backup.checks.preflight import EMPTIED_HINT
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.errors import (
     BackupdError,
@@ -34,14 +35,11 @@ from backupd.model.event import Event, Severity
 from backupd.model.text import Clock
 from backupd.process.folders import PASSABLE
 from backupd.process.runtime import passable_directory
-from backupd.transfer.dedup import identity_key
-from backupd.transfer.guards.lease import Owner
-from backupd.transfer.records.authenticity import RecordedDestination
-from backupd.transfer.records.manifests import backup_ids
-from backupd.transfer.seal.keyring import KeyInfo, resolve_recipients
-from backupd.transfer.seal.seal import Unsealer
-from storage.contract.destination import Destination
-from storage.registry import open_destination
+
+if TYPE_CHECKING:
+    from backupd.transfer.seal.keyring import KeyInfo
+    from backupd.transfer.seal.seal import Unsealer
+    from storage.contract.destination import Destination
 
 GRACE = timedelta(days=1)
 """How long a deleted backup can be undeleted."""
@@ -58,6 +56,8 @@ def utc_now() -> datetime:
 def owner(worker: int | None = None) -> str:
     """This process, as jobs name the one that runs them: ``host boot namespace pid start``; with the number of one of
     its workers where that claimed the job and has not handed it over yet."""
+    from backupd.transfer.guards.lease import Owner
+
     here = Owner.current()
     process = f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
     return process if worker is None else f"{process} {_WORKER}{worker}"
@@ -76,6 +76,8 @@ def owner_state(text: str) -> bool | None:
     container."""
     if not text:
         return False
+    from backupd.transfer.guards.lease import Owner
+
     here = Owner.current()
     host, _, rest = text.partition(" ")
     boot, *fields = rest.split(" ")
@@ -156,6 +158,10 @@ def absent_hint(settings: Settings) -> str:
 def stored_already(settings: Settings) -> tuple[str, int, str] | None:
     """A destination that holds backups of servers of this configuration, how many, and of which servers; None where
     none does, as far as the destinations can be asked."""
+    from backupd.app.context.trust import trusting
+    from backupd.transfer.records.manifests import backup_ids
+    from storage.registry import open_destination
+
     for name in settings.destinations:
         try:
             destination = trusting(settings, open_destination(name, settings.destination(name)))
@@ -193,6 +199,10 @@ class Wiring:
         """A configured destination, the same one each time; touches nothing. What it gives of documents is compared
         with what the catalog knows of them, and then with their signatures. Raises NotFoundError."""
         if name not in self._opened:
+            from backupd.app.context.trust import CatalogRecords, trusting
+            from backupd.transfer.records.authenticity import RecordedDestination
+            from storage.registry import open_destination
+
             opened = open_destination(name, self.settings.destination(name))
             recorded = RecordedDestination(opened, CatalogRecords(self.catalog, self.clock))
             self._opened[name] = trusting(self.settings, recorded)
@@ -242,6 +252,8 @@ class Wiring:
             destination = self.destination(name)
             if not destination.is_initialised():
                 if self.holds_backups(name):
+                    from backupd.backup.checks.preflight import EMPTIED_HINT
+
                     raise RefusedError(
                         f"destination {name} should hold backups, but its folder is empty or not a repository",
                         hint=EMPTIED_HINT,
@@ -261,6 +273,8 @@ class Wiring:
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
         """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all
         problems at once."""
+        from backupd.transfer.seal.keyring import resolve_recipients
+
         encryption = self.settings.encryption
         found = resolve_recipients(encryption.gnupg_home, encryption.recipients, now=self.clock())
         problems = [f"{key.name}: {key.problem}" for key in found if key.problem]
@@ -275,10 +289,14 @@ class Wiring:
 
     def unsealer(self) -> Unsealer:
         """Raises ConfigurationError when this machine has no decryption key configured."""
+        from backupd.transfer.seal.seal import Unsealer
+
         restore = self.settings.needs_restore()
         return Unsealer(restore.gnupg_home, restore.passphrase_file)
 
     def identity_key(self) -> bytes:
+        from backupd.transfer.dedup import identity_key
+
         return identity_key(self.settings.spool / "identity.key")
 
     @contextmanager
