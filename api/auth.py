@@ -24,7 +24,7 @@ from backupd.app.context.access import UnknownSecretError, actor_of, session_of
 from backupd.app.context.audit import audit
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
-from backupd.catalog.people_rows import USED_EVERY
+from backupd.catalog.people import USED_EVERY
 from backupd.model.access import Actor, Role, Session, Via
 from backupd.model.errors import BackupdError, CatalogError, ForbiddenError, NotFoundError, UnauthenticatedError
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import API
 from api.problems import answer, problem
 from api.site import site_of
-from backupd.catalog.people_rows import Asked
+from backupd.catalog.people import Asked
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, RefusedError, UsageError
 

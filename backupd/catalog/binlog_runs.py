@@ -14,15 +14,17 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Connection, Text, cast, delete, func, insert, select
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.tables import (
+from backupd.catalog.binlog_tables import (
     LOOSE,
     binlog_branches,
     binlog_confirmed,
     binlog_copies,
     binlog_runs,
     binlog_segments,
+    run_columns,
+    run_from,
+    segment_of,
 )
-from backupd.catalog.binlog_tables import run_columns, run_from, segment_of
 from backupd.model.binlog import Ending, Run, Segment, SegmentKey
 from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 

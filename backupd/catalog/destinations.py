@@ -21,16 +21,106 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    Integer,
+    String,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
+from backupd.catalog.base.columns import FreeText, UtcTime, metadata
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.tables import deposits, jobs, marks, replications, scrubs, thaws
-from backupd.catalog.jobs import insert_jobs
+from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.model.hold import Sighting
 from backupd.model.job import JobRecord
 from backupd.model.text import format_time
 from backupd.model.thaw import ThawCount, Thawing, ThawItem, ThawState
+
+replications = Table(
+    "replications",
+    metadata,
+    Column("backup_id", String(64), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("not_before", UtcTime),
+    Column("since", UtcTime, nullable=False),
+    Column("updated_at", UtcTime, nullable=False),
+    Column("bytes_total", BigInteger, nullable=False),
+    Column("bytes_done", BigInteger, nullable=False),
+    Column("message", FreeText, nullable=False),
+)
+"""Backups that are not at a destination yet where they belong. Rows of those that have arrived are gone."""
+
+
+thaws = Table(
+    "thaws",
+    metadata,
+    Column("thaw_id", String(64), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("key", String(512), primary_key=True),
+    Column("part", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("storage_class", String(32), nullable=False),
+    Column("tier", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("requested_at", UtcTime),
+    Column("expected_at", UtcTime),
+    Column("ready_until", UtcTime),
+    Column("message", FreeText, nullable=False),
+    Index(None, "thaw_id", "state"),
+)
+"""Objects that a job, ``thaw_id``, asks for out of an archive class. The same object may be in several."""
+
+
+scrubs = Table(
+    "scrubs",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("share", Integer, primary_key=True, autoincrement=False),
+    Column("done_at", UtcTime, nullable=False),
+)
+"""When each share of what is stored of a server was last read again at a destination. Shares below 0 are samples out of
+archive classes."""
+
+
+marks = Table(
+    "marks",
+    metadata,
+    Column("destination", String(64), primary_key=True),
+    Column("server", String(64), primary_key=True),
+    Column("backup_id", String(64), primary_key=True),
+    Column("since", UtcTime, nullable=False),
+    Column("stored_at", UtcTime),
+    Column("ours", Boolean, nullable=False),
+    Column("confirmed", Boolean, nullable=False),
+)
+"""Marks of deletion at destinations, as this installation knows them by itself. ``since`` by its clock; ``stored_at``
+as the place says, None until it was asked."""
+
+
+deposits = Table(
+    "deposits",
+    metadata,
+    Column("destination", String(64), primary_key=True),
+    Column("key", String(512), primary_key=True),
+    Column("sha256", String(64), nullable=False),
+)
+"""What this installation put of proofs and witnesses at destinations."""
+
 
 WAITING, COPYING, FAILING = "waiting", "copying", "failing"
 

@@ -15,18 +15,93 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, bindparam, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Select,
+    String,
+    Table,
+    Update,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.alert_rows import insert_events
+from backupd.catalog.alerts import insert_events
+from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
-from backupd.catalog.base.tables import holds, jobs, phases_from, phases_json, schedules
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("started_at", UtcTime),
+    Column("finished_at", UtcTime),
+    Column("message", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("hint", FreeText, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("phases", JSON, nullable=False),
+    Column("owner", FreeText, nullable=False),
+    Column("queued_at", UtcTime, nullable=False),
+    Column("due_at", UtcTime),
+    Column("not_before", UtcTime),
+    Column("attempt", BigInteger, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("leg", String(64), nullable=False),
+    Column("requested_by", FreeText, nullable=False),
+    Column("arguments", JSON, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("heartbeat_at", UtcTime),
+    Column("cancel_by", FreeText, nullable=False),
+    Column("progress", JSON(none_as_null=True)),
+    Column("result", FreeText, nullable=False),
+    Index(None, "server", "started_at"),
+    Index(None, "server", "queued_at"),
+    Index(None, "state"),
+)
+
+
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("leg", String(64), primary_key=True),
+    Column("cadence", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("handled", UtcTime, nullable=False),
+)
+
+
+holds = Table(
+    "holds",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("reason", FreeText, nullable=False),
+    Column("set_by", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+)
+
 
 FRESH = timedelta(minutes=5)
 """A job of a process that cannot be seen from here is dead when its heartbeat is older."""

@@ -11,22 +11,19 @@ from typing import Any
 
 from sqlalchemy import case, func, select
 
+from backupd.catalog.alerts import messages
+from backupd.catalog.backups import backups, copies, identities
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.tables import (
-    backups,
+from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_confirmed,
     binlog_gaps,
     binlog_lags,
     binlog_runs,
     binlog_streams,
-    copies,
-    identities,
-    jobs,
-    messages,
-    proofs,
 )
-from backupd.catalog.jobs import OPEN
+from backupd.catalog.jobs import OPEN, jobs
+from backupd.catalog.proofs import proofs
 from backupd.model.backup_record import BackupState
 from backupd.model.event import MessageState
 from backupd.model.job import JobState

@@ -8,16 +8,69 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import Select, delete, insert, select, update
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    Select,
+    String,
+    Table,
+    delete,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.backup_rows import position_columns
+from backupd.catalog.backups import position_columns
+from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json, position_fields
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
-from backupd.catalog.base.tables import phases_from, phases_json, proofs, witnesses
 from backupd.model.errors import NotFoundError
 from backupd.model.proof import WITHDRAWN, Check, Proof, Witness
 from backupd.model.server_facts import Position
+
+proofs = Table(
+    "proofs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("backup_id", String(64), nullable=False),
+    Column("target", FreeText, nullable=False),
+    Column("outcome", String(32), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime, nullable=False),
+    Column("phases", JSON, nullable=False),
+    Column("checks", JSON, nullable=False),
+    Column("tables_compared", Integer, nullable=False),
+    Column("error", FreeText, nullable=False),
+    Column("warnings", JSON),
+    Column("older", Boolean),
+    Column("tables_present", Integer, nullable=False, server_default="0"),
+    Column("not_looked_at", Integer, nullable=False, server_default="0"),
+    Column("withdrawn", FreeText, nullable=False, server_default=text("''")),
+    Index(None, "server", "finished_at"),
+    Index(None, "backup_id"),
+)
+
+
+witnesses = Table(
+    "witnesses",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("backup_id", String(64)),
+    Column("taken_at", UtcTime, nullable=False),
+    *position_fields(),
+    Column("seconds", Float, nullable=False),
+    Column("payload", JSON, nullable=False),
+    Index(None, "server", "taken_at"),
+    Index(None, "backup_id"),
+)
 
 
 class Proofs:

@@ -13,17 +13,66 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, delete, exists, insert, select, update
+from sqlalchemy import (
+    JSON,
+    Column,
+    Connection,
+    Index,
+    String,
+    Table,
+    and_,
+    delete,
+    exists,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
+from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
-from backupd.catalog.base.tables import jobs, phases_from, phases_json, plans, proofs, restores
-from backupd.catalog.jobs import OPEN, insert_jobs
+from backupd.catalog.jobs import OPEN, insert_jobs, jobs
+from backupd.catalog.proofs import proofs
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase
 from backupd.model.text import format_time
+
+restores = Table(
+    "restores",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("backup_id", String(64), nullable=False),
+    Column("target", FreeText, nullable=False),
+    Column("datadir", FreeText, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime),
+    Column("phases", JSON, nullable=False),
+    Column("error", FreeText, nullable=False),
+    Column("owner", FreeText, nullable=False),
+    Column("job_id", String(64), nullable=False, server_default=text("''")),
+    Column("request", JSON(none_as_null=True)),
+    Index(None, "server", "started_at"),
+    Index(None, "state"),
+)
+
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("made_at", UtcTime, nullable=False),
+    Column("made_by", FreeText, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("document", JSON, nullable=False),
+)
+"""Plans that somebody was shown, and may start by their id until they expire."""
 
 
 class Restores:

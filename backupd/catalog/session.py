@@ -12,20 +12,18 @@ from typing import Self
 
 from sqlalchemy import insert, select
 
-from backupd.catalog.alert_rows import Cursors, Events, IncidentRows, Messages
-from backupd.catalog.audit import Audit
-from backupd.catalog.backup_rows import Absences, Backups, Identities
+from backupd.catalog.alerts import Cursors, Events, IncidentRows, Messages
+from backupd.catalog.backups import Absences, Backups, Identities
 from backupd.catalog.base.database import WANTED, Changes, Database, catalog_url, current, is_file
 from backupd.catalog.base.leader import Watch
-from backupd.catalog.base.snapshot import take_history, write_snapshot
-from backupd.catalog.base.tables import identity
-from backupd.catalog.binlog_rows import Binlogs, Lags
+from backupd.catalog.binlogs import Binlogs, Lags
 from backupd.catalog.destinations import Deposits, Marks, Replications, Scrubs, Thaws
 from backupd.catalog.jobs import Holds, Jobs, Schedules
 from backupd.catalog.overview import Glances
-from backupd.catalog.people_rows import Challenges, Requests, Sessions, Tokens
+from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
 from backupd.catalog.proofs import Proofs, Witnesses
 from backupd.catalog.restores import Plans, Rates, Restores
+from backupd.catalog.snapshot import identity, take_history, write_snapshot
 
 
 def identity_of(database: Database) -> str:
@@ -157,6 +155,6 @@ def _bring_up_to_date(database: Database) -> tuple[str | None, str]:
     with database.read() as connection:
         if current(connection) == WANTED:
             return WANTED, WANTED
-    from backupd.catalog.base.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
 
     return bring_up_to_date(database)

@@ -20,7 +20,7 @@ from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.backup_rows import Absence
+from backupd.catalog.backups import Absence
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState

@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import groupby
 
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.binlog_rows import Binlogs
+from backupd.catalog.binlogs import Binlogs
 from backupd.model.binlog import Run, SegmentRecord, Transaction
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError, StreamError
 from backupd.model.text import format_time

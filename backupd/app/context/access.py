@@ -16,7 +16,7 @@ from datetime import datetime
 
 from backupd.app.context.audit import Deed, audit, deed
 from backupd.app.context.wiring import Wiring
-from backupd.catalog.audit import Verified
+from backupd.catalog.people import Verified
 from backupd.model.access import Actor, AuditEntry, Role, Session, Token, Via
 from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import ForbiddenError, NotFoundError, UnauthenticatedError, UnknownNameError, UsageError

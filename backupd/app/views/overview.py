@@ -25,7 +25,7 @@ from backupd.app.views.objectives import first_backup
 from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
 from backupd.app.views.timeline import UNSEEN, Standing, Standings, place_troubles, standings
 from backupd.binlog.stream_status import StreamState
-from backupd.catalog.backup_rows import Absence
+from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN
 from backupd.catalog.overview import LastJob, LastTest, is_in_trouble
 from backupd.model.binlog import Gap

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.site import WriteTrial
-from backupd.catalog.backup_rows import Absence, Absences
+from backupd.catalog.backups import Absence, Absences
 from backupd.model.access import Role
 from backupd.model.errors import CatalogError
 from tests.support.service.house import Office

@@ -143,7 +143,7 @@ def test_segments_are_given_by_places_in_log_order_and_by_destination(logs: Cata
 
 
 def test_very_many_segments_are_given_one_by_one(logs: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backupd.catalog.binlog_rows._BATCH", 3)
+    monkeypatch.setattr("backupd.catalog.binlogs._BATCH", 3)
     add(logs, *(segment(number) for number in range(1, 9)), piece(9, 0, 10), piece(9, 10, 20))
     assert [(one.key.number, one.key.start) for one in logs.binlogs.each_segment(SERVER, FIRST)] == [
         *((number, 0) for number in range(1, 10)),

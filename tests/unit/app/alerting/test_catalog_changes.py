@@ -12,7 +12,7 @@ from sqlalchemy import insert
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.views.listing import News
-from backupd.catalog.base.tables import events
+from backupd.catalog.alerts import events
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState

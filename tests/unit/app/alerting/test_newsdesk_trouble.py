@@ -16,7 +16,7 @@ from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import close
-from backupd.catalog.backup_rows import Absence
+from backupd.catalog.backups import Absence
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity

@@ -18,7 +18,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.daemon.worker import Worker
 from backupd.app.views.listing import Listings
-from backupd.catalog.backup_rows import Absence
+from backupd.catalog.backups import Absence
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import CancelledError, ToolError, ToolMissingError

@@ -24,7 +24,7 @@ from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import ServerOverview, Status, overview
 from backupd.app.views.timeline import timeline
-from backupd.catalog.backup_rows import Absence
+from backupd.catalog.backups import Absence
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment

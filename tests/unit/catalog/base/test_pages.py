@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backupd.catalog.backup_rows import Absence
+from backupd.catalog.backups import Absence
 from backupd.catalog.base.pages import Listed
 from backupd.catalog.restores import StoredPlan
 from backupd.catalog.session import Catalog

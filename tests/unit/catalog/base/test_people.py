@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import delete, text, update
 
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.tables import audit
+from backupd.catalog.people import audit
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import AuditEntry, Role, Session, Token
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError

@@ -19,11 +19,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from backupd.catalog import migrations
 from backupd.catalog.base import database as revision
-from backupd.catalog.base import migrations, postgresql_timeout
+from backupd.catalog.base import postgresql_timeout
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.tables import every_table
 from backupd.catalog.session import Catalog, open_catalog, upgrade
+from backupd.catalog.snapshot import every_table
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
 from tests.support.catalog import samples

@@ -19,15 +19,13 @@ from sqlalchemy import Connection, Select, delete, exists, func, insert, select,
 
 from backupd.catalog import binlog_runs as binlogruns
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.tables import (
+from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_copies,
     binlog_gaps,
     binlog_lags,
     binlog_segments,
     binlog_streams,
-)
-from backupd.catalog.binlog_tables import (
     branch_columns,
     branch_of,
     copy_of,

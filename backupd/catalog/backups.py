@@ -12,16 +12,118 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, exists, insert, select, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    ForeignKey,
+    Index,
+    String,
+    Table,
+    case,
+    delete,
+    exists,
+    false,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
+from backupd.catalog.base.columns import FreeText, UtcTime, metadata, position_fields
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
-from backupd.catalog.base.tables import absences, backups, commits, copies, identities
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Identity, Position, Verdict
+
+backups = Table(
+    "backups",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("parent", String(64)),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime, nullable=False),
+    Column("bytes_source", BigInteger, nullable=False),
+    Column("bytes_stored", BigInteger, nullable=False),
+    Column("bytes_new", BigInteger, nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("files_linked", BigInteger, nullable=False),
+    *position_fields(),
+    Column("flavour", String(32), nullable=False),
+    Column("server_version", FreeText, nullable=False),
+    Column("tool_version", FreeText, nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("warnings", JSON, nullable=False),
+    Column("from_lsn", BigInteger, nullable=False, server_default="0"),
+    Column("to_lsn", BigInteger, nullable=False, server_default="0"),
+    Column("server_uuid", FreeText, nullable=False, server_default=text("''")),
+    Column("reason", FreeText, nullable=False, server_default=text("''")),
+    Column("table_set", String(64), nullable=False, server_default=text("''")),
+    Column("tables_missing", BigInteger, nullable=False, server_default="0"),
+    Column("manifest", String(64), nullable=False, server_default=text("''")),
+    Column("missing", JSON(none_as_null=True)),
+    Column("doubtful", FreeText, nullable=False, server_default=text("''")),
+    Column("found", String(64), nullable=False, server_default=text("''")),
+    Column("foreign", Boolean, nullable=False, server_default=false()),
+    Index(None, "server", "finished_at"),
+)
+
+
+commits = Table(
+    "commits",
+    metadata,
+    Column("backup_id", String(64), primary_key=True),
+    Column("manifest", String(64), nullable=False),
+)
+"""Every backup that is ours, by its manifest: written right before it is committed, or when it is adopted. It outlives
+the row in ``backups``, which a run that died never wrote, or which goes with a destination that is not configured."""
+
+
+identities = Table(
+    "identities",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("uuid", String(64), primary_key=True),
+    Column("verdict", String(16), nullable=False),
+    Column("server_id", BigInteger, nullable=False),
+    Column("evidence", FreeText, nullable=False),
+    Column("address", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("accepted_by", FreeText, nullable=False),
+)
+"""Who answered under a server's name; see ``recovery.lineage``."""
+
+
+copies = Table(
+    "copies",
+    metadata,
+    Column("backup_id", String(64), ForeignKey("backups.id", ondelete="CASCADE"), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("state", String(32), nullable=False),
+    Column("stored_at", UtcTime, nullable=False),
+    Column("verified_at", UtcTime),
+)
+
+
+absences = Table(
+    "absences",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("job_id", String(64), nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("after", FreeText, nullable=False),
+)
+"""Servers that a backup took out of rotation, and the program that brings each back; gone once that has run."""
+
 
 _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""

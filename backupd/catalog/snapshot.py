@@ -12,25 +12,31 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, insert, select, tuple_
+from sqlalchemy import Column, Connection, Integer, String, Table, insert, select, tuple_
 
+from backupd.catalog.alerts import events
+from backupd.catalog.backups import identities
+from backupd.catalog.base.columns import metadata
 from backupd.catalog.base.database import Database
-from backupd.catalog.base.tables import (
-    audit,
-    binlog_lags,
-    challenges,
-    events,
-    every_table,
-    holds,
-    identities,
-    jobs,
-    proofs,
-    restores,
-    schedules,
-    witnesses,
-)
+from backupd.catalog.binlog_tables import binlog_lags
+from backupd.catalog.jobs import holds, jobs, schedules
+from backupd.catalog.people import audit, challenges
+from backupd.catalog.proofs import proofs, witnesses
+from backupd.catalog.restores import restores
 from backupd.model.errors import CatalogError
 from backupd.model.hold import HoldKind
+
+identity = Table(
+    "identity",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(12), nullable=False),
+)
+"""One row: which catalog this is, among all that its installation ever had."""
+
+every_table = metadata
+"""All tables of the catalog: this module imports every one that declares some."""
+
 
 _BATCH = 250
 _FINISHED = (jobs, restores)
@@ -144,7 +150,7 @@ def _make_one_file(copy: sqlite3.Connection) -> None:
 
 
 def _copy_rows(database: Database, target: Path) -> None:
-    from backupd.catalog.base.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
 
     copy = Database(f"sqlite:///{target}")
     try:

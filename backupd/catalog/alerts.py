@@ -13,14 +13,101 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    JSON,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    Select,
+    String,
+    Table,
+    and_,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
+from backupd.catalog.base.columns import FreeText, UtcTime, metadata
 from backupd.catalog.base.database import Database
 from backupd.catalog.base.pages import EVER, Listed, Span, number_of
-from backupd.catalog.base.tables import cursors, events, incidents, messages
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
+
+events = Table(
+    "events",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("at", UtcTime, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("message", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("hint", FreeText, nullable=False),
+    Column("job_id", String(64), nullable=False),
+    Index(None, "server", "at"),
+    Index(None, "kind", "at"),
+)
+
+
+incidents = Table(
+    "incidents",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("message", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("hint", FreeText, nullable=False),
+    Column("opened_at", UtcTime, nullable=False),
+    Column("last_at", UtcTime, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("closed_at", UtcTime),
+    Column("job_id", String(64), nullable=False),
+    Column("reminders", Integer, nullable=False),
+    Column("next_reminder", UtcTime),
+    Column("acknowledged_by", FreeText, nullable=False),
+    Column("acknowledged_at", UtcTime),
+    Index(None, "closed_at"),
+    Index(None, "server", "opened_at"),
+)
+
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("channel", FreeText, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("incident_id", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("recipients", JSON, nullable=False),
+    Column("content", FreeText, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_try", UtcTime),
+    Column("sent_at", UtcTime),
+    Column("error", FreeText, nullable=False),
+    Index(None, "state", "next_try"),
+    Index(None, "incident_id"),
+)
+
+
+cursors = Table(
+    "cursors",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("number", Integer, nullable=False),
+)
+"""How far somebody has read the events."""
 
 
 class Events:
