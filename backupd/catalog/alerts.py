@@ -1,11 +1,4 @@
-"""Rows of events: what happened, in the order it was written.
-
-Rows of messages: what is to be sent, what was, and what could not be.
-
-Rows of cursors: how far somebody has read the events, and other numbers that outlive a process.
-
-Rows of incidents: what is not as it should be, and what was.
-"""
+"""What happened, what is wrong because of it, and who is told: events, incidents, messages."""
 
 from __future__ import annotations
 
@@ -32,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.base.pages import EVER, Listed, Span, number_of
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
@@ -110,11 +103,8 @@ cursors = Table(
 """How far somebody has read the events."""
 
 
-class Events:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Events(Rows):
+    """Events: what happened, in the order in which it was written."""
 
     def add(self, event: Event) -> None:
         with self._database.write() as connection:
@@ -226,11 +216,8 @@ def _event(row: RowMapping) -> Event:
     return Event(**{**row, "severity": Severity(row["severity"])})
 
 
-class Messages:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Messages(Rows):
+    """Messages: what is to be sent, what was, and what could not be."""
 
     def add(self, message: Message) -> None:
         with self._database.write() as connection:
@@ -370,11 +357,8 @@ def _message(row: RowMapping) -> Message:
     )
 
 
-class Cursors:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Cursors(Rows):
+    """Cursors: how far somebody has read the events, and other numbers that outlive a process."""
 
     def all(self) -> Mapping[str, int]:
         with self._database.read() as connection:
@@ -396,11 +380,8 @@ _NOT_WRITTEN_AGAIN = frozenset({"id", "acknowledged_by", "acknowledged_at"})
 """Somebody else writes the last two, at any time."""
 
 
-class IncidentRows:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class IncidentRows(Rows):
+    """Incidents: what is not as it should be, and what was."""
 
     def get(self, incident_id: str) -> Incident:
         """Raises NotFoundError."""

@@ -1,8 +1,7 @@
-"""Rows of backups and of their copies.
+"""Backups and their copies, the servers they were taken of, and servers that a backup took out of rotation.
 
-Rows of identities: which database servers answered under each server's name.
-
-Rows of absences: servers that a backup took out of rotation, until the program that brings them back has run.
+Nothing points to ``backups`` with a foreign key but its own copies: a proof outlives the backup that it proved, and
+a rebuild may meet an increment before its parent.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata, position_fields
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
@@ -129,11 +128,8 @@ _CHUNK = 500
 """Ids in one statement: SQLite allows 32,766 values, older builds 999."""
 
 
-class Backups:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Backups(Rows):
+    """Backups and their copies."""
 
     def add(self, record: BackupRecord, *, replace: bool = False) -> None:
         """Record a committed backup and its copies, all or nothing.
@@ -433,11 +429,8 @@ def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[
     return found
 
 
-class Identities:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Identities(Rows):
+    """Identities: which database servers answered under each server's name."""
 
     def of(self, server: str) -> tuple[Identity, ...]:
         """In the order in which they were first met."""
@@ -485,11 +478,8 @@ class Absence:
     after: str = ""
 
 
-class Absences:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Absences(Rows):
+    """Absences: servers that a backup took out of rotation, until the program that brings them back has run."""
 
     def begin(self, absence: Absence) -> None:
         """A server is away once: an absence that was not ended goes on under the name of the new one."""

@@ -1,4 +1,4 @@
-"""Values of binary logs as columns, and back."""
+"""The tables of binary logs, and their rows as values of the model."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""In which segment of a branch a transaction lies, by the sets of executed ones at both ends of each segment.
-
-What is executed only grows along a branch, so the file is found by halving. Only where a server of MariaDB lets the
-numbers of a domain go back (not in strict mode) every segment has to be looked at.
-
-Binary logs: branches, segments and their copies, runs, gaps, and how far each destination has come.
-
-Rows of lags: of each hour the longest that a destination was behind its server.
-"""
+"""Archived binary logs: branches, segments and their copies, runs, gaps, and how far each destination has come."""
 
 from __future__ import annotations
 
@@ -18,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
 
 from backupd.catalog import binlog_runs as binlogruns
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_copies,
@@ -109,15 +101,12 @@ _SAME = (
 )
 
 
-class Binlogs:
-    """Every method is one transaction and raises CatalogError when the database fails.
+class Binlogs(Rows):
+    """Binary logs.
 
     Runs are kept up to date in the transaction that changes segments. "Log order" is by file number, then start, the
     longer of two segments with the same start first.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     # -- branches
 
@@ -550,11 +539,8 @@ class Lag:
         }
 
 
-class Lags:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Lags(Rows):
+    """Lags: of each hour the longest that a destination was behind its server."""
 
     def note(self, server: str, destination: str, seconds: float, at: datetime) -> None:
         """Recorded where it is the worst of its hour so far."""

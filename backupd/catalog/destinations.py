@@ -1,18 +1,5 @@
-"""Rows of replications: backups that are not at a destination yet where they belong. None is forgotten before it has
-arrived, or does not belong there any more.
-
-Rows of scrubs: when each share of what is stored was last read again.
-
-Rows of marks of deletion: what this installation itself knows of what lies at a destination.
-
-Whoever may put files there can put a mark with any time in it, and say that a person wanted it. A row begins when the
-mark was put from here, or was first seen here.
-
-Rows of deposits: the digests of the stored bytes of proofs and witnesses that this installation put at
-destinations.
-
-Rows of thaws: what each job of that kind has asked out of an archive class, object by object.
-"""
+"""What the catalog knows of each destination: copies to be made, objects to be thawed, what was read again, marks of
+deletion, and how far it was behind."""
 
 from __future__ import annotations
 
@@ -41,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
 from backupd.model.hold import Sighting
 from backupd.model.job import JobRecord
@@ -159,11 +146,9 @@ class Replication:
         }
 
 
-class Replications:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Replications(Rows):
+    """Replications: backups that are not at a destination yet where they belong. None is forgotten before it has
+    arrived, or does not belong there any more."""
 
     def list(self, destination: str | None = None) -> tuple[Replication, ...]:
         """By destination, newest backup first."""
@@ -229,11 +214,8 @@ _CHUNK = 500
 """Shares in one statement: SQLite allows 32,766 values, older builds 999."""
 
 
-class Scrubs:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Scrubs(Rows):
+    """Scrubs: when each share of what is stored was last read again."""
 
     def done(self, server: str, destination: str) -> Mapping[int, datetime]:
         """When each share was last read; those that never were are missing."""
@@ -267,11 +249,12 @@ Backup = tuple[str, str]
 """(server, backup id)"""
 
 
-class Marks:
-    """Every method is one transaction and raises CatalogError when the database fails."""
+class Marks(Rows):
+    """Marks of deletion: what this installation itself knows of what lies at a destination.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    Whoever may put files there can put a mark with any time in it, and say that a person wanted it. A row begins when
+    the mark was put from here, or was first seen here.
+    """
 
     def look(self, destination: str, there: Mapping[Backup, datetime], now: datetime) -> dict[Backup, Sighting]:
         """What is known of each mark that is ``there`` now, with the times at which the place says that they were
@@ -341,11 +324,8 @@ def _sighting(row: Mapping[str, Any]) -> Sighting:
 _MANY = 500
 
 
-class Deposits:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Deposits(Rows):
+    """Deposits: the digests of the stored bytes of proofs and witnesses that this installation put at destinations."""
 
     def at(self, destination: str) -> dict[str, str]:
         """SHA-256 (64 hex) by key."""
@@ -377,11 +357,8 @@ _ROWS = 1000
 _CHANGING = ("tier", "state", "requested_at", "expected_at", "ready_until", "message")
 
 
-class Thaws:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Thaws(Rows):
+    """Thaws: what each job of that kind has asked out of an archive class, object by object."""
 
     def begin(self, job: JobRecord, items: Iterable[ThawItem]) -> None:
         """Record a job together with everything that it has to ask for."""

@@ -1,11 +1,8 @@
-"""Rows of jobs: a queue, a lease on each job that runs, and what became of it.
+"""The queue of jobs, the schedules that fill it, and what holds jobs and deletions back.
 
-A lease is the pair of a job and a token. The token grows with every new owner, and whoever writes names the one it
-holds, so that a process that slept through being declared dead can no longer say anything about its job.
-
-Rows of schedules: up to which due time each leg of each server has been dealt with.
-
-Rows of holds and pauses: at most one of each kind for each server.
+A job that runs has a lease: the pair of the job and a token. The token grows with every new owner, and whoever writes
+names the one it holds, so that a process that slept through being declared dead can no longer say anything about its
+job.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.alerts import insert_events
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
@@ -116,11 +113,8 @@ Allowed = Callable[[JobRecord, Sequence[JobRecord]], bool]
 """May this queued job start now, with those running?"""
 
 
-class Jobs:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Jobs(Rows):
+    """Jobs: the queue, the lease on each job that runs, and what became of it."""
 
     def add(self, record: JobRecord) -> None:
         """Record a job in one of its first states. Raises RefusedError for an id that exists."""
@@ -491,11 +485,8 @@ class Schedule:
         return self.server, self.leg
 
 
-class Schedules:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Schedules(Rows):
+    """Schedules: up to which due time each leg of each server has been dealt with."""
 
     def all(self) -> dict[Key, Schedule]:
         with self._database.read() as connection:
@@ -569,11 +560,8 @@ def _all(connection: Connection) -> dict[Key, Schedule]:
     return {(row.server, row.leg): Schedule(*row) for row in connection.execute(select(schedules))}
 
 
-class Holds:
-    """Every method is one transaction and raises CatalogError when the database fails. ``server`` ``*``: every one."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Holds(Rows):
+    """Holds and pauses: at most one of each kind for each server; ``*`` is every server."""
 
     def set(self, server: str, kind: HoldKind, reason: str, by: str, now: datetime) -> Hold:
         """A new reason replaces an older one of the same kind."""

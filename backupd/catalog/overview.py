@@ -1,5 +1,4 @@
-"""What is read of all servers at once, in a few statements however many servers there are: for whoever shows them at a
-glance."""
+"""What is read of all servers at once, in a few statements however many servers there are: for metrics and overviews."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from sqlalchemy import case, func, select
 
 from backupd.catalog.alerts import messages
 from backupd.catalog.backups import backups, copies, identities
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_confirmed,
@@ -91,11 +90,8 @@ class Stock:
     bytes: int = 0
 
 
-class Glances:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Glances(Rows):
+    """What is read of all servers at once."""
 
     def mark(self) -> tuple[int, int] | None:
         """Changes with what anybody writes into the catalog; None where that cannot be seen without asking it."""

@@ -1,14 +1,4 @@
-"""Rows of tokens: who may come in. A token's secret is nowhere; its digest is what finds it.
-
-Rows of sessions: who is logged in to the web page.
-
-Rows of key challenges: what was asked of whom, and when it was answered.
-
-Rows of requests with an Idempotency-Key: what was answered, so that asking again does nothing twice.
-
-Rows of the audit: who did what. Rows are only added, which triggers see to, and each one's digest covers the one
-before it, so that whoever gets past the triggers shows.
-"""
+"""Who may come in, what they asked for, and what they did: tokens, sessions, challenges, requests, the audit."""
 
 from __future__ import annotations
 
@@ -36,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.base.pages import EVER, Span
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Role, Session, Token
 from backupd.model.errors import RefusedError, unknown
@@ -126,11 +116,8 @@ USED_EVERY = timedelta(minutes=5)
 """How exactly the last use of a token is known: a write for each request would be too many."""
 
 
-class Tokens:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Tokens(Rows):
+    """Tokens: who may come in. A token's secret is nowhere; its digest is what finds it."""
 
     def add(self, token: Token) -> None:
         """Raises RefusedError where one of its name still lets in: the audit tells who did what by that name."""
@@ -209,11 +196,8 @@ def _token(row: RowMapping) -> Token:
     return Token(**{**row, "role": Role(row["role"]), "servers": None if servers is None else frozenset(servers)})
 
 
-class Sessions:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Sessions(Rows):
+    """Sessions: who is logged in to the web page."""
 
     def add(self, session: Session) -> None:
         """Those that have expired go."""
@@ -242,11 +226,8 @@ class Sessions:
             connection.execute(delete(sessions).where(sessions.c.digest == digest))
 
 
-class Challenges:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Challenges(Rows):
+    """Key challenges: what was asked of whom, and when it was answered."""
 
     def add(self, challenge: Challenge) -> None:
         with self._database.write() as connection:
@@ -315,11 +296,8 @@ class Asked:
     body: bytes
 
 
-class Requests:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Requests(Rows):
+    """Requests with an Idempotency-Key: what was answered, so that asking again does nothing twice."""
 
     def begin(self, actor: str, key: str, digest: str, now: datetime) -> Asked | None:
         """Note that this is being worked on; or give the request that had the same key within the last day."""
@@ -361,11 +339,9 @@ class Verified:
     problems: tuple[str, ...]
 
 
-class Audit:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Audit(Rows):
+    """The audit: who did what. Rows are only added, which triggers see to, and each one's digest covers the one
+    before it, so that whoever gets past the triggers shows."""
 
     def add(self, entry: AuditEntry) -> AuditEntry:
         """Gives it as it was written: with its number and digest."""

@@ -1,7 +1,4 @@
-"""Rows of proofs: one for each test restore, good or bad. They outlive the backups that they proved.
-
-Rows of witnesses: what the source's tables looked like at a position.
-"""
+"""What shows that backups are good: proofs of test restores, and the witnesses that they are compared with."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.backups import position_columns
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json, position_fields
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.model.errors import NotFoundError
 from backupd.model.proof import WITHDRAWN, Check, Proof, Witness
@@ -73,11 +70,8 @@ witnesses = Table(
 )
 
 
-class Proofs:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Proofs(Rows):
+    """Proofs: one for each test restore, good or bad. They outlive the backups that they proved."""
 
     def add(self, proof: Proof) -> None:
         """Record a proof; one of the same id is replaced."""
@@ -180,11 +174,8 @@ def _proof(row: RowMapping) -> Proof:
     )
 
 
-class Witnesses:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Witnesses(Rows):
+    """Witnesses: what the source's tables looked like at a position."""
 
     def add(self, witness_id: str, witness: Witness, *, backup_id: str | None = None) -> None:
         """Record a witness; ``backup_id`` when it was read in the very moment of that backup. Same id: replaced."""

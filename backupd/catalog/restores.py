@@ -1,9 +1,4 @@
-"""Rows of restores. A failed or abandoned one can run again: what it fetched is still in its staging folder.
-
-Rows of plans: what a restore would do, as somebody was shown it, to be started by its id for a while.
-
-How fast each phase went lately: the ground under a plan's estimate.
-"""
+"""Restores, the plans that they are started from, and how fast each of their phases went."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json
-from backupd.catalog.base.database import Database
+from backupd.catalog.base.database import Rows
 from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.jobs import OPEN, insert_jobs, jobs
 from backupd.catalog.proofs import proofs
@@ -75,11 +70,8 @@ plans = Table(
 """Plans that somebody was shown, and may start by their id until they expire."""
 
 
-class Restores:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Restores(Rows):
+    """Restores. A failed or abandoned one can run again: what it fetched is still in its staging folder."""
 
     def start(self, record: RestoreRecord) -> None:
         """Record a restore that begins now. Raises RefusedError for an id that exists."""
@@ -353,11 +345,8 @@ class StoredPlan:
         }
 
 
-class Plans:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Plans(Rows):
+    """Plans: what a restore would do, as somebody was shown it, to be started by its id for a while."""
 
     def add(self, plan: StoredPlan, now: datetime) -> None:
         """Those that have expired go."""
@@ -425,11 +414,8 @@ class Rate:
         return size / self.bytes_per_second if self.bytes_per_second else self.seconds
 
 
-class Rates:
-    """Every method is one transaction and raises CatalogError when the database fails."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class Rates(Rows):
+    """Rates: how fast each phase of restores and backups went lately, which a plan's estimate is made of."""
 
     def of(self, server: str) -> Mapping[str, Rate]:
         """Rates by phase name, from the server's own successful runs; phases it never ran, from all servers' runs."""

@@ -317,6 +317,14 @@ def current(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
+class Rows:
+    """What one aggregate has in the catalog. Every method is one transaction and raises CatalogError when the database
+    fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 class Changes:
     """For one thread at a time; holds a connection of its own until it is closed. SQLite tells such a connection when
     another one has committed, without reading a row (https://www.sqlite.org/pragma.html#pragma_data_version);
