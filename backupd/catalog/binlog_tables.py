@@ -10,7 +10,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Float,
     ForeignKeyConstraint,
     Index,
     Integer,
@@ -155,17 +154,6 @@ binlog_gaps = Table(
     Column("to_at", UtcTime),
     Column("reason", FreeText, nullable=False),
     Column("noticed_at", UtcTime, nullable=False),
-)
-
-
-binlog_lags = Table(
-    "binlog_lags",
-    metadata,
-    Column("server", String(64), primary_key=True),
-    Column("destination", String(64), primary_key=True),
-    Column("hour", UtcTime, primary_key=True),
-    Column("seconds", Float, nullable=False),
-    Column("at", UtcTime, nullable=False),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +14,6 @@ from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_copies,
     binlog_gaps,
-    binlog_lags,
     binlog_segments,
     binlog_streams,
     branch_columns,
@@ -29,62 +27,8 @@ from backupd.catalog.binlog_tables import (
 from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord
 from backupd.model.errors import NotFoundError
 from backupd.model.gtid import covers
-from backupd.model.text import format_time
 
-_S = binlog_segments.c
 _BATCH = 5_000
-_WHAT = (_S.number, _S.start_pos, _S.end_pos, _S.gtids_before, _S.gtids_after)
-
-
-def place_of_gtid(
-    connection: Connection,
-    branch: int,
-    branch_id: str,
-    gtid: str,
-    *,
-    mariadb: bool,
-) -> SegmentKey | None:
-    """The longest segment that ``gtid`` lies in. Raises ValueError for what is no GTID."""
-    covers("", gtid, mariadb=mariadb)
-    first, last = (connection.scalar(select(end(_S.number)).where(_S.branch == branch)) for end in (func.min, func.max))
-    if first is None or last is None:
-        return None
-    low, high = first, last
-    while low < high:
-        middle = (low + high) // 2
-        row = _furthest(connection, branch, middle)
-        if row is None or covers(row.gtids_after, gtid, mariadb=mariadb):
-            high = middle
-        else:
-            low = row.number + 1
-    found = _furthest(connection, branch, low)
-    if found is not None and (key := _within(_file(connection, branch, found.number), gtid, branch_id, mariadb)):
-        return key
-    if mariadb:
-        everything = select(*_WHAT).where(_S.branch == branch).order_by(_S.number, _S.start_pos)
-        return _within(connection.execute(everything.execution_options(yield_per=_BATCH)), gtid, branch_id, mariadb)
-    return None
-
-
-def _furthest(connection: Connection, branch: int, number: int) -> Any:
-    """Of the first file from ``number`` on, what ends last."""
-    following = select(func.min(_S.number)).where(_S.branch == branch, _S.number >= number).scalar_subquery()
-    return connection.execute(
-        select(*_WHAT).where(_S.branch == branch, _S.number == following).order_by(_S.end_pos.desc()).limit(1)
-    ).first()
-
-
-def _file(connection: Connection, branch: int, number: int) -> Iterable[Any]:
-    return connection.execute(select(*_WHAT).where(_S.branch == branch, _S.number == number)).all()
-
-
-def _within(rows: Iterable[Any], gtid: str, branch_id: str, mariadb: bool) -> SegmentKey | None:
-    found = [
-        SegmentKey(branch_id, row.number, row.start_pos, row.end_pos)
-        for row in rows
-        if covers(row.gtids_after, gtid, mariadb=mariadb) and not covers(row.gtids_before, gtid, mariadb=mariadb)
-    ]
-    return max(found, key=lambda key: (key.number, key.end - key.start), default=None)
 
 
 COMPLETE, DAMAGED = "complete", "damaged"
@@ -92,12 +36,9 @@ COMPLETE, DAMAGED = "complete", "damaged"
 Place = tuple[int, int]
 """(number of a file, position in it), within a branch."""
 
-_logs_S, _C = binlog_segments.c, binlog_copies.c
+_S, _C = binlog_segments.c, binlog_copies.c
 _SAME = (
-    (_C.branch == _logs_S.branch)
-    & (_C.number == _logs_S.number)
-    & (_C.start_pos == _logs_S.start_pos)
-    & (_C.end_pos == _logs_S.end_pos)
+    (_C.branch == _S.branch) & (_C.number == _S.number) & (_C.start_pos == _S.start_pos) & (_C.end_pos == _S.end_pos)
 )
 
 
@@ -140,14 +81,14 @@ class Binlogs(Rows):
     def digest(self, server: str, key: SegmentKey) -> str:
         """SHA-256 of the plain bytes of a segment, "" where it is not known."""
         query = (
-            select(_logs_S.sha256)
-            .join(binlog_branches, binlog_branches.c.number == _logs_S.branch)
+            select(_S.sha256)
+            .join(binlog_branches, binlog_branches.c.number == _S.branch)
             .where(
                 binlog_branches.c.server == server,
                 binlog_branches.c.id == key.branch,
-                _logs_S.number == key.number,
-                _logs_S.start_pos == key.start,
-                _logs_S.end_pos == key.end,
+                _S.number == key.number,
+                _S.start_pos == key.start,
+                _S.end_pos == key.end,
             )
         )
         with self._database.read() as connection:
@@ -246,9 +187,9 @@ class Binlogs(Rows):
                 if query is None:
                     return
                 if since is not None:
-                    query = query.where(_logs_S.last_at >= since)
+                    query = query.where(_S.last_at >= since)
                 if until is not None:
-                    query = query.where(_logs_S.first_at <= until)
+                    query = query.where(_S.first_at <= until)
                 found = list(_records(connection, server, query.limit(_BATCH)))
             # A batch ends with a file, so that nothing of it is told twice.
             last = found[-1].key.number if len(found) == _BATCH else None
@@ -358,7 +299,7 @@ class Binlogs(Rows):
 def _add(connection: Connection, segment: Segment, destination: str, stored: int, at: datetime) -> None:
     number = _branch(connection, segment.server, segment.branch)
     place = _is(number, segment.key)
-    ending = connection.scalar(select(_logs_S.ending).where(place))
+    ending = connection.scalar(select(_S.ending).where(place))
     if ending is None:
         connection.execute(insert(binlog_segments).values(**segment_columns(number, segment)))
     elif ending == Ending.OPEN and segment.is_final:
@@ -411,12 +352,7 @@ def _key_columns(branch: int, key: SegmentKey) -> dict[str, Any]:
 
 
 def _is(branch: int, key: SegmentKey) -> Any:
-    return (
-        (_logs_S.branch == branch)
-        & (_logs_S.number == key.number)
-        & (_logs_S.start_pos == key.start)
-        & (_logs_S.end_pos == key.end)
-    )
+    return (_S.branch == branch) & (_S.number == key.number) & (_S.start_pos == key.start) & (_S.end_pos == key.end)
 
 
 def _is_copy(branch: int, key: SegmentKey) -> Any:
@@ -425,9 +361,7 @@ def _is_copy(branch: int, key: SegmentKey) -> Any:
 
 def _is_whole(connection: Connection, branch: int, key: SegmentKey) -> bool:
     """Is it the whole of a file?"""
-    return key.start == 0 and bool(
-        connection.scalar(select(exists().where(_is(branch, key), _logs_S.ending != "open")))
-    )
+    return key.start == 0 and bool(connection.scalar(select(exists().where(_is(branch, key), _S.ending != "open"))))
 
 
 def _is_gap(gap: Gap) -> Any:
@@ -465,19 +399,11 @@ def _select(
     number = _known_branch(connection, server, branch)
     if number is None:
         return None
-    query = (
-        select(binlog_segments)
-        .where(_logs_S.branch == number)
-        .order_by(_logs_S.number, _logs_S.start_pos, _logs_S.end_pos.desc())
-    )
+    query = select(binlog_segments).where(_S.branch == number).order_by(_S.number, _S.start_pos, _S.end_pos.desc())
     if from_place is not None:
-        query = query.where(
-            _logs_S.number >= from_place[0], (_logs_S.number > from_place[0]) | (_logs_S.end_pos > from_place[1])
-        )
+        query = query.where(_S.number >= from_place[0], (_S.number > from_place[0]) | (_S.end_pos > from_place[1]))
     if to_place is not None:
-        query = query.where(
-            _logs_S.number <= to_place[0], (_logs_S.number < to_place[0]) | (_logs_S.start_pos < to_place[1])
-        )
+        query = query.where(_S.number <= to_place[0], (_S.number < to_place[0]) | (_S.start_pos < to_place[1]))
     if destination is not None:
         query = query.where(exists().where(_SAME, _C.destination == destination, _C.state == COMPLETE))
     return query
@@ -520,70 +446,60 @@ def _record(segment: Segment, copies: Mapping[str, CopyState]) -> SegmentRecord:
     return SegmentRecord(segment, copies, max((copy.stored for copy in copies.values()), default=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """In the hour that begins at ``hour`` up to ``seconds`` of commits were not yet at the destination; at ``at``."""
-
-    server: str
-    destination: str
-    hour: datetime
-    seconds: float
-    at: datetime
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "destination": self.destination,
-            "hour": format_time(self.hour),
-            "seconds": round(self.seconds, 3),
-            "at": format_time(self.at),
-        }
+_WHAT = (_S.number, _S.start_pos, _S.end_pos, _S.gtids_before, _S.gtids_after)
 
 
-class Lags(Rows):
-    """Lags: of each hour the longest that a destination was behind its server."""
+def place_of_gtid(
+    connection: Connection,
+    branch: int,
+    branch_id: str,
+    gtid: str,
+    *,
+    mariadb: bool,
+) -> SegmentKey | None:
+    """The longest segment that ``gtid`` lies in, by the executed sets at both ends of each segment. Raises ValueError
+    for what is no GTID.
 
-    def note(self, server: str, destination: str, seconds: float, at: datetime) -> None:
-        """Recorded where it is the worst of its hour so far."""
-        hour = at.replace(minute=0, second=0, microsecond=0)
-        here = (
-            (binlog_lags.c.server == server) & (binlog_lags.c.destination == destination) & (binlog_lags.c.hour == hour)
-        )
-        with self._database.write() as connection:
-            known = connection.scalar(select(binlog_lags.c.seconds).where(here))
-            if known is None:
-                connection.execute(
-                    insert(binlog_lags).values(
-                        server=server, destination=destination, hour=hour, seconds=seconds, at=at
-                    )
-                )
-            elif seconds > known:
-                connection.execute(update(binlog_lags).where(here).values(seconds=seconds, at=at))
+    What is executed only grows along a branch, so the file is found by halving. Only where a server of MariaDB lets the
+    numbers of a domain go back (not in strict mode) every segment has to be looked at.
+    """
+    covers("", gtid, mariadb=mariadb)
+    first, last = (connection.scalar(select(end(_S.number)).where(_S.branch == branch)) for end in (func.min, func.max))
+    if first is None or last is None:
+        return None
+    low, high = first, last
+    while low < high:
+        middle = (low + high) // 2
+        row = _furthest(connection, branch, middle)
+        if row is None or covers(row.gtids_after, gtid, mariadb=mariadb):
+            high = middle
+        else:
+            low = row.number + 1
+    found = _furthest(connection, branch, low)
+    if found is not None and (key := _within(_file(connection, branch, found.number), gtid, branch_id, mariadb)):
+        return key
+    if mariadb:
+        everything = select(*_WHAT).where(_S.branch == branch).order_by(_S.number, _S.start_pos)
+        return _within(connection.execute(everything.execution_options(yield_per=_BATCH)), gtid, branch_id, mariadb)
+    return None
 
-    def list(self, server: str, since: datetime, *, destination: str | None = None) -> tuple[Lag, ...]:
-        """Of every hour that ended after ``since``, oldest first."""
-        begin = since.replace(minute=0, second=0, microsecond=0)
-        query = (
-            select(binlog_lags)
-            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
-            .order_by(binlog_lags.c.hour, binlog_lags.c.destination)
-        )
-        if destination is not None:
-            query = query.where(binlog_lags.c.destination == destination)
-        with self._database.read() as connection:
-            return tuple(Lag(**row) for row in connection.execute(query).mappings())
 
-    def worst(self, server: str, since: datetime) -> dict[str, float]:
-        """Of each destination the most seconds it was behind in any hour since then: the RPO that was achieved."""
-        begin = since.replace(minute=0, second=0, microsecond=0)
-        query = (
-            select(binlog_lags.c.destination, func.max(binlog_lags.c.seconds).label("worst"))
-            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
-            .group_by(binlog_lags.c.destination)
-        )
-        with self._database.read() as connection:
-            return {row.destination: row.worst for row in connection.execute(query)}
+def _furthest(connection: Connection, branch: int, number: int) -> Any:
+    """Of the first file from ``number`` on, what ends last."""
+    following = select(func.min(_S.number)).where(_S.branch == branch, _S.number >= number).scalar_subquery()
+    return connection.execute(
+        select(*_WHAT).where(_S.branch == branch, _S.number == following).order_by(_S.end_pos.desc()).limit(1)
+    ).first()
 
-    def forget(self, before: datetime) -> None:
-        """Remove hours that began before then."""
-        with self._database.write() as connection:
-            connection.execute(delete(binlog_lags).where(binlog_lags.c.hour < before))
+
+def _file(connection: Connection, branch: int, number: int) -> Iterable[Any]:
+    return connection.execute(select(*_WHAT).where(_S.branch == branch, _S.number == number)).all()
+
+
+def _within(rows: Iterable[Any], gtid: str, branch_id: str, mariadb: bool) -> SegmentKey | None:
+    found = [
+        SegmentKey(branch_id, row.number, row.start_pos, row.end_pos)
+        for row in rows
+        if covers(row.gtids_after, gtid, mariadb=mariadb) and not covers(row.gtids_before, gtid, mariadb=mariadb)
+    ]
+    return max(found, key=lambda key: (key.number, key.end - key.start), default=None)

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Float,
     Index,
     Integer,
     String,
@@ -107,6 +108,17 @@ deposits = Table(
     Column("sha256", String(64), nullable=False),
 )
 """What this installation put of proofs and witnesses at destinations."""
+
+
+binlog_lags = Table(
+    "binlog_lags",
+    metadata,
+    Column("server", String(64), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("hour", UtcTime, primary_key=True),
+    Column("seconds", Float, nullable=False),
+    Column("at", UtcTime, nullable=False),
+)
 
 
 WAITING, COPYING, FAILING = "waiting", "copying", "failing"
@@ -269,11 +281,11 @@ class Marks(Rows):
         with self._database.write() as connection:
             rows = _rows(connection, destination)
             for owner in rows.keys() - there.keys():
-                connection.execute(delete(marks).where(_marks_is(destination, owner)))
+                connection.execute(delete(marks).where(_is_mark(destination, owner)))
             for owner, stored in there.items():
                 row = rows.get(owner)
                 if row is not None and row["stored_at"] is None:
-                    connection.execute(update(marks).where(_marks_is(destination, owner)).values(stored_at=stored))
+                    connection.execute(update(marks).where(_is_mark(destination, owner)).values(stored_at=stored))
                 elif row is None or row["stored_at"] != stored:
                     _put(connection, destination, owner, Sighting(now), stored)
             return {owner: _sighting(row) for owner, row in _rows(connection, destination).items()}
@@ -290,10 +302,10 @@ class Marks(Rows):
     def forget(self, destination: str, owner: Backup) -> None:
         """It is wanted again."""
         with self._database.write() as connection:
-            connection.execute(delete(marks).where(_marks_is(destination, owner)))
+            connection.execute(delete(marks).where(_is_mark(destination, owner)))
 
 
-def _marks_is(destination: str, owner: Backup) -> ColumnElement[bool]:
+def _is_mark(destination: str, owner: Backup) -> ColumnElement[bool]:
     return (marks.c.destination == destination) & (marks.c.server == owner[0]) & (marks.c.backup_id == owner[1])
 
 
@@ -303,7 +315,7 @@ def _rows(connection: Connection, destination: str) -> dict[Backup, Mapping[str,
 
 
 def _put(connection: Connection, destination: str, owner: Backup, known: Sighting, stored: datetime | None) -> None:
-    connection.execute(delete(marks).where(_marks_is(destination, owner)))
+    connection.execute(delete(marks).where(_is_mark(destination, owner)))
     connection.execute(
         insert(marks).values(
             destination=destination,
@@ -474,3 +486,72 @@ def _columns(item: ThawItem) -> dict[str, Any]:
 
 def _item(row: RowMapping) -> ThawItem:
     return ThawItem(**{**row, "state": ThawState(row["state"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """In the hour that begins at ``hour`` up to ``seconds`` of commits were not yet at the destination; at ``at``."""
+
+    server: str
+    destination: str
+    hour: datetime
+    seconds: float
+    at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "destination": self.destination,
+            "hour": format_time(self.hour),
+            "seconds": round(self.seconds, 3),
+            "at": format_time(self.at),
+        }
+
+
+class Lags(Rows):
+    """Lags: of each hour the longest that a destination was behind its server."""
+
+    def note(self, server: str, destination: str, seconds: float, at: datetime) -> None:
+        """Recorded where it is the worst of its hour so far."""
+        hour = at.replace(minute=0, second=0, microsecond=0)
+        here = (
+            (binlog_lags.c.server == server) & (binlog_lags.c.destination == destination) & (binlog_lags.c.hour == hour)
+        )
+        with self._database.write() as connection:
+            known = connection.scalar(select(binlog_lags.c.seconds).where(here))
+            if known is None:
+                connection.execute(
+                    insert(binlog_lags).values(
+                        server=server, destination=destination, hour=hour, seconds=seconds, at=at
+                    )
+                )
+            elif seconds > known:
+                connection.execute(update(binlog_lags).where(here).values(seconds=seconds, at=at))
+
+    def list(self, server: str, since: datetime, *, destination: str | None = None) -> tuple[Lag, ...]:
+        """Of every hour that ended after ``since``, oldest first."""
+        begin = since.replace(minute=0, second=0, microsecond=0)
+        query = (
+            select(binlog_lags)
+            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
+            .order_by(binlog_lags.c.hour, binlog_lags.c.destination)
+        )
+        if destination is not None:
+            query = query.where(binlog_lags.c.destination == destination)
+        with self._database.read() as connection:
+            return tuple(Lag(**row) for row in connection.execute(query).mappings())
+
+    def worst(self, server: str, since: datetime) -> dict[str, float]:
+        """Of each destination the most seconds it was behind in any hour since then: the RPO that was achieved."""
+        begin = since.replace(minute=0, second=0, microsecond=0)
+        query = (
+            select(binlog_lags.c.destination, func.max(binlog_lags.c.seconds).label("worst"))
+            .where(binlog_lags.c.server == server, binlog_lags.c.hour >= begin)
+            .group_by(binlog_lags.c.destination)
+        )
+        with self._database.read() as connection:
+            return {row.destination: row.worst for row in connection.execute(query)}
+
+    def forget(self, before: datetime) -> None:
+        """Remove hours that began before then."""
+        with self._database.write() as connection:
+            connection.execute(delete(binlog_lags).where(binlog_lags.c.hour < before))

@@ -1,4 +1,4 @@
-"""What is read of all servers at once, in a few statements however many servers there are: for metrics and overviews."""
+"""What is read of all servers at once, in a few statements however many there are: for metrics and overviews."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from backupd.catalog.binlog_tables import (
     binlog_branches,
     binlog_confirmed,
     binlog_gaps,
-    binlog_lags,
     binlog_runs,
     binlog_streams,
 )
+from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import OPEN, jobs
 from backupd.catalog.proofs import proofs
 from backupd.model.backup_record import BackupState

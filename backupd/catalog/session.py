@@ -5,35 +5,22 @@ The way in: an open catalog with one object per sort of row.
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from sqlalchemy import insert, select
 
 from backupd.catalog.alerts import Cursors, Events, IncidentRows, Messages
 from backupd.catalog.backups import Absences, Backups, Identities
 from backupd.catalog.base.database import WANTED, Changes, Database, catalog_url, current, is_file
 from backupd.catalog.base.leader import Watch
-from backupd.catalog.binlogs import Binlogs, Lags
-from backupd.catalog.destinations import Deposits, Marks, Replications, Scrubs, Thaws
+from backupd.catalog.binlogs import Binlogs
+from backupd.catalog.destinations import Deposits, Lags, Marks, Replications, Scrubs, Thaws
 from backupd.catalog.jobs import Holds, Jobs, Schedules
 from backupd.catalog.overview import Glances
 from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
 from backupd.catalog.proofs import Proofs, Witnesses
 from backupd.catalog.restores import Plans, Rates, Restores
-from backupd.catalog.snapshot import identity, take_history, write_snapshot
-
-
-def identity_of(database: Database) -> str:
-    """12 hex digits, drawn when they are first asked for. Raises CatalogError."""
-    with database.write() as connection:
-        found = connection.execute(select(identity.c.id)).scalar()
-        if found is None:
-            found = secrets.token_hex(6)
-            connection.execute(insert(identity).values(number=1, id=found))
-        return str(found)
+from backupd.catalog.snapshot import identity_of, take_history, write_snapshot
 
 
 class Catalog:

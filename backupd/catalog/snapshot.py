@@ -1,10 +1,13 @@
 """A catalog as one file: every row of one moment in an SQLite file, whatever database the catalog lives in.
 
+Which catalog it is stays with every copy of it; one that was made anew, after a loss, is another.
+
 And back: the history in such a file that no destination tells of (jobs, events, schedules ...) taken into a catalog.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,11 +17,12 @@ from typing import Any, cast
 
 from sqlalchemy import Column, Connection, Integer, String, Table, insert, select, tuple_
 
+import backupd.catalog.binlog_tables  # noqa: F401  its tables belong to the whole
 from backupd.catalog.alerts import events
 from backupd.catalog.backups import identities
 from backupd.catalog.base.columns import metadata
 from backupd.catalog.base.database import Database
-from backupd.catalog.binlog_tables import binlog_lags
+from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import holds, jobs, schedules
 from backupd.catalog.people import audit, challenges
 from backupd.catalog.proofs import proofs, witnesses
@@ -35,7 +39,7 @@ identity = Table(
 """One row: which catalog this is, among all that its installation ever had."""
 
 every_table = metadata
-"""All tables of the catalog: this module imports every one that declares some."""
+"""All tables of the catalog: this module imports every module that declares some."""
 
 
 _BATCH = 250
@@ -175,3 +179,13 @@ def _batches(connection: Connection, table: Table) -> Iterator[list[dict[str, An
     rows = iter(connection.execution_options(yield_per=_BATCH).execute(select(table)).mappings())
     while batch := [dict(row) for row in islice(rows, _BATCH)]:
         yield batch
+
+
+def identity_of(database: Database) -> str:
+    """12 hex digits, drawn when they are first asked for. Raises CatalogError."""
+    with database.write() as connection:
+        found = connection.execute(select(identity.c.id)).scalar()
+        if found is None:
+            found = secrets.token_hex(6)
+            connection.execute(insert(identity).values(number=1, id=found))
+        return str(found)

@@ -14,7 +14,6 @@ MOST_FILES = 16
 LONG = 600
 REASONS = {
     "backupd/app/retention/retention.py": "it is being divided",
-    "backupd/catalog/base/tables.py": "every table of the catalog, one list",
     "backupd/engine/physical/clone.py": "one tool: CLONE from its plugin to the copy",
     "tests/unit/app/jobs/test_jobs.py": "one job's life, from queue to end, in one scene",
     "tests/unit/app/retention/test_store_faults.py": "each fault of a store against each use case, in one table",

@@ -1,13 +1,6 @@
-"""The tables of the catalog. The only other place that knows columns is ``alembic/versions``.
+"""What the catalog's tables are made of: column types, and columns that several of them have.
 
-Nothing points to ``backups`` with a foreign key but its own copies: a proof outlives the backup that it proved, and
-a rebuild may meet an increment before its parent.
-
-The tables of people: who may come in, who did what, what was asked for, who is told; see ``tables``.
-
-The tables of binary logs; see ``tables``.
-
-Timed phases in a JSON column.
+Each table is declared beside what reads and writes it. The only other place that knows columns is ``alembic/versions``.
 """
 
 from __future__ import annotations
@@ -79,6 +72,7 @@ metadata = MetaData(
 
 
 def position_fields() -> tuple[Column[Any], ...]:
+    """A position in the binary log, of which a server may know the file or the GTIDs or neither."""
     return (
         Column("position_file", FreeText, nullable=False),
         Column("position_pos", BigInteger, nullable=False),
@@ -92,4 +86,5 @@ def phases_json(phases: Iterable[Phase]) -> list[dict[str, Any]]:
 
 
 def phases_from(column: Iterable[dict[str, Any]]) -> tuple[Phase, ...]:
+    """What ``phases_json`` wrote."""
     return tuple(Phase(item["name"], float(item["seconds"]), int(item["bytes"])) for item in column)

@@ -3,10 +3,7 @@
 SQLite is opened in WAL mode with foreign keys on; PostgreSQL through psycopg 3. Every failure of either leaves here
 as a CatalogError that names the file or the server.
 
-Which form a catalog's tables have, asked without the library that changes it: importing that takes as long as many a
-command.
-
-Whether anybody has written to the catalog since one last asked.
+Its revision is asked here without alembic, the library that changes it: importing that takes as long as many a command.
 """
 
 from __future__ import annotations

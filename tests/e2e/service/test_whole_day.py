@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from backupd.catalog.base.database import Database
 from backupd.catalog.backups import backups
+from backupd.catalog.base.database import Database
 from backupd.catalog.binlog_tables import binlog_branches
 from backupd.model.text import format_time
 from tests.e2e.restores.test_every_second import confirmed
