@@ -18,9 +18,9 @@ from typing import Any
 from backupd.app.context.incidents import SLOW, Incidents, Pair
 from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.copies.copy_verification import Examined, damaged, verify_copies
 from backupd.app.copies.log_copies import LogsCopied, copies_of
 from backupd.app.copies.missing_copies import Wanted, above, opened, sources, wanted
-from backupd.app.copies.protection import Examined, damaged, verify_copies
 from backupd.app.reconcile.backup_records import LOST, adopt_unknown, find_lost
 from backupd.app.retention.deletion import reconcile, sweep_destination
 from backupd.app.retention.holds import kept_by_catalog
