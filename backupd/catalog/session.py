@@ -20,7 +20,7 @@ from backupd.catalog.overview import Glances
 from backupd.catalog.people import Audit, Challenges, Requests, Sessions, Tokens
 from backupd.catalog.proofs import Proofs, Witnesses
 from backupd.catalog.restores import Plans, Rates, Restores
-from backupd.catalog.snapshot import identity_of, take_history, write_snapshot
+from backupd.catalog.snapshot import every_table, identity_of, take_history, write_snapshot
 
 
 class Catalog:
@@ -142,6 +142,6 @@ def _bring_up_to_date(database: Database) -> tuple[str | None, str]:
     with database.read() as connection:
         if current(connection) == WANTED:
             return WANTED, WANTED
-    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.base.migrations import bring_up_to_date  # dear to import, and hardly ever needed
 
-    return bring_up_to_date(database)
+    return bring_up_to_date(database, every_table.tables)

@@ -154,11 +154,11 @@ def _make_one_file(copy: sqlite3.Connection) -> None:
 
 
 def _copy_rows(database: Database, target: Path) -> None:
-    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+    from backupd.catalog.base.migrations import bring_up_to_date  # dear to import, and hardly ever needed
 
     copy = Database(f"sqlite:///{target}")
     try:
-        bring_up_to_date(copy)
+        bring_up_to_date(copy, every_table.tables)
         # Repeatable read: all tables as they are at one moment, while others go on writing.
         with (
             database.errors(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.catalog.migrations import head
+from backupd.catalog.base.migrations import head
 
 ROOT = Path(__file__).parents[4]
 

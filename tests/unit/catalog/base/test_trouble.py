@@ -19,9 +19,8 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from backupd.catalog import migrations
 from backupd.catalog.base import database as revision
-from backupd.catalog.base import postgresql_timeout
+from backupd.catalog.base import migrations, postgresql_timeout
 from backupd.catalog.base.database import Database
 from backupd.catalog.session import Catalog, open_catalog, upgrade
 from backupd.catalog.snapshot import every_table
@@ -287,7 +286,7 @@ def test_a_locked_file_is_named_and_the_wait_is_bounded(tmp_path: Path, monkeypa
 
 def test_a_full_disk_is_named_and_nothing_is_half_recorded(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/catalog.db")
-    migrations.bring_up_to_date(database)
+    migrations.bring_up_to_date(database, every_table.tables)
     with database.read() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")  # never below the present size
     catalog = Catalog(database)

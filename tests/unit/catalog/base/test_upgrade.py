@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from alembic import command
 from sqlalchemy import text
 
-from backupd.catalog import migrations
 from backupd.catalog.base import database as revision
+from backupd.catalog.base import migrations
 from backupd.catalog.base.database import Database
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import BackupState

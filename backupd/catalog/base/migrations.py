@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from alembic import command
@@ -10,7 +11,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from backupd.catalog.base.database import VERSION_TABLE, Database, current
-from backupd.catalog.snapshot import every_table
 from backupd.model.errors import CatalogError
 
 _LOCK = 0x6261636B757064
@@ -19,7 +19,7 @@ _LOCK = 0x6261636B757064
 
 def scripts() -> Path:
     """The folder of the migrations: inside the package when installed from a wheel, else beside it in the tree."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "alembic_scripts", package.parents[1] / "alembic"):
         if (folder / "env.py").is_file():
             return folder
@@ -43,8 +43,8 @@ def head() -> str:
     return revision
 
 
-def bring_up_to_date(database: Database) -> tuple[str | None, str]:
-    """Upgrade where needed; gives the revision before and after.
+def bring_up_to_date(database: Database, tables: Collection[str]) -> tuple[str | None, str]:
+    """Upgrade where needed; gives the revision before and after. ``tables``: the names of all that a catalog has.
 
     The whole upgrade is one transaction behind one lock, so a kill leaves the old form, and of two processes the
     second finds the work done. Raises CatalogError: a newer catalog, a database of another program, or a failure.
@@ -59,14 +59,14 @@ def bring_up_to_date(database: Database) -> tuple[str | None, str]:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         found = current(connection)
         if found != wanted:
-            _refuse_strangers(database, connection, found)
+            _refuse_strangers(database, connection, found, tables)
             config = configuration()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     return found, wanted
 
 
-def _refuse_strangers(database: Database, connection: Connection, found: str | None) -> None:
+def _refuse_strangers(database: Database, connection: Connection, found: str | None, ours: Collection[str]) -> None:
     if found is not None:
         known = {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
         if found not in known:
@@ -79,7 +79,7 @@ def _refuse_strangers(database: Database, connection: Connection, found: str | N
             )
         return
     tables = set(inspect(connection).get_table_names())
-    if strange := sorted(tables if database.sqlite else tables & set(every_table.tables)):
+    if strange := sorted(tables if database.sqlite else tables.intersection(ours)):
         raise CatalogError(
             f"{database.name} is the database of another program",
             detail=f"it has the tables {', '.join(strange[:8])} but no {VERSION_TABLE}",
