@@ -20,8 +20,8 @@ from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor
 
 if TYPE_CHECKING:
-    from backupd.app.alerting.service import Alerts
     from backupd.app.context.access import Access
+    from backupd.app.service.alerts import Alerts
     from backupd.app.service.backups import Backups, Binlogs, Retention
     from backupd.app.service.dispatch import Foreground
     from backupd.app.service.maintenance import Keys, Maintenance
@@ -79,7 +79,7 @@ class Service:
     @property
     def alerts(self) -> Alerts:
         """Incidents, and the messages about them."""
-        from backupd.app.alerting.service import Alerts
+        from backupd.app.service.alerts import Alerts
 
         return Alerts(self._wiring, self.actor)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from backupd.app.context import logging_setup
 from backupd.app.context.access import Facade, require_all, require_known, require_target, see
-from backupd.app.copies.missing_copies import destinations_of
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import UsageError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
@@ -110,6 +109,8 @@ class Requests(Facade):
     def replicate(self, server: str | None = None, place: str | None = None) -> tuple[JobRecord, ...]:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
         job for each; one that waits already is not asked for twice, and given."""
+        from backupd.app.copies.missing_copies import destinations_of
+
         with self._audited("replicate-requested", server=server or "", detail=place or "") as told:
             made = [self._copying(name, one) for name, one in destinations_of(self._wiring, server, place)]
             told.subject = " ".join(job.id for job in made)

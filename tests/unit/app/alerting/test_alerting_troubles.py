@@ -13,8 +13,9 @@ from backupd.app.alerting.channels import findings
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, look_after, send_one
-from backupd.app.alerting.service import Alerts, send_test
+from backupd.app.alerting.service import send_test
 from backupd.app.context.wiring import Wiring
+from backupd.app.service.alerts import Alerts
 from backupd.backup.checks.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
 from backupd.model.event import Message, MessageState

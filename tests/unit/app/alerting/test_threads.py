@@ -22,9 +22,10 @@ from backupd.app.alerting.channels import names
 from backupd.app.alerting.notifier import NewsDesk, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, send_one
-from backupd.app.alerting.service import Alerts, AlertWatch, forget_told, send_test
+from backupd.app.alerting.service import AlertWatch, forget_told, send_test
 from backupd.app.alerting.watchdog_ping import Heartbeat
 from backupd.app.context.wiring import Wiring
+from backupd.app.service.alerts import Alerts
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import CatalogError, ForbiddenError, NotFoundError, RefusedError
