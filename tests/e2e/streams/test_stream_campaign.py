@@ -134,7 +134,7 @@ class World:
 
     def disk_is_full(self) -> None:
         if self.can_fill_disk and "disk" not in self.later:
-            with self._ballast.open("wb") as file, suppress(OSError):
+            with suppress(OSError), self._ballast.open("wb") as file:
                 while True:
                     file.write(bytes(1 << 20))
                     file.flush()

@@ -35,10 +35,10 @@ where it is empty, they are of a pair."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(ROOT.glob("app/*.py")):
+    for path in sorted(ROOT.glob("app/**/*.py")):
         text = path.read_text()
         if "model.event import" in text:
-            yield f"backupd.app.{path.stem}", ast.parse(text)
+            yield ".".join(("backupd", *path.relative_to(ROOT).with_suffix("").parts)), ast.parse(text)
 
 
 def kinds() -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest
         add_row(wiring, cast("BackupSpec", spec), mine)
 
 
-@pytest.mark.parametrize(("kind", "module"), [("full", "backups"), ("logical", "logical")])
+@pytest.mark.parametrize(("kind", "module"), [("full", "physical"), ("logical", "logical")])
 def test_a_backup_that_a_parallel_process_adopts_succeeds_with_the_row_of_its_run(
     short_tmp: Path,
     shared_server: PrivateServer,
@@ -81,7 +81,7 @@ def test_a_backup_that_a_parallel_process_adopts_succeeds_with_the_row_of_its_ru
         adopted.append(wiring.catalog.backups.get(record.id))
         add_row(wiring, spec, record)
 
-    monkeypatch.setattr(f"backupd.app.{module}.add_row", late)
+    monkeypatch.setattr(f"backupd.app.backups.{module}.add_row", late)
     code = main(["backup", houses.SERVER, "--kind", kind, "--json"])
     told = capsys.readouterr()
     assert code == 0, told.err
