@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from backupd.model.errors import BackupdError, CancelledError
 from backupd.model.job import JobRecord, Report, silent
@@ -20,7 +21,9 @@ def _ours() -> None:
 class JobRun:
     """``report`` takes progress; ``cancel`` is set when the work should stop (pass it to pipelines, poll it in loops);
     ``fence`` raises RefusedError when the job is no longer this process's: call it right before anything is committed.
-    ``log``: where tools may write what they print, redacted; None without a file.
+    ``log``: where tools may write what they print, redacted; None without a file. ``watched``: somebody waits in this
+    process and sees how it ends. ``restore``: what a command was asked for that no row holds (options, whom to ask);
+    None for a restore whose row says it all.
     """
 
     job: JobRecord
@@ -28,6 +31,8 @@ class JobRun:
     cancel: threading.Event = field(default_factory=threading.Event)
     fence: Callable[[], None] = _ours
     log: Path | None = None
+    watched: bool = False
+    restore: Callable[[JobRun], Any] | None = None
 
     def check(self) -> None:
         """Raises CancelledError when somebody asked to stop."""
@@ -41,7 +46,8 @@ class Result:
 
     ``problem``: the work was done to its end and found something bad (a backup that does not restore): the job failed,
     though nothing was raised. ``partial``: what it made is there and can be used, and the problem is what is missing
-    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again.
+    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again. ``outcome``: what the work
+    gave, for whoever waits for it in this process; nothing of it is recorded.
     """
 
     id: str = ""
@@ -50,3 +56,4 @@ class Result:
     problem: BackupdError | None = None
     partial: bool = False
     accepted: bool = False
+    outcome: Any = None

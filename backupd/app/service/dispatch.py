@@ -1,55 +1,85 @@
-"""What each kind of job does: the one table from a row of the catalog to the use case behind it.
+"""One place that runs a job: the table from a row of the catalog to the use case behind it, and the life of a job in
+the process that does it: the row before, a pulse meanwhile, the outcome afterwards.
 
-Work that the process which was asked does itself, as a job of its own, while whoever asked waits and watches.
+A worker starts a process for a queued job, which claims it here; a command that somebody waits for makes its own row
+and goes through the same table. A job ends as ``cancelled`` when somebody wanted that (`backupd jobs cancel`, a signal,
+Ctrl-C), as ``failed`` when it went wrong by itself. A repetition is a new job that names this one as ``previous``.
+
+What a job needs it imports itself: a process that takes a backup need not load what restores it.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from backupd.app.context.access import require_known, require_target
-from backupd.app.context.audit import deed
+from backupd.app.context.access import Facade, require_known, require_target
+from backupd.app.context.audit import REFUSALS
+from backupd.app.context.logging_setup import job_log, say
 from backupd.app.context.run import JobRun, Result
-from backupd.app.context.wiring import Wiring, owner
+from backupd.app.context.wiring import Wiring, owner, user
 from backupd.app.copies.missing_copies import destinations_of
-from backupd.app.copies.replication import Replicated
-from backupd.app.jobs.jobs import Asked, live, run_here
-from backupd.app.restores.jobs import of_restore
-from backupd.app.restores.request import RestoreRequest
-from backupd.app.restores.table_restore import restore_tables
-from backupd.app.restores.test_restore import RANDOM, test_restore
-from backupd.app.restores.whole_server import restore
-from backupd.app.retention import retention
-from backupd.app.verify import verification
-from backupd.model.access import Actor
+from backupd.app.jobs.heartbeat import BEAT, PATIENCE, Pulse
+from backupd.app.jobs.jobs import abandon_dead, close, policy_of
 from backupd.model.backup_record import BackupKind, BackupRecord
-from backupd.model.errors import BackupdError, DamagedError, RefusedError
-from backupd.model.job import JobKind, Report, silent
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    CatalogError,
+    DamagedError,
+    DumpsOnlyError,
+    ElsewhereError,
+    RefusedError,
+    UnknownTableError,
+)
+from backupd.model.job import JobKind, JobRecord, JobState, Report, silent
 from backupd.model.proof import INEXACT, UNDECIDED, Phase, Proof
-from restore.tables.outcome import TablesOutcome
-from restore.tables.restore import Confirm
-from restore.tables.row_difference import SAMPLE
-from restore.whole.executor import RestoreOutcome
+from backupd.model.text import new_id
+from policies.schema import Policy
+
+if TYPE_CHECKING:
+    from backupd.app.copies.replication import Replicated
+    from backupd.app.restores.request import RestoreRequest
+    from backupd.app.retention.retention import Applied
+    from backupd.app.verify.verification import VerifyOutcome
+    from restore.tables.outcome import TablesOutcome
+    from restore.tables.restore import Confirm
+    from restore.whole.executor import RestoreOutcome
 
 Action = Callable[[Wiring, JobRun], Result]
+
+_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL)
+"""Kinds that report no progress, or not in every phase, so that nobody can tell whether they make any."""
+
+LONGEST_SILENCE = timedelta(hours=6)
+"""How long those may take, and jobs of no server be without progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``by`` whom a job is done in this process; ``begun`` is told its id once it has a row."""
+
+    by: str
+    begun: Callable[[str], None]
+
+
+# -- what each kind of job does
 
 
 def perform(wiring: Wiring, run: JobRun) -> Result:
     """Do what ``run.job`` asks for. Raises whatever makes it fail."""
     return _ACTIONS[JobKind(run.job.kind)](wiring, run)
-
-
-def run_claimed(wiring: Wiring, job_id: str, token: int, report: Report = silent) -> Result:
-    """Do a job that a worker claimed under ``token`` for this process.
-
-    Raises RefusedError when the job is somebody else's by now, NotFoundError, and what makes the job fail.
-    """
-    job = wiring.catalog.jobs.adopt(job_id, token, owner(), wiring.clock())
-    return live(wiring, job, lambda run: perform(wiring, run), lambda result: result, report)
 
 
 _BACKUP_PHASES = {
@@ -115,7 +145,8 @@ def of_proof(proof: Proof) -> Result:
             else f"look at its damages: backupd verify {proof.server}; and take a new full backup",
         )
     # Without phases: rates count those of the proof itself.
-    return Result(proof.id, max((phase.bytes for phase in proof.phases), default=0), problem=problem)
+    moved = max((phase.bytes for phase in proof.phases), default=0)
+    return Result(proof.id, moved, problem=problem, outcome=proof)
 
 
 def _verify(wiring: Wiring, run: JobRun) -> Result:
@@ -128,43 +159,34 @@ def _verify(wiring: Wiring, run: JobRun) -> Result:
     return replace(of_verification(outcome), phases=(Phase("verify", time.monotonic() - begun, outcome.bytes),))
 
 
-def of_verification(outcome: verification.VerifyOutcome) -> Result:
+def of_verification(outcome: VerifyOutcome) -> Result:
     """What the row of a verification says."""
-    problem = None
-    if not outcome.ok:
-        lines = [
-            f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}"
-            for damage in outcome.damages
-            if not damage.repaired_from
-        ]
-        if not lines:
-            return Result(
-                "",
-                outcome.bytes,
-                problem=BackupdError(
-                    f"{len(outcome.lacking)} stored backups lack tables, or may not be restorable",
-                    detail="\n".join(map(str, outcome.lacking)),
-                    hint="everything else in them is good; take a full backup now and test it: backupd backup SERVER "
-                    "--kind full, backupd test-restore SERVER",
-                ),
-            )
-        if not any(damage.key for damage in outcome.damages if not damage.repaired_from):
-            return Result(
-                "",
-                outcome.bytes,
-                problem=BackupdError(
-                    f"{len(lines)} destinations could not be read",
-                    detail="\n".join(lines),
-                    hint="how the copies there are nobody knows; once they can be reached again: backupd verify",
-                ),
-            )
+    left = [damage for damage in outcome.damages if not damage.repaired_from]
+    lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in left]
+    problem: BackupdError | None = None
+    if outcome.ok:
+        pass
+    elif not lines:
+        problem = BackupdError(
+            f"{len(outcome.lacking)} stored backups lack tables, or may not be restorable",
+            detail="\n".join(map(str, outcome.lacking)),
+            hint="everything else in them is good; take a full backup now and test it: backupd backup SERVER "
+            "--kind full, backupd test-restore SERVER",
+        )
+    elif not any(damage.key for damage in left):
+        problem = BackupdError(
+            f"{len(lines)} destinations could not be read",
+            detail="\n".join(lines),
+            hint="how the copies there are nobody knows; once they can be reached again: backupd verify",
+        )
+    else:
         problem = DamagedError(
             f"{len(lines)} damages were found in stored backups",
             lines,
             hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
             "log is read from another destination, or what it held is a gap: backupd timeline",
         )
-    return Result("", outcome.bytes, problem=problem)
+    return Result("", outcome.bytes, problem=problem, outcome=outcome)
 
 
 def _witness(wiring: Wiring, run: JobRun) -> Result:
@@ -183,14 +205,15 @@ def _challenge(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _retention(wiring: Wiring, run: JobRun) -> Result:
-    from backupd.app.retention import retention
+    from backupd.app.retention.retention import apply
 
-    retention.apply(wiring, run.job.server, run, really=bool(run.job.arguments.get("really")))
-    if run.job.server in wiring.settings.servers:
-        return Result()
+    server = run.job.server
+    applied = apply(wiring, server, run, really=bool(run.job.arguments.get("really")))
+    if server in wiring.settings.servers or run.watched:  # whoever watches is shown that all stays
+        return Result(outcome=applied)
     return Result(
         problem=RefusedError(
-            f"{run.job.server} is not configured: no rule says what may go, so all stays",
+            f"{server} is not configured: no rule says what may go, so all stays",
             hint="delete what is not needed any more: backupd backups delete ID",
         )
     )
@@ -212,31 +235,25 @@ def _remove(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _replicate(wiring: Wiring, run: JobRun) -> Result:
-    return of_replication(replicate(wiring, run))
-
-
-def replicate(wiring: Wiring, run: JobRun) -> Replicated:
-    """Bring the destination of ``run`` up to date, with what it says of itself."""
     from backupd.app.copies.replication import bring_up_to_date
     from backupd.app.metacopies.catalog_copies import after_job
 
     done = bring_up_to_date(wiring, run.job.server, str(run.job.arguments["destination"]), run)
     if done.copied:
         after_job(wiring)
-    return done
-
-
-def of_replication(done: Replicated) -> Result:
-    """What the row of a replication says. What failed is in the catalog, and is tried again by itself."""
-    seconds = sum(one.seconds for one in done.copied)
-    sent = sum(one.sent for one in done.copied)
-    return Result("", done.bytes, (Phase("replicate", seconds, sent),) if sent else (), problem=done.trouble)
+    seconds, sent = sum(one.seconds for one in done.copied), sum(one.sent for one in done.copied)
+    phases = (Phase("replicate", seconds, sent),) if sent else ()
+    # What failed is in the catalog, and is tried again by itself.
+    return Result("", done.bytes, phases, problem=done.trouble, outcome=done)
 
 
 def _restore(wiring: Wiring, run: JobRun) -> Result:
-    from backupd.app.restores.jobs import perform_restore
+    from backupd.app.restores.jobs import of_restore, perform_restore
 
-    return perform_restore(wiring, run)
+    if run.restore is None:
+        return perform_restore(wiring, run)
+    outcome = run.restore(run)
+    return replace(of_restore(outcome), outcome=outcome)
 
 
 _ACTIONS: Mapping[JobKind, Action] = {
@@ -254,14 +271,194 @@ _ACTIONS: Mapping[JobKind, Action] = {
 }
 
 
-T = TypeVar("T")
+# -- a job in the process that does it
 
 
-class Foreground:
-    """Of one actor. Every method raises errors of backupd.model.errors, and is in the audit, refused or not."""
+def run_here(
+    wiring: Wiring,
+    kind: JobKind,
+    server: str,
+    work: Callable[[JobRun], Result],
+    *,
+    report: Report,
+    arguments: dict[str, Any] | None = None,
+    asked: Asked | None = None,
+) -> Result:
+    """Record a job, do ``work`` as that job in this process, and record how it ended.
 
-    def __init__(self, wiring: Wiring, actor: Actor) -> None:
-        self._wiring, self._actor = wiring, actor
+    Raises what ``work`` raises, and RefusedError when the job was taken from this process meanwhile.
+    """
+    policy_of(wiring, server, kind)  # a broken one is told before there is a row
+    abandon_dead(wiring)
+    now = wiring.clock()
+    job = JobRecord(
+        id=new_id(now),
+        kind=str(kind),
+        server=server,
+        state=JobState.RUNNING,
+        queued_at=now,
+        started_at=now,
+        heartbeat_at=now,
+        owner=owner(),
+        requested_by=asked.by if asked else user(),
+        arguments=arguments or {},
+        token=1,
+    )
+    wiring.catalog.jobs.add(job)
+    if asked is not None:
+        asked.begun(job.id)
+    return live(wiring, job, work, report, watched=True)
+
+
+def run_claimed(wiring: Wiring, job_id: str, token: int, report: Report = silent) -> Result:
+    """Do a job that a worker claimed under ``token`` for this process.
+
+    Raises RefusedError when the job is somebody else's by now, NotFoundError, and what makes the job fail.
+    """
+    job = wiring.catalog.jobs.adopt(job_id, token, owner(), wiring.clock())
+    return live(wiring, job, partial(perform, wiring), report)
+
+
+def live(
+    wiring: Wiring,
+    job: JobRecord,
+    work: Callable[[JobRun], Result],
+    report: Report,
+    *,
+    watched: bool = False,
+) -> Result:
+    """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``. ``watched``:
+    whoever asked for it sees how it ends."""
+    policy = policy_of(wiring, job.server, job.kind)
+    if job.kind != JobKind.RESTORE:  # for which everybody else waits
+        _yield_to_others(policy.limits.nice if policy is not None else None)
+    pulse = Pulse(wiring, job, report, hang=_patience(policy, job), rates=wiring.catalog.rates.of(job.server))
+    with job_log(wiring.settings, job.id) as log:
+        say("job-started", f"{job.kind}, attempt {job.attempt}", server=job.server, job=job.id)
+        done: list[Result] = []
+        try:
+            with pulse:
+                done.append(work(JobRun(job, pulse.report, pulse.cancel, pulse.fence, log, watched)))
+        except BaseException as error:
+            # A signal after the last step came too late: what was committed is not cancelled.
+            if not done or not isinstance(error, KeyboardInterrupt):
+                with _undisturbed():
+                    told = _ended_badly(wiring, job, pulse, error, watched=watched)
+                if told is error:
+                    raise
+                raise told from error
+        with _undisturbed():
+            _ended_well(wiring, job, done[0])
+        return done[0]
+
+
+def _patience(policy: Policy | None, job: JobRecord) -> timedelta:
+    """How long it may be without progress."""
+    if policy is None or job.kind in _SILENT:
+        return max(LONGEST_SILENCE, policy.limits.hang if policy is not None else LONGEST_SILENCE)
+    return policy.limits.hang
+
+
+def _ended_well(wiring: Wiring, job: JobRecord, result: Result) -> None:
+    state = JobState.SUCCEEDED
+    if result.problem is not None:
+        state = JobState.PARTIAL if result.partial else JobState.FAILED
+    again = state is JobState.PARTIAL and not result.accepted
+    _patiently(partial(close, wiring, job, state, error=result.problem, result=result, again=again))
+
+
+def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseException, *, watched: bool) -> BaseException:
+    """Record it; gives the error that the caller should see: the reason for a stop rather than the stop."""
+    if pulse.lost is not None:
+        say("job-lost", pulse.lost.message, level=logging.ERROR, server=job.server, job=job.id)
+        return pulse.lost
+    told: BaseException = error
+    by = pulse.cancel_by or (_canceller(wiring, job) if isinstance(error, KeyboardInterrupt) else "")
+    if pulse.problem is not None:
+        told = pulse.problem
+        ending = partial(close, wiring, job, JobState.FAILED, error=pulse.problem, again=True)
+    elif by:
+        told = CancelledError(f"job {job.id} was cancelled by {by}")
+        ending = partial(close, wiring, replace(job, cancel_by=by), JobState.CANCELLED, error=told)
+    elif isinstance(error, KeyboardInterrupt):
+        name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
+        ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
+    elif isinstance(error, (ElsewhereError, DumpsOnlyError, UnknownTableError)) or (
+        watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS)
+    ):
+        # Somebody forgot --confirm, mistyped a table, or asked for what no policy plans, and was told: nothing was
+        # done, and nothing is broken.
+        ending = partial(close, wiring, job, JobState.CANCELLED, error=error)
+    else:
+        shown = error if isinstance(error, BackupdError) else _internal(job, error)
+        # A lease at a destination that was lost is a cancellation that nobody asked for.
+        again = shown.retryable or isinstance(shown, CancelledError)
+        ending = partial(close, wiring, job, JobState.FAILED, error=shown, again=again)
+    _patiently(ending)
+    return told
+
+
+def _canceller(wiring: Wiring, job: JobRecord) -> str:
+    """Who asked to stop this job: the signal may have come before the heartbeat that would have told."""
+    with suppress(BackupdError):
+        return wiring.catalog.jobs.get(job.id).cancel_by
+    return ""
+
+
+def _patiently(ending: Callable[[], JobRecord]) -> None:
+    """A catalog that cannot be reached for a moment must not make a good run look lost."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            ending()
+        except CatalogError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(BEAT)
+        else:
+            return
+
+
+def _internal(job: JobRecord, error: BaseException) -> BackupdError:
+    """An error that is none of ours, in a sentence; its traceback goes to the job's log."""
+    say("job-traceback", "".join(traceback.format_exception(error)), level=logging.ERROR, server=job.server, job=job.id)
+    hint = f"`backupd jobs log {job.id}` says where it happened"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return BackupdError(f"{job.kind} failed: {place}{error.strerror or error}", hint=hint)
+    first = (str(error).splitlines() or [""])[0]
+    return BackupdError(f"internal error: {type(error).__name__}: {first}", hint=hint)
+
+
+def _yield_to_others(nice: int | None) -> None:
+    """Lower the priority of this process and of all that it starts. Linux derives the I/O priority from it."""
+    if nice is not None and os.getpriority(os.PRIO_PROCESS, 0) < nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No signal keeps the outcome from being recorded: those that ask to stop come too late."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def too_late(_number: int, _frame: FrameType | None) -> None:
+        """The work is over already."""
+
+    before = {number: signal.signal(number, too_late) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- what a command does itself
+
+
+class Foreground(Facade):
+    """Work that this process does itself, as a job that whoever asked for it waits for and watches."""
 
     def backup(
         self, server: str, kind: BackupKind, report: Report, *, table_set: str = "", tables: Sequence[str] = ()
@@ -276,87 +473,65 @@ class Foreground:
             from backupd.app.backups.logical import chosen_tables
 
             chosen_tables(found, asked)
-        done = self._do(
-            "backup-requested",
-            str(kind),
-            JobKind(kind),
-            server,
-            lambda run: perform(self._wiring, run),
-            report,
-            lambda result: result,
-            {name: value for name, value in asked.items() if value},
-        )
+        arguments = {name: value for name, value in asked.items() if value}
+        done = self._do("backup-requested", str(kind), JobKind(kind), server, report, arguments)
         return with_protection(self._wiring, [self._wiring.catalog.backups.get(done.id)])[0]
 
     def test_restore(self, server: str, target: str, report: Report) -> Proof:
+        """``target``: any of a restore, or ``random``. Raises what keeps the test from beginning; a restore that
+        failed is a proof, too."""
+        from backupd.app.restores.test_restore import RANDOM
+
         self._wiring.settings.server(server)
         if target != RANDOM:
             require_target(self._wiring, server, target)
-        return self._do(
-            "test-restore-requested",
-            target,
-            JobKind.TEST_RESTORE,
-            server,
-            lambda run: test_restore(self._wiring, server, target, run.report),
-            report,
-            of_proof,
-            {"target": target},
-        )
+        done = self._do("test-restore-requested", target, JobKind.TEST_RESTORE, server, report, {"target": target})
+        proof: Proof = done.outcome
+        return proof
 
-    def verify(self, server: str | None, subset: float | None, report: Report) -> verification.VerifyOutcome:
+    def verify(self, server: str | None, subset: float | None, report: Report) -> VerifyOutcome:
+        """Read stored objects of ``server``, or of all, again. ``subset``: the share of them to read, more than 0 and
+        at most 1; None for all. Raises NotFoundError, CancelledError, CatalogError."""
         if server is not None:
             self._wiring.settings.server(server)
-        return self._do(
-            "verify-requested",
-            "",
-            JobKind.VERIFY,
-            server or "",
-            lambda run: verification.verify(self._wiring, server, subset, run.report),
-            report,
-            of_verification,
-            {"subset": subset} if subset else {},
-        )
+        arguments = {"subset": subset} if subset else {}
+        outcome: VerifyOutcome = self._do(
+            "verify-requested", "", JobKind.VERIFY, server or "", report, arguments
+        ).outcome
+        return outcome
 
     def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
         return tuple(
-            self._do(
-                "replicate-requested",
-                one,
-                JobKind.REPLICATE,
-                name,
-                lambda run: replicate(self._wiring, run),
-                report,
-                of_replication,
-                {"destination": one},
-            )
+            self._do("replicate-requested", one, JobKind.REPLICATE, name, report, {"destination": one}).outcome
             for name, one in destinations_of(self._wiring, server, place)
         )
 
-    def apply_retention(self, server: str, report: Report, *, really: bool = False) -> retention.Applied:
+    def apply_retention(self, server: str, report: Report, *, really: bool = False) -> Applied:
+        """Mark what the rules expire; ``really``: also what the deletion limit holds back. Raises RefusedError where it
+        is too much at once, NotFoundError."""
         require_known(self._wiring, server)
-        return self._do(
-            "retention-applied",
-            "really" if really else "",
-            JobKind.RETENTION,
-            server,
-            lambda run: retention.apply(self._wiring, server, run, really=really),
-            report,
-        )
+        arguments = {"really": True} if really else {}
+        applied: Applied = self._do(
+            "retention-applied", "really" if really else "", JobKind.RETENTION, server, report, arguments
+        ).outcome
+        return applied
 
     def restore(self, request: RestoreRequest, report: Report) -> RestoreOutcome:
-        """Restore a whole server into the folder of ``request``."""
+        """Restore a whole server into the folder of ``request``. Raises what planning and the execution raise."""
+        from backupd.app.restores.whole_server import restore
+
         self._refuse_unknown(request)
-        return self._do(
+        outcome: RestoreOutcome = self._do(
             "restore-started",
             f"{request.target} into {request.datadir}",
             JobKind.RESTORE,
             request.server,
-            lambda run: restore(self._wiring, request, run),
             report,
-            of_restore,
             {"target": request.target, "datadir": request.datadir},
-        )
+            lambda run: restore(self._wiring, request, run),
+        ).outcome
+        return outcome
 
     def restore_tables(
         self,
@@ -365,23 +540,28 @@ class Foreground:
         *,
         confirm: str | None = None,
         ask: Confirm | None = None,
-        keys: int = SAMPLE,
+        keys: int | None = None,
     ) -> TablesOutcome:
         """``confirm``: the name of the server where live tables are replaced, or ``ask`` is asked; ``keys``: the
-        maximum number of keys that are reported of each sort of rows that differ."""
+        maximum number of keys that are reported of each sort of rows that differ. Raises what planning and the
+        execution raise, RefusedError without confirmation."""
+        from backupd.app.restores.table_restore import restore_tables
+        from restore.tables.row_difference import SAMPLE
+
         self._refuse_unknown(request)
         into = request.into or request.sql
         shown = f"{', '.join(request.tables)} of {request.target} into {into}"
-        return self._do(
+        most = SAMPLE if keys is None else keys
+        outcome: TablesOutcome = self._do(
             "restore-started",
             f"{shown}{', only to compare' if request.compare else ''}",
             JobKind.RESTORE,
             request.server,
-            lambda run: restore_tables(self._wiring, request, run, confirm=confirm, ask=ask, keys=keys),
             report,
-            of_restore,
             {"target": request.target, "tables": list(request.tables), "into": into},
-        )
+            lambda run: restore_tables(self._wiring, request, run, confirm=confirm, ask=ask, keys=most),
+        ).outcome
+        return outcome
 
     def _refuse_unknown(self, request: RestoreRequest) -> None:
         """Raises UsageError, NotFoundError for what the request names and nobody knows, before it is in the audit."""
@@ -396,19 +576,15 @@ class Foreground:
         detail: str,
         kind: JobKind,
         server: str,
-        work: Callable[[JobRun], T],
         report: Report,
-        result: Callable[[T], Result] = lambda _done: Result(),
-        arguments: dict[str, Any] | None = None,
-    ) -> T:
-        with deed(self._wiring, self._actor, action, server=server, detail=detail) as told:
-            return run_here(
-                self._wiring,
-                kind,
-                server,
-                work,
-                report=report,
-                arguments=arguments or {},
-                result=result,
-                asked=Asked(self._actor.name, told.begun),
-            )
+        arguments: Mapping[str, Any],
+        restore: Callable[[JobRun], RestoreOutcome | TablesOutcome] | None = None,
+    ) -> Result:
+        """As a job of ``kind``, by the table of actions. ``restore``: see ``JobRun``."""
+
+        def work(run: JobRun) -> Result:
+            return perform(self._wiring, replace(run, restore=restore))
+
+        with self._audited(action, server=server, detail=detail) as told:
+            asked = Asked(self._actor.name, told.begun)
+            return run_here(self._wiring, kind, server, work, report=report, arguments=dict(arguments), asked=asked)

@@ -20,8 +20,8 @@ from backupd.app.context.run import JobRun, Result
 from backupd.app.context.server_identity import CHANGED
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.jobs.jobs import run_here
 from backupd.app.reconcile.backup_records import tell_foreign
+from backupd.app.service.dispatch import run_here
 from backupd.app.views.destinations import ReachWatch, places
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.timeline import timeline
@@ -181,7 +181,7 @@ class Installation:
 
     def job(self, kind: JobKind, work: Callable[[JobRun], Result] = lambda _run: Result()) -> None:
         with suppress(BackupdError):
-            run_here(self.wiring, kind, SERVER, work, report=silent, result=lambda result: result)
+            run_here(self.wiring, kind, SERVER, work, report=silent)
 
     def proof(self, outcome: str) -> None:
         at = self.now()

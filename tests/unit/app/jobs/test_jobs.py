@@ -24,7 +24,8 @@ from backupd.app.context.run import JobRun, Result
 from backupd.app.context.wiring import Wiring, owner, owner_state, user
 from backupd.app.jobs import heartbeat as pulse
 from backupd.app.jobs import jobs
-from backupd.app.jobs.jobs import live, run_here
+from backupd.app.service import dispatch
+from backupd.app.service.dispatch import live, run_here
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Severity
@@ -57,6 +58,15 @@ def rewrite(wiring: Wiring, extra: str) -> Wiring:
     return replace(wiring, settings=Office(wiring.settings.file.parent).write(gold=GOLD + extra))
 
 
+def then(work: Callable[[JobRun], object], result: Result | None = None) -> Callable[[JobRun], Result]:
+    """``work``, and ``result`` of it."""
+
+    def done(run: JobRun) -> Result:
+        return replace(result or Result(), outcome=work(run))
+
+    return done
+
+
 def do(wiring: Wiring, work: Callable[[JobRun], Any], **changes: Any) -> JobRecord:
     """Let a job of a schedule, claimed by this process, do ``work``; gives its row afterwards, whatever was raised."""
     record = JobRecord(
@@ -72,7 +82,7 @@ def do(wiring: Wiring, work: Callable[[JobRun], Any], **changes: Any) -> JobReco
     job = wiring.catalog.jobs.claim(owner(), wiring.clock())
     assert job is not None
     try:
-        live(wiring, job, work, lambda _done: Result(), silent)
+        live(wiring, job, then(work), silent)
     except (BackupdError, KeyboardInterrupt, ZeroDivisionError):
         assert wiring.catalog.jobs.get(job.id).state is not JobState.SUCCEEDED
     return wiring.catalog.jobs.get(job.id)
@@ -116,12 +126,11 @@ def test_a_good_run_is_recorded_with_its_bytes_phases_result_and_log(wiring: Wir
         wiring,
         JobKind.FULL,
         "db1",
-        work,
+        then(work, Result("b1", 7, (Phase("backup", 2.0, 7),))),
         report=silent,
         arguments={"x": 1},
-        result=lambda size: Result("b1", size, (Phase("backup", 2.0, size),)),
     )
-    assert done == 7
+    assert done.outcome == 7
     (job,) = wiring.catalog.jobs.list()
     assert (job.state, job.result, job.bytes, job.phases) == (JobState.SUCCEEDED, "b1", 7, (Phase("backup", 2.0, 7),))
     assert (job.arguments, job.requested_by, job.token) == ({"x": 1}, user(), 1)
@@ -140,13 +149,13 @@ def test_a_command_that_somebody_watches_and_that_is_refused_is_no_trouble_of_th
         raise RefusedError("tables would be replaced, and nobody confirmed that", hint="repeat with --confirm db1")
 
     with pytest.raises(RefusedError, match="nobody confirmed"):
-        run_here(wiring, JobKind.RESTORE, "db1", work, report=silent)
+        run_here(wiring, JobKind.RESTORE, "db1", then(work), report=silent)
     (job,) = wiring.catalog.jobs.list("db1")
     assert (job.state, job.message) == (JobState.CANCELLED, "tables would be replaced, and nobody confirmed that")
     (event,) = wiring.catalog.events.list(server="db1")
     assert rule_of(event).act is Act.SILENT
     with pytest.raises(RefusedError):  # a backup that is refused is one: nobody may read what cron runs
-        run_here(wiring, JobKind.FULL, "db1", work, report=silent)
+        run_here(wiring, JobKind.FULL, "db1", then(work), report=silent)
     assert rule_of(wiring.catalog.events.list(server="db1")[0]).act is Act.OPENS
 
 
@@ -183,7 +192,7 @@ def test_retention_follows_a_good_backup_once_and_never_a_failed_one(wiring: Wir
             id=new_id(NOW), kind=JobKind.FULL, server="db1", state=JobState.RUNNING, queued_at=NOW, owner=owner()
         )
         wiring.catalog.jobs.add(job)
-        live(wiring, job, lambda _run: None, lambda _done: Result(), silent)
+        live(wiring, job, lambda _run: Result(), silent)
     (follows,) = wiring.catalog.jobs.list(kind=JobKind.RETENTION)
     assert (follows.server, follows.state, follows.leg) == ("db1", JobState.QUEUED, "retention")
 
@@ -232,11 +241,10 @@ def test_work_that_found_something_bad_failed_with_its_result(wiring: Wiring) ->
         wiring,
         JobKind.TEST_RESTORE,
         "db1",
-        lambda _run: "proof-1",
+        lambda _run: Result("proof-1", problem=problem),
         report=silent,
-        result=lambda name: Result(name, problem=problem),
     )
-    assert done == "proof-1"
+    assert done.id == "proof-1"
     (job,) = wiring.catalog.jobs.list()
     assert (job.state, job.result, job.message) == (JobState.FAILED, "proof-1", "it does not restore")
     assert kinds(wiring) == ["job-failed"]
@@ -263,8 +271,7 @@ def _partial(wiring: Wiring, *, accepted: bool) -> JobRecord:
     live(
         wiring,
         claimed,
-        lambda _run: "backup-1",
-        lambda name: Result(name, problem=problem, partial=True, accepted=accepted),
+        lambda _run: Result("backup-1", problem=problem, partial=True, accepted=accepted),
         silent,
     )
     return wiring.catalog.jobs.get(job.id)
@@ -305,7 +312,7 @@ def test_a_failure_that_may_pass_is_tried_again_with_growing_pauses(wiring: Wiri
         claimed = wiring.catalog.jobs.claim(owner(), wiring.clock())
         assert claimed is not None
         with pytest.raises(ToolError):
-            live(wiring, claimed, fails(ToolError("again")), lambda _done: Result(), silent)
+            live(wiring, claimed, then(fails(ToolError("again"))), silent)
         job = claimed
     assert successor(wiring, job) is None
 
@@ -407,7 +414,7 @@ def test_a_policy_s_priority_holds_for_the_job_s_process(wiring: Wiring) -> None
     child = os.fork()
     if child == 0:
         try:
-            jobs._yield_to_others(wiring.settings.server("db1").policy.limits.nice)
+            dispatch._yield_to_others(wiring.settings.server("db1").policy.limits.nice)
             os._exit(os.getpriority(os.PRIO_PROCESS, 0))
         finally:
             os._exit(99)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from backupd.app.context import wiring
-from backupd.app.context.run import JobRun
+from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner, owner_state
 from backupd.app.daemon import worker
@@ -26,9 +26,10 @@ from backupd.app.daemon.worker import Worker
 from backupd.app.jobs import jobs
 from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.heartbeat import Pulse
-from backupd.app.jobs.jobs import LONGEST_SILENCE, abandon_dead, mark_stopped, run_here
+from backupd.app.jobs.jobs import abandon_dead, mark_stopped
 from backupd.app.runtime import child_process as offspring
-from backupd.app.service.dispatch import perform
+from backupd.app.service import dispatch
+from backupd.app.service.dispatch import LONGEST_SILENCE, perform, run_here
 from backupd.catalog.base import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError
@@ -235,9 +236,9 @@ def test_kinds_that_report_no_progress_are_watched_too(place: Wiring, monkeypatc
             seen.append(hang)
             super().__init__(*args, hang=hang, **more)
 
-    monkeypatch.setattr(jobs, "Pulse", Watched)
+    monkeypatch.setattr(dispatch, "Pulse", Watched)
     for kind, server in ((JobKind.RETENTION, "db1"), (JobKind.VERIFY, ""), (JobKind.FULL, "db1")):
-        run_here(place, kind, server, lambda _run: None, report=silent)
+        run_here(place, kind, server, lambda _run: Result(), report=silent)
     assert seen == [LONGEST_SILENCE, LONGEST_SILENCE, timedelta(seconds=1)]
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.context.run import JobRun
+from backupd.app.context.run import JobRun, Result
 from backupd.app.jobs import heartbeat as pulse
-from backupd.app.jobs import jobs
-from backupd.app.jobs.jobs import cancel, run_here
+from backupd.app.jobs.jobs import cancel
 from backupd.app.restores import thaw_jobs as thawing
 from backupd.app.restores import thaw_wait as thawgate
 from backupd.app.restores.request import RestoreOptions
@@ -24,6 +23,8 @@ from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
 from backupd.app.restores.thaw_wait import ThawGate, cold_of_part, with_thaw
 from backupd.app.restores.whole_server import gate_of, plan
 from backupd.app.retention import retention
+from backupd.app.service import dispatch
+from backupd.app.service.dispatch import run_here
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import ArchivedError, CancelledError, RefusedError
@@ -428,7 +429,7 @@ def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(
 ) -> None:
     monkeypatch.setattr(thawgate, "STEP", 0.02)
     monkeypatch.setattr(pulse, "BEAT", 0.02)
-    monkeypatch.setattr(jobs, "_patience", lambda _policy, _job: timedelta(seconds=1))
+    monkeypatch.setattr(dispatch, "_patience", lambda _policy, _job: timedelta(seconds=1))
     shelf = house(tmp_path, catalog, "vault")
     gate = ThawGate(shelf.wiring, planned(shelf, thaw="bulk"), "bulk")
     begun_at = time.monotonic()
@@ -438,11 +439,11 @@ def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(
         if time.monotonic() - begun_at > 1.5:
             shelf.clock.move(hours=10)
 
-    def work(run: JobRun) -> bool:
+    def work(run: JobRun) -> Result:
         gate.wait(FULL, run.report, run.cancel.is_set)
-        return gate.is_open(FULL)
+        return Result(outcome=gate.is_open(FULL))
 
-    assert run_here(shelf.wiring, JobKind.RESTORE, SERVER, work, report=pass_time)
+    assert run_here(shelf.wiring, JobKind.RESTORE, SERVER, work, report=pass_time).outcome
     assert catalog.events.list(kind="job-hanging") == ()
 
 
