@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from backupd.engine.binlog import statement_names as statementnames
+from backupd.engine.binlog import statements as statementnames
 from backupd.engine.binlog.changes import STATEMENT_SIZE, is_cut
 from backupd.engine.binlog.statements import effect
 from backupd.engine.replay.scratch_source import mistakable

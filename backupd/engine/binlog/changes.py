@@ -32,11 +32,12 @@ from backupd.engine.binlog.events import (
     WRITE_COMPRESSED,
     WRITE_COMPRESSED_V1,
     WRITE_V1,
+    CompressionError,
     Event,
     Pull,
     damaged,
+    inflated,
 )
-from backupd.engine.binlog.payload import CompressionError, inflated
 from backupd.engine.binlog.statements import READ_AT_MOST, REST_HIDDEN, Effect, effect, masked
 from backupd.engine.schema.definition_text import makes_elsewhere
 from backupd.model.binlog import Change, ChangeKind

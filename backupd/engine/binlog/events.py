@@ -6,19 +6,29 @@ whether it has checksums; it has one itself in any case, computed with its in-us
 
 Where the next one starts is compared always, so that a log without checksums, too, shows bytes that were lost, put in
 or moved.
+
+Compressed content. MySQL's Transaction_payload: fields of (type, length, value), then all events of a transaction in
+one zstd frame or more, without checksums of their own. MariaDB's compressed queries and rows: one byte (bit 7 set,
+algorithm in bits 4-6, size of the length in bits 0-2), the length before compression (big endian), then zlib's stream.
+
+GTID events, and the set of GTIDs that they add up to, are at the end.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple, cast
+
+import zstandard
 
 from backupd.model.binlog import FIRST_EVENT, MAGIC
 from backupd.model.errors import DamagedError, StreamError
+from backupd.model.gtid import MariadbGtids, MysqlGtids
 
 HEADER: Final = struct.Struct("<IBIIIH")
 CRC_SIZE: Final = 4
@@ -281,4 +291,288 @@ class Frames:
             return damaged(self._inside, f"an event of {length} bytes in a compressed transaction")
         return damaged(
             place, f"an event of type {kind} is {length} bytes long and says that the next one starts at {following}"
+        )
+
+
+_END, _SIZE, _ALGORITHM = 0, 1, 2
+_ZSTD, _PLAIN = 0, 255
+_ZLIB = 0
+_INFLATED_PIECE = 64 * 1024
+
+
+class CompressionError(Exception):
+    """What is compressed cannot be read."""
+
+
+def open_payload(body: Pull) -> BinaryIO | Pull:
+    """The events in a Transaction_payload as a stream. Raises CompressionError."""
+    algorithm = _PLAIN
+    try:
+        while (field := _packed(body)) != _END:
+            value = Pull(body.take, length) if (length := _packed(body)) else None
+            if field == _ALGORITHM and value is not None:
+                algorithm = _packed(value)
+            if value is not None:
+                value.skip(value.left)
+    except ValueError as error:
+        raise CompressionError(f"the head of a compressed transaction is broken: {error}") from None
+    if algorithm == _PLAIN:
+        return body
+    if algorithm != _ZSTD:
+        raise CompressionError(f"compression {algorithm} of transactions is not known")
+    reader = zstandard.ZstdDecompressor().stream_reader(
+        cast("BinaryIO", body), read_size=_INFLATED_PIECE, read_across_frames=True
+    )
+    return cast("BinaryIO", _Zstd(reader))
+
+
+class _Zstd:
+    def __init__(self, reader: zstandard.ZstdDecompressionReader) -> None:
+        self._reader = reader
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._reader.read(size)
+        except zstandard.ZstdError as error:
+            raise CompressionError(f"a compressed transaction cannot be read: {error}") from None
+
+
+def inflated(body: Pull) -> bytes | Pull:
+    """Compressed bytes of MariaDB; a Pull where they are too many to be held. Raises CompressionError."""
+    try:
+        head = body.take(1)[0]
+        length = int.from_bytes(body.take(head & 0x07), "big")
+    except ValueError:
+        raise CompressionError("compressed bytes end in their head") from None
+    if not head & 0x80 or (head >> 4) & 0x07 != _ZLIB:
+        raise CompressionError(f"compression {head:#x} is not known")
+    pull = Pull(_Inflater(body).read, length)
+    return pull if length > LONG_EVENT else pull.take(length)
+
+
+class _Inflater:
+    def __init__(self, body: Pull) -> None:
+        self._body = body
+        self._zlib = zlib.decompressobj()
+        self._input = b""
+
+    def read(self, size: int) -> bytes:
+        while True:
+            try:
+                piece = self._zlib.decompress(self._input, size)
+            except zlib.error as error:
+                raise CompressionError(f"compressed bytes cannot be read: {error}") from None
+            self._input = self._zlib.unconsumed_tail
+            if piece:
+                return piece
+            if self._zlib.eof or not (self._input or (more := self._body.read(_INFLATED_PIECE))):
+                raise CompressionError("compressed bytes end early")
+            self._input = self._input or more
+
+
+def _packed(body: Pull) -> int:
+    """An integer as the protocol packs them: one byte up to 250, else 252, 253, 254 and 2, 3 or 8 bytes."""
+    first = body.take(1)[0]
+    if first <= 250:
+        return first
+    if first not in {252, 253, 254}:
+        raise ValueError(f"{first} is no packed number")
+    return int.from_bytes(body.take({252: 2, 253: 3, 254: 8}[first]), "little")
+
+
+_MARIADB = struct.Struct("<QIB")
+_LISTED = struct.Struct("<IIQ")
+_U64 = struct.Struct("<Q")
+_XID = struct.Struct("<IBB")
+
+_STANDALONE, _GROUP_COMMIT = 0x01, 0x02
+_PREPARED_XA, _COMPLETED_XA = 0x40, 0x80
+_START_ALTER, _ROLLBACK_ALTER = 0x02, 0x08
+
+
+class MariadbGtid(NamedTuple):
+    """``unfinished_alter``: the first half of an ALTER in two parts, or the one that takes it back."""
+
+    domain: int
+    sequence: int
+    standalone: bool
+    xid: str = ""
+    state: str = ""
+    unfinished_alter: bool = False
+
+
+def read_mariadb_gtid(event: Event) -> MariadbGtid:
+    """Raises ValueError."""
+    *_, body, at, stop = event
+    sequence, domain, flags = _MARIADB.unpack_from(body, at)
+    standalone = bool(flags & _STANDALONE)
+    at += _MARIADB.size + (8 if flags & _GROUP_COMMIT else 0)
+    xid = state = ""
+    if flags & (_PREPARED_XA | _COMPLETED_XA):
+        form, branch_at, branch_size = _XID.unpack_from(body, at)
+        begin = at + _XID.size
+        at = begin + branch_at + branch_size
+        if at > stop:
+            raise ValueError("an XA identifier is longer than its event")
+        xid = xid_text(form, body[begin : begin + branch_at], body[begin + branch_at : at])
+        state = "prepared" if flags & _PREPARED_XA else ""
+    extra = body[at] if at < stop else 0
+    return MariadbGtid(domain, sequence, standalone, xid, state, bool(extra & (_START_ALTER | _ROLLBACK_ALTER)))
+
+
+def xid_text(form: int, transaction: bytes, branch: bytes) -> str:
+    """As servers write it into XA statements."""
+    return f"X'{transaction.hex()}',X'{branch.hex()}',{form}"
+
+
+def read_gtid_list(event: Event) -> MariadbGtids:
+    """Raises ValueError."""
+    *_, body, at, stop = event
+    count = int.from_bytes(body[at : at + 4], "little") & 0x0FFFFFFF
+    if at + 4 + count * _LISTED.size > stop:
+        raise ValueError(f"a list of {count} GTIDs is longer than its event")
+    last: dict[int, tuple[int, int]] = {}
+    for number in range(count):
+        domain, server, sequence = _LISTED.unpack_from(body, at + 4 + number * _LISTED.size)
+        last[domain] = (server, sequence)
+    return MariadbGtids(last)
+
+
+class MysqlGtid(NamedTuple):
+    """``source``: UUID, with ``:tag`` where there is one, empty in an anonymous event. ``micros``: of the commit on
+    the server that wrote the log, 0 where it does not tell."""
+
+    source: str
+    number: int
+    micros: int
+
+
+def read_mysql_gtid(event: Event, uuids: dict[bytes, str], *, anonymous: bool) -> MysqlGtid:
+    """``uuids``: texts that were made before. Raises IndexError and struct.error."""
+    *_, body, at, stop = event
+    micros = int.from_bytes(body[at + 42 : at + 49], "little") & 0x7FFFFFFFFFFFFF if stop - at >= 49 else 0
+    if anonymous:
+        return MysqlGtid("", 0, micros)
+    raw = body[at + 1 : at + 17]
+    uuid = uuids.get(raw) or uuids.setdefault(raw, uuid_text(raw))
+    return MysqlGtid(uuid, _U64.unpack_from(body, at + 17)[0], micros)
+
+
+def read_tagged_gtid(event: Event) -> MysqlGtid:
+    """Of MySQL 8.3 and later: numbered fields, every integer in as many bytes as its first one says. Raises
+    ValueError and IndexError."""
+    *_, body, at, stop = event
+    _version, at = _variable(body, at)
+    size, at = _variable(body, at)
+    _last, at = _variable(body, at)
+    uuid, tag, number, micros = b"", "", 0, 0
+    while at < stop:
+        name, at = _variable(body, at)
+        if name == 1:
+            units = []
+            for _ in range(16):
+                unit, at = _variable(body, at)
+                units.append(unit)
+            uuid = bytes(units)
+        elif name == 3:
+            length, at = _variable(body, at)
+            tag = body[at : at + length].decode("ascii")
+            at += length
+        else:
+            value, at = _variable(body, at)
+            number = value >> 1 if name == 2 else number
+            micros = value if name == 6 else micros
+    if at != stop or len(uuid) != 16 or not number:
+        raise ValueError(f"fields of {size} bytes do not add up")
+    return MysqlGtid(f"{uuid_text(uuid)}:{tag}" if tag else uuid_text(uuid), number, micros)
+
+
+def read_previous_gtids(event: Event) -> MysqlGtids:
+    """Raises ValueError, IndexError and struct.error."""
+    *_, body, at, stop = event
+    tagged = body[at + 7] == 1
+    count = int.from_bytes(body[at + 1 : at + 7] if tagged else body[at : at + 8], "little")
+    at += 8
+    runs: dict[str, tuple[tuple[int, int], ...]] = {}
+    for _ in range(count):
+        source = uuid_text(body[at : at + 16])
+        at += 16
+        if tagged:
+            length, at = _variable(body, at)
+            source += ":" + body[at : at + length].decode("ascii") if length else ""
+            at += length
+        intervals, at = _U64.unpack_from(body, at)[0], at + 8
+        if at + intervals * 16 > stop:
+            raise ValueError(f"{intervals} intervals are longer than their event")
+        numbers = struct.unpack_from(f"<{2 * intervals}Q", body, at)
+        at += intervals * 16
+        runs[source] = tuple((numbers[i], numbers[i + 1] - 1) for i in range(0, len(numbers), 2))
+    return MysqlGtids(runs)
+
+
+def uuid_text(raw: bytes) -> str:
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _variable(body: bytes, at: int) -> tuple[int, int]:
+    """As many ones at the low end of the first byte as bytes follow it; 64 bits follow a byte of ones."""
+    first = body[at]
+    more = (~first & (first + 1)).bit_length() - 1
+    if more >= 8:
+        return int.from_bytes(body[at + 1 : at + 9], "little"), at + 9
+    return int.from_bytes(body[at : at + 1 + more], "little") >> (more + 1), at + 1 + more
+
+
+class MariadbState:
+    """All that was executed, as MariaDB sees it: the last transaction of each domain."""
+
+    def __init__(self, text: str) -> None:
+        self.start(text)
+
+    def add(self, source: str, server: int, number: int) -> None:
+        """``source``: the domain."""
+        self._last[int(source)] = (server, number)
+
+    def start(self, state: str) -> None:
+        self._last = dict(MariadbGtids.parse(state).last)
+
+    def __str__(self) -> str:
+        return str(MariadbGtids(self._last))
+
+
+class MysqlState:
+    """A set that grows by one, mostly at its end."""
+
+    def __init__(self, text: str) -> None:
+        self.start(text)
+
+    def add(self, source: str, _server: int, number: int) -> None:
+        runs = self._runs.setdefault(source, [])
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+            return
+        place = bisect_right(runs, [number, number]) if runs else 0
+        before = runs[place - 1] if place else None
+        after = runs[place] if place < len(runs) else None
+        if before is not None and before[0] <= number <= before[1]:
+            return
+        if before is not None and before[1] + 1 == number:
+            before[1] = number
+            if after is not None and after[0] == number + 1:
+                before[1] = after[1]
+                del runs[place]
+        elif after is not None and after[0] == number + 1:
+            after[0] = number
+        elif after is None or after[0] != number:
+            runs.insert(place, [number, number])
+
+    def start(self, state: str) -> None:
+        self._runs = {source: [[*run] for run in runs] for source, runs in MysqlGtids.parse(state).runs.items()}
+
+    def __str__(self) -> str:
+        return str(
+            MysqlGtids(
+                {source: tuple((first, last) for first, last in runs) for source, runs in self._runs.items() if runs}
+            )
         )

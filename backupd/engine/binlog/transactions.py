@@ -15,10 +15,19 @@ from datetime import UTC, datetime, timedelta
 
 from backupd.engine.binlog import events
 from backupd.engine.binlog.changes import ROW_KINDS, Changes, RowWatch
-from backupd.engine.binlog.events import LONG, CutShortError, Event, Frames, Pull, damaged, encrypted
-from backupd.engine.binlog.gtids import (
+from backupd.engine.binlog.events import (
+    LONG,
+    CompressionError,
+    CutShortError,
+    Event,
+    Frames,
     MariadbState,
     MysqlState,
+    Pull,
+    damaged,
+    encrypted,
+    inflated,
+    open_payload,
     read_gtid_list,
     read_mariadb_gtid,
     read_mysql_gtid,
@@ -26,7 +35,6 @@ from backupd.engine.binlog.gtids import (
     read_tagged_gtid,
     xid_text,
 )
-from backupd.engine.binlog.payload import CompressionError, inflated, open_payload
 from backupd.engine.binlog.statements import READ_AT_MOST
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.errors import DamagedError

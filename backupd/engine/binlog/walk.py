@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.engine.binlog import events
-from backupd.engine.binlog.statement_names import Routine, routine_of
+from backupd.engine.binlog.statements import Routine, routine_of
 from backupd.model.binlog import FIRST_EVENT
 from backupd.model.errors import DamagedError, RefusedError, StreamError
 from backupd.model.gtid import MariadbGtids

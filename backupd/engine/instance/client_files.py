@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backupd.engine.instance.installation import is_of_the_system
-from backupd.engine.instance.sandbox import can_confine, confine, is_available
+from backupd.engine.instance.sandbox import can_confine, confine, is_available, is_of_the_system
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.process.command import Command, find_account

@@ -33,8 +33,7 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.instance.backup_files import KEY_OPTIONS, handed, known_options
-from backupd.engine.instance.installation import server_options
-from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available
+from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available, server_options
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process import folders

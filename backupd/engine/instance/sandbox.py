@@ -14,6 +14,9 @@ the kernel keeps user namespaces from others, or where the user cannot pass thro
 Measured with bubblewrap 0.8: as root it makes the parents of a bind mount 0700 root, so they are made first;
 ``--dev`` makes a second user namespace, whose network nobody can enter, so devices are bound one by one; all that costs
 6 ms.
+
+A program of the system finds its messages, libraries and plugins by the paths that it was built with. One that is
+elsewhere (a release unpacked into /srv) needs options for them, and its sandbox must show them (``program_folders``).
 """
 
 from __future__ import annotations
@@ -27,11 +30,44 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
-from backupd.engine.instance.installation import SYSTEM_FOLDERS, is_of_the_system
-from backupd.engine.instance.installation import places as program_places
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command, become, find_account, locate
 from backupd.process.pipeline import run
+
+SYSTEM_FOLDERS = ("/usr", "/etc", "/opt", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_PARTS = ("bin", "sbin", "lib", "lib64", "libexec", "share")
+_MESSAGES = ("share", "share/mysql", "share/mariadb")
+_ENGLISH = "english/errmsg.sys"
+
+
+def is_of_the_system(path: Path) -> bool:
+    """Does ``path`` lie where the system's programs and their files do?"""
+    return any(path == Path(folder) or Path(folder) in path.parents for folder in SYSTEM_FOLDERS)
+
+
+def program_folders(program: Path) -> list[Path]:
+    """Folders outside the system's own that ``program`` needs to see: its own, and those of its installation."""
+    found = {program.parent, program.resolve().parent}
+    for folder in tuple(found):
+        if folder.name in _PARTS:
+            # Not the whole of it: a data directory may lie beside the programs.
+            found |= {folder.parent / part for part in _PARTS if (folder.parent / part).is_dir()}
+    return sorted(folder for folder in found if not is_of_the_system(folder))
+
+
+def server_options(program: str) -> dict[str, str]:
+    """Options that tell a server program where its own files are; none for a program of the system."""
+    if "/" not in program:
+        return {}
+    path = Path(program).resolve()
+    if any(folder in path.parents for folder in (Path("/usr"), Path("/bin"), Path("/sbin"))):
+        return {}
+    for base in (path.parent.parent, path.parent):
+        for folder in _MESSAGES:
+            if (base / folder / _ENGLISH).is_file():
+                return {"basedir": str(base), "lc_messages_dir": str(base / folder)}
+    return {}
+
 
 WORKER = "backupd-sandbox"
 MAKE_WORKER = (
@@ -124,10 +160,10 @@ def confine(
     """
     if os.geteuid() == 0 and (command.user is None or find_account(command.user).pw_uid == 0):
         raise ValueError(f"{command.program} would run as root")
-    places = [*readable, *program_places(Path(command.located()))]
+    shown = [*readable, *program_folders(Path(command.located()))]
     found = ways(command.user)
     way = _way_of(network_of) if network_of is not None else Way.USER if Way.USER in found else Way.ROOT
-    if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *places])):
+    if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *shown])):
         if Way.ROOT not in found:
             raise RefusedError(
                 f"the user {command.user} cannot reach what {command.program} is to work on",
@@ -135,7 +171,7 @@ def confine(
                 hint="let others pass through the folders above it (chmod o+x), or choose another place",
             )
         way = Way.ROOT
-    return _made(command, way, writable, places, network_of=network_of, network=network, scratch=scratch)
+    return _made(command, way, writable, shown, network_of=network_of, network=network, scratch=scratch)
 
 
 def _way_of(process: int) -> Way:

@@ -39,9 +39,8 @@ from string import ascii_lowercase
 
 from backupd.engine.binlog import events
 from backupd.engine.binlog.walk import Walk, statement_at
-from backupd.engine.instance.installation import server_options
 from backupd.engine.instance.launch import START_SECONDS, LaunchedServer, Options, ServerConfig, give
-from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available
+from backupd.engine.instance.sandbox import DATABASE_USER, confine, is_available, server_options
 from backupd.engine.sql.client import Session
 from backupd.engine.toolset import NO_PATHS, row_for
 from backupd.model.errors import RefusedError, ToolError

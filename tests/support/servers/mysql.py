@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pymysql
 
-from backupd.engine.instance.installation import server_options
+from backupd.engine.instance.sandbox import server_options
 from backupd.engine.server.grants import needs
 from backupd.engine.server.probe import flavour_of
 from backupd.engine.sql.dialect import dialect_of

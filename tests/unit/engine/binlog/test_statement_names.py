@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.binlog.statement_names import (
+from backupd.engine.binlog.statements import (
     Routine,
     created_trigger,
     has_named_all,
     hides_names,
     is_trigger,
     is_view,
+    masked,
     read_by,
     renamed,
     routine_of,
     statements,
 )
-from backupd.engine.binlog.statements import masked
 from backupd.engine.sql.tokens import tokens_of
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from backupd.engine.dump import dump_client as dumpclient
 from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
-from backupd.engine.dump.dump_client import ClientDump, client_dump_tool
-from backupd.engine.dump.dump_split import Splitter
+from backupd.engine.dump.dump_client import ClientDump, Splitter, client_dump_tool
 from backupd.engine.schema.definitions import read_tables
 from backupd.model.errors import CancelledError, ToolError
 from backupd.model.server_facts import Flavour

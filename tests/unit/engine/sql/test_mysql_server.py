@@ -203,7 +203,7 @@ def test_a_system_is_made_from_nothing() -> None:
 
 
 def test_programs_that_were_unpacked_somewhere_are_told_where_their_files_are(tmp_path: Path) -> None:
-    from backupd.engine.instance.installation import places, server_options
+    from backupd.engine.instance.sandbox import program_folders, server_options
 
     program = tmp_path / "server" / "bin" / "mysqld"
     messages = tmp_path / "server" / "share" / "english"
@@ -216,6 +216,6 @@ def test_programs_that_were_unpacked_somewhere_are_told_where_their_files_are(tm
         "basedir": str(tmp_path / "server"),
         "lc_messages_dir": str(tmp_path / "server" / "share"),
     }
-    assert places(program) == [tmp_path / "server" / "bin", tmp_path / "server" / "share"]
+    assert program_folders(program) == [tmp_path / "server" / "bin", tmp_path / "server" / "share"]
     assert server_options("mysqld") == server_options("/usr/sbin/mysqld") == {}
-    assert places(Path("/usr/sbin/mysqld")) == []
+    assert program_folders(Path("/usr/sbin/mysqld")) == []
