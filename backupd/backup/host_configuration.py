@@ -24,7 +24,7 @@ from backupd.engine.schema.accounts import read_accounts
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ServerError, ToolError
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import ServerInfo
 from backupd.process.command import Command
 from backupd.process.folders import powers_of, read_plain
 from backupd.process.pipeline import run
@@ -334,8 +334,8 @@ def _variables(session: Session, files: HostFiles) -> Mapping[str, str]:
 def _plugins(session: Session, info: ServerInfo, files: HostFiles) -> None:
     lines = []
     questions = [_PLUGINS, "SELECT 'function', name, dl FROM mysql.func ORDER BY 2"]
-    if info.flavour is not Flavour.MARIADB and info.version.major >= 8:
-        questions.append("SELECT 'component', component_urn FROM mysql.component ORDER BY 2")
+    if components := dialect_of(info.flavour, info.version).components:
+        questions.append(components)
     for question in questions:
         lines += ["\t".join(str(value) for value in row) for row in _ask(session, question, files)]
     files.text("server/plugins.txt", "".join(f"{line}\n" for line in lines))
@@ -369,13 +369,8 @@ def _accounts(session: Session, info: ServerInfo, files: HostFiles) -> None:
 
 def _named_by_server(session: Session, info: ServerInfo) -> list[str]:
     """Option files that the server says its variables came from; none when it cannot say, or not to us."""
-    question = (
-        "SELECT DISTINCT GLOBAL_VALUE_PATH FROM information_schema.SYSTEM_VARIABLES ORDER BY 1"
-        if info.flavour is Flavour.MARIADB
-        else "SELECT DISTINCT VARIABLE_PATH FROM performance_schema.variables_info ORDER BY 1"
-    )
     try:
-        return [str(path) for (path,) in session.query(question) if path]
+        return [str(path) for (path,) in session.query(dialect_of(info.flavour, info.version).option_files) if path]
     except ServerError as error:
         if error_code(error) in _GONE:
             raise

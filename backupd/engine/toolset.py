@@ -150,6 +150,25 @@ mariabackup.reached_lsn).
 """
 
 
+@dataclass(frozen=True, slots=True)
+class ClientPrograms:
+    """Names of the programs that come with a server: ``client`` runs statements, ``admin`` administrates, ``check``
+    checks tables, ``binlog`` prints binary logs."""
+
+    client: str
+    admin: str
+    check: str
+    binlog: str
+
+
+_MYSQL_CLIENTS = ClientPrograms("mysql", "mysqladmin", "mysqlcheck", "mysqlbinlog")
+CLIENTS: Mapping[Flavour, ClientPrograms] = {
+    Flavour.MARIADB: ClientPrograms("mariadb", "mariadb-admin", "mariadb-check", "mariadb-binlog"),
+    Flavour.MYSQL: _MYSQL_CLIENTS,
+    Flavour.PERCONA: _MYSQL_CLIENTS,
+}
+
+
 def row_for(flavour: Flavour, version: Version) -> Row:
     """The line for a server. Raises ToolError naming what would be needed when there is none."""
     for row in TABLE:

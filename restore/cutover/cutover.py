@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from backupd.engine.schema.definition_text import check_names
 from backupd.engine.schema.foreign_keys import ForeignKey, orphans
-from backupd.engine.server.probe import flavour_of
+from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.model.errors import (
     BackupdError,
@@ -40,7 +40,6 @@ from backupd.model.errors import (
     UsageError,
 )
 from backupd.model.job import Progress, Report, silent
-from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import Shelf, read_keys
 from restore.cutover.plan import Goal, HandedOver, Patience, Pending, Plan, Saved, Triggers, digest, shape
@@ -513,10 +512,7 @@ def _refuse_changed(plan: Plan, seen: dict[TableName, str]) -> None:
 
 def _renames_locked(session: Session) -> bool:
     """Does the server rename tables that the same session has locked? MySQL does from 8.0.13 on, MariaDB does not."""
-    version, comment = session.query("SELECT @@GLOBAL.version, @@GLOBAL.version_comment")[0]
-    return flavour_of(str(version), str(comment)) is not Flavour.MARIADB and Version.parse(str(version)) >= Version(
-        8, 0, 13
-    )
+    return read_dialect(session).renames_locked_tables
 
 
 def _make_schemas(session: Session, plan: Plan, collations: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tai
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ToolError
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import ServerInfo
 from backupd.process.command import Command
 from backupd.process.folders import read_plain, write_anew
 from backupd.process.pipeline import run
@@ -91,11 +91,7 @@ def looked_at(config: ServerConfig, info: ServerInfo, *, replica: bool) -> Itera
 def forget_replication(connection: Connection, info: ServerInfo) -> None:
     """Remove every replication connection that came with the data. Raises ServerError."""
     with connection.connect() as session:
-        dialect = dialect_of(info.flavour, info.version)
-        if info.flavour is Flavour.MARIADB:
-            for row in session.records(dialect.replica_status):
-                session.execute("RESET SLAVE %s ALL", str(row["Connection_name"]))
-        session.execute(dialect.forget_replication)
+        dialect_of(info.flavour, info.version).remove_replication(session)
 
 
 def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> Started:

@@ -26,11 +26,12 @@ from backupd.engine.physical.tablefiles import absent
 from backupd.engine.schema.objects import SEQUENCE, TABLE, list_objects
 from backupd.engine.server.census import is_copied
 from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import partial_words
 from backupd.model.errors import ToolError, UnrestorableError
 from backupd.model.job import Progress, Report
 from backupd.model.proof import Phase
-from backupd.model.server_facts import Flavour, Position, Receipts, Version
+from backupd.model.server_facts import Position, Receipts
 from backupd.model.table import BaseTable, TableName
 from backupd.process.pipeline import run
 from restore.datadir.occupancy import FOLDER_MODE, hand_over, refuse_links, worker_account
@@ -104,7 +105,6 @@ def _teller(report: Report, number: int, total: int) -> Callable[[str], None]:
     return tell
 
 
-_NO_OLD_PATHS = Version(8, 0)
 """MySQL's own dictionary has the source's path of a tablespace elsewhere until a server opened it by its link."""
 
 
@@ -260,7 +260,7 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
             "are not in the prepared copy",
             "nothing was put in place; ",
         )
-    if facts.server.flavour is Flavour.MARIADB:  # others' tools are listed before their run, and TRUNCATE goes on
+    if dialect_of(facts.server.flavour, facts.server.version).lists_tables_under_lock:
         _refuse_lost(
             of_others(base, files, _copied(last)),
             last,
@@ -372,7 +372,7 @@ def assemble(
     if moved:
         warnings.append(f"{len(moved)} tablespaces with a DATA DIRECTORY are now in {final_store or store}")
         info = chain[-1].body.facts.server
-        if info.flavour is not Flavour.MARIADB and info.version < _NO_OLD_PATHS:
+        if dialect_of(info.flavour, info.version).refuses_second_copy:
             warnings.append(
                 "where the source's own files of these are there, too, a server of MySQL before 8.0 opens "
                 "neither (error 1812): restore with --start, whose first start does not see the source's"

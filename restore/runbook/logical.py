@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from backupd.engine.toolset import CLIENTS
 from backupd.model.manifest import Body, Header
-from backupd.model.server_facts import Flavour
 from backupd.model.table import DumpFacts
 from backupd.model.text import format_size, format_time
 from restore.runbook.destinations import NOWHERE, render_places
@@ -31,7 +31,6 @@ def render_logical_runbook(
     destinations that hold it or will; ``signed``: are manifests signed, so that others are refused?"""
     facts, info = body.facts, body.facts.server
     dump = facts.dump or DumpFacts(())
-    client = "mariadb" if info.flavour is Flavour.MARIADB else "mysql"
     trusted = first_look(header.server, (header.backup_id,), signed=signed)
     return document(
         "logical",
@@ -50,7 +49,7 @@ def render_logical_runbook(
         later=sum(1 for table in dump.dumped if table.position is not None),
         recipients=", ".join(header.recipients),
         destinations=", ".join(destinations),
-        client=client,
+        client=CLIENTS[info.flavour].client,
         set=header.table_set or "all of the policy",
         signed=signed,
         places=render_places(

@@ -20,9 +20,9 @@ from types import MappingProxyType
 
 from backupd.engine.instance.backup_files import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
 from backupd.engine.instance.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
-from backupd.engine.toolset import row_for
+from backupd.engine.toolset import CLIENTS, row_for
 from backupd.model.manifest import Entry, StoredObject
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import ServerInfo
 from restore.runbook.texts import shell
 from storage.contract import layout
 
@@ -123,10 +123,9 @@ class Programs:
 
 def programs_of(info: ServerInfo) -> Programs:
     """The programs of the source's flavour and series, as they are called where they are installed."""
+    clients = CLIENTS[info.flavour]
     server = row_for(info.flavour, info.version).server[0]
-    if info.flavour is Flavour.MARIADB:
-        return Programs(server, "mariadb", "mariadb-admin", "mariadb-check", "mariadb-binlog")
-    return Programs(server, "mysql", "mysqladmin", "mysqlcheck", "mysqlbinlog")
+    return Programs(server, clients.client, clients.admin, clients.check, clients.binlog)
 
 
 def with_variables(text: str) -> str:

@@ -16,7 +16,7 @@ from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
 from backupd.model.backup_record import BackupRecord
 from backupd.model.manifest import Body, Header
-from backupd.model.server_facts import Flavour, ServerInfo, Tool
+from backupd.model.server_facts import ServerInfo, Tool
 from backupd.model.text import format_size, format_time
 from backupd.process.command import Command
 from restore.datadir.resources import MIB, RESERVE, choose_memory
@@ -195,9 +195,7 @@ def _increment(number: int) -> str:
 
 def _look(info: ServerInfo) -> str:
     programs = programs_of(info)
-    forget = dialect_of(info.flavour, info.version).forget_replication
-    if info.flavour is Flavour.MARIADB:
-        forget = f"STOP ALL SLAVES; {forget}"
+    dialect = dialect_of(info.flavour, info.version)
     options = '--no-defaults --socket="$WORK/run/s.sock"'
     return shell(
         "whole",
@@ -207,5 +205,5 @@ def _look(info: ServerInfo) -> str:
         client=f"{programs.client} {options}",
         check=f"{programs.check} {options}",
         admin=f"{programs.admin} {options}",
-        forget=forget,
+        forget="; ".join(filter(None, (dialect.stop_replication, dialect.forget_replication))),
     )

@@ -43,11 +43,11 @@ from backupd.engine.physical.tablefiles import (
     stem_of,
     table_of,
 )
+from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.errors import NotFoundError
 from backupd.model.job import Report
 from backupd.model.manifest import Entry
 from backupd.model.proof import Phase
-from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, TablePattern, fits_any
 from backupd.model.text import Clock
 from backupd.transfer.seal.seal import Unsealer
@@ -261,8 +261,13 @@ def part_of(chain: Sequence[Loaded], wanted: Callable[[TableName], bool]) -> Par
     """The tables that are ``wanted``, by the names that they have anywhere in ``chain``."""
     every = {stem_of(entry.path) for loaded in chain for entry in loaded.body.entries}
     stems = frozenset(stem for stem in every if stem and "/#" not in stem and wanted(table_of(stem)))
-    mariadb = chain[-1].body.facts.server.flavour is Flavour.MARIADB
-    return Part(stems, fulltext=frozenset() if mariadb else _fulltext_beside(chain[-1], stems))
+    needs_fulltext = _dialect(chain[-1]).needs_fulltext_files
+    return Part(stems, fulltext=_fulltext_beside(chain[-1], stems) if needs_fulltext else frozenset())
+
+
+def _dialect(loaded: Loaded) -> Dialect:
+    server = loaded.body.facts.server
+    return dialect_of(server.flavour, server.version)
 
 
 def _fulltext_beside(loaded: Loaded, stems: Collection[str]) -> frozenset[int]:
@@ -371,7 +376,7 @@ class _Making:
     def refuse_nothing(self, tables: Sequence[TablePattern]) -> None:
         """Before anything is fetched; MySQL may have tables without files of their own, and a replay makes some."""
         last = self._work.chain[-1]
-        if self._work.replaying is None and last.body.facts.server.flavour is Flavour.MARIADB and not self._part.stems:
+        if self._work.replaying is None and _dialect(last).has_every_table_in_files and not self._part.stems:
             raise self._nothing(tables)
 
     @contextlib.contextmanager
@@ -412,7 +417,7 @@ class _Making:
             if _files(grown.of(work.chain)) != _files(chain):
                 self._part = grown
                 return None
-            if last.body.facts.server.flavour is not Flavour.MARIADB and work.replaying is None:
+            if _dialect(last).needs_fulltext_files and work.replaying is None:
                 verify_fulltext(copy.datadir, [entry.path for entry in last.body.entries], numbers)
             asked = [name for name in known.tables if self._wanted(name)]
             there |= set(asked)

@@ -9,15 +9,13 @@ from backupd.engine.schema.definition_text import tokens
 from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, error_code, is_denied
+from backupd.engine.sql.dialect import FIRST_FOR_TABLES
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import RefusedError, ServerError
-from backupd.model.server_facts import Flavour, Version
 from backupd.model.table import TableName
 from restore.cutover.keys_and_triggers import Shelf
 
 _ENGINES = "SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')"
-_FIRST = Version(5, 7, 6)
-"""Of MySQL and Percona Server; with older ones only whole backups are restored."""
 _UNKNOWN = frozenset({1115, 1273})
 """A character set, a collation."""
 _COLLATION = re.compile(r"\w+")
@@ -26,9 +24,9 @@ _COLLATION = re.compile(r"\w+")
 def refuse_old(session: Session, server: str) -> None:
     """Raises RefusedError for a server that tables are not put into; ServerError."""
     dialect = read_dialect(session)
-    if dialect.flavour is not Flavour.MARIADB and dialect.version < _FIRST:
+    if not dialect.restores_tables:
         raise RefusedError(
-            f"{server} is {dialect.flavour} {dialect.version}: tables are put into {_FIRST} and later only",
+            f"{server} is {dialect.flavour} {dialect.version}: tables are put into {FIRST_FOR_TABLES} and later only",
             hint="write them as SQL files (--sql FOLDER), which the server's own client loads; or restore a whole "
             "backup beside it (--to backup:ID --datadir FOLDER)",
         )

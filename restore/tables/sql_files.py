@@ -21,6 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from backupd.engine.schema.definition_text import tokens
+from backupd.engine.toolset import CLIENTS
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour
 from backupd.model.table import (
@@ -103,7 +104,6 @@ _PARTIAL = ".partial"
 _FOLDERS = ("schemas", "tables")
 VIEWS = "views.sql"
 """Of all schemas, where more than one has views."""
-_CLIENTS = {Flavour.MARIADB: "mariadb", Flavour.MYSQL: "mysql", Flavour.PERCONA: "mysql"}
 _README = """\
 -- Written by backupd. Load everything with
 --
@@ -171,7 +171,7 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
     """
     refuse_target(target)
     try:
-        return _write(folder, Path(os.path.realpath(target)), _CLIENTS[flavour])
+        return _write(folder, Path(os.path.realpath(target)), CLIENTS[flavour].client)
     except OSError as error:
         room = "make room there, or" if error.errno == 28 else "mend that, or"
         raise RefusedError(

@@ -21,11 +21,12 @@ from threading import Event
 from backupd.engine.instance.launch import ServerConfig
 from backupd.engine.physical.external_tablespaces import assert_local
 from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import BodyFacts
 from backupd.model.proof import Check, Phase
-from backupd.model.server_facts import Flavour, Position, Role, Tool
+from backupd.model.server_facts import Position, Role, Tool
 from backupd.model.text import Clock, format_time
 from backupd.model.thaw import LOGS
 from backupd.process.folders import make_passable
@@ -91,7 +92,7 @@ def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
     """
     info = facts.server
-    if info.flavour is not Flavour.MARIADB:
+    if dialect_of(info.flavour, info.version).backs_up_replication:
         if position == facts.position:
             return ()
         return (

@@ -24,6 +24,7 @@ from backupd.engine.server.binary_logs import BinlogSource, SourceState
 from backupd.engine.server.history import missing_evidence
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection, Session
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
@@ -64,7 +65,7 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
     """
     known = known_of(wiring, server)
     address = session.connection.address
-    if info.flavour is not Flavour.MARIADB and _has_moved(known, info.server_uuid, address):
+    if dialect_of(info.flavour, info.version).keeps_uuid_in_datadir and _has_moved(known, info.server_uuid, address):
         archived, executed = _archived(wiring, server, known).gtids, _executed(session, info, mariadb=False)
         if archived and executed and not covers(executed, archived, mariadb=False):
             copied = _copied(

@@ -14,6 +14,7 @@ from backupd.app.restores.thaw_wait import with_thaw
 from backupd.app.restores.whole_server import measured_rates, plan, sources
 from backupd.engine.physical.tablefiles import stem_of, table_of
 from backupd.engine.server.census import CLONE
+from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.errors import (
@@ -23,7 +24,7 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
 )
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import ServerInfo
 from backupd.model.table import PREPARED_XA, Outcome, TableName, TablePattern, fits_any
 from backupd.model.text import format_time
 from backupd.recovery.windows import not_rolled
@@ -328,7 +329,11 @@ def _resolve(
     where that is not known. Raises NotFoundError for a name that means none there, RefusedError where they cannot be
     told from all others."""
     lower = info.variables.get("lower_case_table_names") == "1"
-    statements = tuple(_statements(wiring, server_name, base.replay, info.flavour)) if base.replay else ()
+    statements = (
+        tuple(_statements(wiring, server_name, base.replay, dialect_of(info.flavour, info.version)))
+        if base.replay
+        else ()
+    )
     changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
     fitting = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
     kin = relatives(fitting, statements, lambda _name: (), known=there, before=before, lower_case=lower)
@@ -373,14 +378,14 @@ def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[
     return no_table(str(pattern), known, base.backup_id)
 
 
-def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, flavour: Flavour) -> Iterator[Transaction]:
+def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, dialect: Dialect) -> Iterator[Transaction]:
     """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions when
     it has filters (error 3898)."""
     server = wiring.settings.server(server_name)
     targets = Targets(wiring, server_name, own_branches(wiring, server_name), prefer=_preferred(server))
     for leg in replay.legs:
         for one in targets.within(leg):
-            if one.state and flavour is not Flavour.MARIADB:
+            if one.state and not dialect.filters_xa:
                 raise RefusedError(
                     "single tables cannot be rolled forward over XA transactions on this server",
                     detail=f"{one.gtid or f'byte {one.start}'} is one, of {format_time(one.at)}",

@@ -21,6 +21,7 @@ from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import ThawGate, refuse_cold, with_thaw
 from backupd.catalog.restores import Rate as Measured
+from backupd.engine.sql.dialect import pipes_everything
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import (
@@ -33,7 +34,6 @@ from backupd.model.errors import (
 )
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
-from backupd.model.server_facts import Flavour
 from backupd.model.text import format_time, new_id
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
@@ -159,10 +159,10 @@ def _replayable(
     if replay is None:
         return found
     targets = Targets(wiring, server.name, own_branches(wiring, server.name), prefer=server.preferred)
-    flavour = wiring.catalog.backups.get(found.backup_id).flavour
+    record = wiring.catalog.backups.get(found.backup_id)
     impossible: RefusedError | None = None
     try:
-        if replay.method is ReplayMethod.PIPE and flavour == Flavour.MARIADB:
+        if replay.method is ReplayMethod.PIPE and not pipes_everything(record.flavour):
             refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
         why = targets.over_temporary(replay.legs, found.backup_id)
         if not narrowed:

@@ -16,7 +16,7 @@ from backupd.engine.physical.live_datadir import READABLE, closed_links, is_fold
 from backupd.engine.server.census import CLONE, system_files
 from backupd.engine.sql.client import Session
 from backupd.model.errors import RefusedError
-from backupd.model.server_facts import Flavour, ServerInfo
+from backupd.model.server_facts import ServerInfo
 from backupd.process.folders import open_plain, powers_of
 
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
@@ -58,7 +58,7 @@ def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Fi
                 return
             found = survey(datadir)
             found.refuse()
-            closed = closed_links(found) if info.flavour is Flavour.MARIADB else ()
+            closed = closed_links(found, info.flavour)
     except RefusedError as problem:
         yield from_error("datadir", problem)
         return

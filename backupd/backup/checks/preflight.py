@@ -30,11 +30,12 @@ from backupd.engine.server.census import has_rocksdb
 from backupd.engine.server.grants import Grants, hidden, needs, read_grants, unseen
 from backupd.engine.server.probe import Probed, examine, read_dialect
 from backupd.engine.sql.client import Connection, Session
+from backupd.engine.sql.dialect import dialect_of
 from backupd.engine.sql.option_files import unreadable
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS, hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
-from backupd.model.server_facts import Flavour, ServerInfo, Version, no_roll_forward
+from backupd.model.server_facts import ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
 from backupd.model.text import format_size, new_id
 from backupd.transfer.seal.keyring import resolve_recipients, secret_fingerprints
@@ -64,14 +65,14 @@ def examine_sight(session: Session, info: ServerInfo, grants: Grants, logical: L
     for (what, lack), where in lacking.items():
         shown = ", ".join(where[:_SHOWN]) + (f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else "")
         yield warning(SUBJECT, f"{grants.account} has {lack}: {what} of {shown} may be missing in them", _HINT)
-    asks = info.flavour is not Flavour.MARIADB and info.version >= Version(8, 0)
-    if info.log_bin and asks and not grants.allow("XA_RECOVER_ADMIN"):
+    needed = dialect_of(info.flavour, info.version).xa_privilege
+    if info.log_bin and needed and not grants.allow(needed):
         user, _, host = grants.account.rpartition("@")
         yield warning(
             SUBJECT,
-            f"{grants.account} lacks XA_RECOVER_ADMIN: XA transactions that are prepared when a "
+            f"{grants.account} lacks {needed}: XA transactions that are prepared when a "
             "dump begins stay unknown, and a dump cannot be rolled forward over their commit",
-            f"GRANT XA_RECOVER_ADMIN ON *.* TO '{user}'@'{host}'",
+            f"GRANT {needed} ON *.* TO '{user}'@'{host}'",
         )
 
 

@@ -35,7 +35,7 @@ from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import LockedTableError
 from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError
 from backupd.model.job import Progress, Report
-from backupd.model.server_facts import Flavour, Position
+from backupd.model.server_facts import Position
 from backupd.model.table import TableName
 
 _Read = TypeVar("_Read")
@@ -99,7 +99,7 @@ class BlockedCommits:
                 for statement in self._dialect.block_commits:
                     self._locker.execute(statement)
                 self.position = position_now(self._locker, self._dialect)
-                self.prepared = visible_xa(self._locker, mariadb=self._dialect.flavour is Flavour.MARIADB)
+                self.prepared = visible_xa(self._locker, self._dialect)
             except ServerError as error:
                 self.seconds = time.monotonic() - self._began if self._began else 0.0
                 raise self._judged(error) from error

@@ -21,6 +21,7 @@ from backupd.engine.server.census import linked_tablespace, system_files
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Session, is_denied
 from backupd.model.errors import RefusedError, ServerError
+from backupd.model.server_facts import Flavour
 from backupd.process.command import Command
 from backupd.process.folders import powers_of, user_words
 from backupd.process.pipeline import run
@@ -210,8 +211,11 @@ def _survey(datadir: Path, owner: os.stat_result) -> Survey:
     return Survey(datadir, tuple(foreign), frozenset(targets), frozenset(linking), named)
 
 
-def closed_links(found: Survey) -> tuple[str, ...]:
-    """Folders with files that name tablespaces elsewhere, and in which nothing can be written: MariaDB's tool fails."""
+def closed_links(found: Survey, flavour: Flavour) -> tuple[str, ...]:
+    """Folders with files that name tablespaces elsewhere, and in which nothing can be written: MariaDB's tool fails.
+    None of a server whose tool only reads those files."""
+    if flavour is not Flavour.MARIADB:
+        return ()
     return tuple(str(folder) for folder in sorted(found.linking) if not os.access(folder, os.W_OK, effective_ids=True))
 
 

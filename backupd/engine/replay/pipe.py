@@ -23,6 +23,7 @@ from backupd.engine.instance.sandbox import confine, is_available
 from backupd.engine.log_client import binlog_tool
 from backupd.engine.replay.applier import hint_of_statement
 from backupd.engine.replay.scratch_source import copy_log, lay_out
+from backupd.engine.sql.dialect import pipes_everything
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
@@ -49,7 +50,7 @@ def refuse_inexact(
     reason = ""
     if found.marks:
         reason = "the source encrypts its logs, and mariadb-binlog takes these, which came decrypted, for encrypted"
-    elif info.flavour is Flavour.MARIADB:
+    elif not pipes_everything(info.flavour):
         if exclude:
             reason = "mariadb-binlog cannot leave out single transactions"
         elif found.xa:

@@ -97,22 +97,23 @@ _REFUSED = (1401, 1064)
 """How MySQL 8 refuses who has not XA_RECOVER_ADMIN; and a server to which these words mean nothing."""
 
 
-def prepared_xa(session: Session, *, mariadb: bool) -> tuple[str, ...]:
+def prepared_xa(session: Session, dialect: Dialect) -> tuple[str, ...]:
     """In the words of XA statements (``X'6731',X'',1``). Raises ServerError, also when the account may not ask (MySQL
     wants XA_RECOVER_ADMIN)."""
-    if mariadb:
-        return tuple(str(row[3]) for row in session.query("XA RECOVER FORMAT='SQL'"))
+    rows = session.query(dialect.xa_recover)
+    if dialect.flavour is Flavour.MARIADB:
+        return tuple(str(row[3]) for row in rows)
     told = []
-    for number, first, _second, data in session.query("XA RECOVER CONVERT XID"):
+    for number, first, _second, data in rows:
         name = str(data).removeprefix("0x")
         told.append(f"X'{name[: 2 * int(first)]}',X'{name[2 * int(first) :]}',{number}")
     return tuple(told)
 
 
-def visible_xa(session: Session, *, mariadb: bool) -> tuple[str, ...]:
+def visible_xa(session: Session, dialect: Dialect) -> tuple[str, ...]:
     """The same; none where the account may not ask. Raises ServerError."""
     try:
-        return prepared_xa(session, mariadb=mariadb)
+        return prepared_xa(session, dialect)
     except ServerError as error:
         if not is_denied(error) and error_code(error) not in _REFUSED:
             raise
@@ -218,7 +219,7 @@ def take_census(
             *_engine_warnings(user_tables, dialect.flavour),
             *_name_warnings(session, user_tables, variables),
             *_encryption_warnings(encrypted),
-            *_xa_warnings(session, dialect.flavour),
+            *_xa_warnings(session, dialect),
             *recovery_risks(variables, dialect.flavour, replica=replica),
         ),
     )
@@ -359,8 +360,8 @@ def _encryption_warnings(encrypted: Sequence[str]) -> Iterator[str]:
         yield (f"encrypted by the server, so the backup is useless without the key files of its key plugin: {shown}")
 
 
-def _xa_warnings(session: Session, flavour: Flavour) -> Iterator[str]:
-    if prepared := visible_xa(session, mariadb=flavour is Flavour.MARIADB):
+def _xa_warnings(session: Session, dialect: Dialect) -> Iterator[str]:
+    if prepared := visible_xa(session, dialect):
         yield (
             f"{len(prepared)} prepared XA transactions wait for their coordinator; they survive backup and "
             "restore and hold their locks until XA COMMIT or XA ROLLBACK"

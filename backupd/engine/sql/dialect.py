@@ -1,4 +1,4 @@
-"""Where MySQL, Percona Server and MariaDB speak differently: one table of statements, nothing else.
+"""Where MySQL, Percona Server and MariaDB differ: one table of statements, and of what a server does and does not do.
 
 MySQL renamed its replication statements (SHOW REPLICA STATUS in 8.0.22, SHOW BINARY LOG STATUS in 8.2, the
 old words removed in 8.4); MariaDB keeps the old ones. Session and global values of ``gtid_executed`` differ
@@ -48,11 +48,54 @@ class Dialect:
     """Where to count events. A server that runs with skip_grant_tables, as a copy of ours may, does not show them in
     the information schema as long as they are kept in a table."""
     forget_replication: str = "RESET REPLICA ALL"
+    forget_connection: str = ""
+    """Statement that removes one replication connection (its name is the argument); empty where
+    ``forget_replication`` removes all of them."""
+    stop_replication: str = ""
+    """What a client has to say before ``forget_replication``."""
+    xa_recover: str = "XA RECOVER CONVERT XID"
+    xa_privilege: str = ""
+    """What the account needs to list prepared XA transactions."""
+    option_files: str = "SELECT DISTINCT VARIABLE_PATH FROM performance_schema.variables_info ORDER BY 1"
+    """The option files that the variables came from."""
+    components: str = ""
+    """The loaded components; empty for servers that have none."""
+    renames_locked_tables: bool = False
+    """May a session rename tables that it has locked itself?"""
+    restores_tables: bool = True
+    """Are tables put into such a server? Into older ones only whole backups are restored."""
+    has_every_table_in_files: bool = False
+    """No table exists by the entry of a dictionary alone."""
+    needs_fulltext_files: bool = True
+    """Without the files of a full-text index the server ends when it stops."""
+    refuses_second_copy: bool = False
+    """A tablespace with a DATA DIRECTORY is not opened while the source's own file is there, too (error 1812)."""
+    backs_up_replication: bool = True
+    """Host and account of a replication connection are in tables, which a physical backup holds."""
+    filters_xa: bool = False
+    """The applier goes on over XA transactions when it is narrowed down to some tables (else error 3898)."""
+    lists_tables_under_lock: bool = False
+    """The tables of a physical backup are listed while changes of definitions are blocked. Other tools' are listed
+    before the run, and TRUNCATE goes on."""
+    keeps_uuid_in_datadir: bool = True
+    """A copy of the data directory has the same uuid. MariaDB makes it of a network address and the port."""
     prepare_block: tuple[str, ...] = ()
     block_commits: tuple[str, ...] = ("FLUSH TABLES WITH READ LOCK",)
     """From the first of these on somebody waits: writers of tables without transactions, and with the last of them
     everybody who commits. ``prepare_block`` comes before, ``unblock_commits`` ends it; so does closing the session."""
     unblock_commits: str = "UNLOCK TABLES"
+
+    @property
+    def has_events_in_table(self) -> bool:
+        """Are scheduled events in ``mysql.event``, rather than in the dictionary?"""
+        return self.events.startswith("mysql.event")
+
+    def remove_replication(self, session: Session) -> None:
+        """Remove every replication connection of the server. Raises ServerError."""
+        if self.forget_connection:
+            for row in session.records(self.replica_status):
+                session.execute(self.forget_connection, str(row["Connection_name"]))
+        session.execute(self.forget_replication)
 
     def limit(self, session: Session, seconds: float) -> None:
         """End each later statement of ``session`` (on MySQL: each SELECT) after ``seconds``. Raises ServerError."""
@@ -85,8 +128,12 @@ JOIN information_schema.INNODB_DATAFILES d ON d.SPACE = t.SPACE
 """
 
 
+FIRST_FOR_TABLES = Version(5, 7, 6)
+"""Of MySQL and Percona Server: see ``Dialect.restores_tables``."""
+
+
 def dialect_of(flavour: Flavour, version: Version) -> Dialect:
-    """The statements that this server understands."""
+    """What servers of ``flavour`` and ``version`` understand and do."""
     if flavour is Flavour.MARIADB:
         modern = version >= Version(10, 5, 2)
         return Dialect(
@@ -116,6 +163,16 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             binlog_session_privilege="BINLOG ADMIN" if modern else "SUPER",
             events="mysql.event WHERE db",
             forget_replication="RESET SLAVE ALL",
+            forget_connection="RESET SLAVE %s ALL",
+            stop_replication="STOP ALL SLAVES",
+            xa_recover="XA RECOVER FORMAT='SQL'",
+            option_files="SELECT DISTINCT GLOBAL_VALUE_PATH FROM information_schema.SYSTEM_VARIABLES ORDER BY 1",
+            has_every_table_in_files=True,
+            needs_fulltext_files=False,
+            backs_up_replication=False,
+            filters_xa=True,
+            lists_tables_under_lock=True,
+            keeps_uuid_in_datadir=False,
             **(_BACKUP_STAGES if version >= Version(10, 4, 1) else {}),
         )
     dictionary = version >= Version(8, 0)
@@ -147,4 +204,14 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
         session_limit="SET SESSION max_execution_time = {milliseconds}" if version >= Version(5, 7, 8) else "",
         events="information_schema.EVENTS WHERE EVENT_SCHEMA" if dictionary else "mysql.event WHERE db",
         forget_replication="RESET REPLICA ALL" if version >= Version(8, 0, 22) else "RESET SLAVE ALL",
+        xa_privilege="XA_RECOVER_ADMIN" if dictionary else "",
+        components="SELECT 'component', component_urn FROM mysql.component ORDER BY 2" if dictionary else "",
+        renames_locked_tables=version >= Version(8, 0, 13),
+        restores_tables=version >= FIRST_FOR_TABLES,
+        refuses_second_copy=not dictionary,
     )
+
+
+def pipes_everything(flavour: str) -> bool:
+    """Can one client session replay XA transactions, and can single transactions be left out of it?"""
+    return flavour != Flavour.MARIADB
