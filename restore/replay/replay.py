@@ -17,20 +17,26 @@ from threading import Event
 
 from backupd.engine.binlog.walk import Walk, walk
 from backupd.engine.instance.launch import LaunchedServer, Zone, global_zone
-from backupd.engine.replay import applier_mariadb, applier_mysql
 from backupd.engine.replay import event_states as eventstates
-from backupd.engine.replay.applier import OF_SOME_TABLES, Applier, Standing, other_way, place
-from backupd.engine.replay.applier_mariadb import MariadbApplier
-from backupd.engine.replay.applier_mysql import MysqlApplier
+from backupd.engine.replay.applier import (
+    OF_SOME_TABLES,
+    Standing,
+    applier_for,
+    other_way,
+    place,
+    refuse_repeated,
+    set_start,
+)
 from backupd.engine.replay.pipe import refuse_inexact, replay_through_pipe
 from backupd.engine.replay.scratch_source import installer_of, log_source, refuse_other_end
 from backupd.engine.server.census import prepared_xa
 from backupd.engine.sql.client import Session
+from backupd.engine.sql.dialect import dialect_of
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError, ServerError
 from backupd.model.gtid import covers, plus, same
 from backupd.model.job import Progress, Report, silent
-from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.model.server_facts import Flavour, Position, ServerInfo
 from backupd.model.table import TableName
 
 PHASE = "replay"
@@ -98,14 +104,14 @@ def replay(
     found = walk(files, start, wanted=exclude)
     _refuse_wrong(info, found, stop, transactions, exclude)
     report(Progress(PHASE, 0, found.bytes))
-    mariadb = info.flavour is Flavour.MARIADB
+    dialect = dialect_of(info.flavour, info.version)
+    in_table = dialect.has_events_in_table
     with server.connection.connect() as session:
         _refuse_own_id(session, found, server_ids)
-        in_table = mariadb or info.version < Version(8, 0)
         warnings = [*_set_zone(session, info, server.config.zone), *_unlike_the_source(found, method)]
         had = eventstates.read_events(session, in_table=in_table)
         events = had if tables else eventstates.after(had, found.statements, folds=eventstates.folds_schemas(session))
-        before = executed = _state(session, info, found, start)
+        before = executed = set_start(session, info, found, start)
         counted = 0
         if found.works:
             run = _apply if method is ReplayMethod.APPLIER else _pipe
@@ -137,7 +143,7 @@ def replay(
             seconds=time.monotonic() - began,
             bytes=found.bytes,
             events=settled.told,
-            prepared_xa=prepared_xa(session, mariadb=mariadb),
+            prepared_xa=prepared_xa(session, dialect),
             warnings=(*warnings, *settled.warnings),
         )
 
@@ -161,7 +167,7 @@ class _Leg:
 
 
 def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
-    applier_mariadb.refuse_repeated(leg.found, narrowed=bool(leg.tables))
+    refuse_repeated(leg.found, narrowed=bool(leg.tables))
     installer = installer_of(server.config.program, leg.info, paths=leg.programs)
     with log_source(
         server,
@@ -177,23 +183,19 @@ def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, in
         if leg.stop.gtids:
             refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
         sizes = [(path.name, path.stat().st_size) for path in leg.files]
-        applier: Applier
-        if leg.info.flavour is Flavour.MARIADB:
-            applier = MariadbApplier(server, session, source, leg.found, leg.exclude, leg.workers, leg.tables)
-        else:
-            applier = MysqlApplier(
-                server,
-                session,
-                source,
-                leg.found,
-                leg.info.version,
-                sizes,
-                leg.start,
-                leg.stop.gtids,
-                leg.exclude,
-                leg.workers,
-                leg.tables,
-            )
+        applier = applier_for(
+            leg.info,
+            server,
+            session,
+            source,
+            leg.found,
+            files=sizes,
+            start=leg.start,
+            target=leg.stop.gtids,
+            exclude=leg.exclude,
+            workers=leg.workers,
+            tables=leg.tables,
+        )
         applier.prepare()
         applier.apply(_moved(leg, sizes), leg.cancel)
         executed, counted = applier.executed(), applier.applied()
@@ -213,21 +215,18 @@ def _moved(leg: _Leg, sizes: Sequence[tuple[str, int]]) -> Callable[[Standing], 
 
 def _pipe(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
     refuse_inexact(leg.info, leg.files, leg.start, leg.found, leg.exclude)
-    mariadb = leg.info.flavour is Flavour.MARIADB
-    before = applier_mysql.executed(session) if not mariadb else None
-    if before is not None:
-        applier_mysql.exclude(session, leg.exclude)
-    replay_through_pipe(
-        server, leg.info, leg.files, leg.start, folder=leg.folder, programs=leg.programs, cancel=leg.cancel
+    return replay_through_pipe(
+        server,
+        session,
+        leg.info,
+        leg.files,
+        leg.start,
+        leg.found,
+        leg.exclude,
+        folder=leg.folder,
+        programs=leg.programs,
+        cancel=leg.cancel,
     )
-    if before is None:
-        # The client's session left no trace of its place; that every statement was executed, both exit codes say.
-        applier_mariadb.set_position(session, leg.found, leg.found.end)
-        return str(applier_mariadb.position(session)), leg.found.transactions
-    executed = applier_mysql.executed(session)
-    if leg.found.is_by_gtid:
-        return str(executed), executed.minus(before).count - len(leg.exclude)
-    return str(executed), leg.found.transactions - len(leg.exclude)
 
 
 def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[Path, ...]:
@@ -306,18 +305,6 @@ def _refuse_own_id(session: Session, found: Walk, server_ids: Sequence[int]) -> 
             f"the copy has the server id {own}, which occurs in the logs: it would skip those events",
             hint="start it with another one",
         )
-
-
-def _state(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
-    """Say what the copy has executed; gives that."""
-    if info.flavour is Flavour.MARIADB:
-        applier_mariadb.forget(session)
-        applier_mariadb.set_position(session, found, found.start)
-        return str(applier_mariadb.position(session))
-    words = applier_mysql.Words.of(info.version)
-    applier_mysql.forget(session, words)
-    applier_mysql.start_at(session, start.gtid, words)
-    return str(applier_mysql.executed(session))
 
 
 def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The replication applier of a restored copy, pointed at a scratch source: what both families have in common.
+"""The replication applier of a restored copy, pointed at a scratch source.
 
 The served files end where the replay ends, so the applier needs no UNTIL for the stop: it runs, with all its workers,
 until it has applied all there is. Both threads are watched. A receiving thread that ended (1236: the files do not
@@ -15,9 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+from backupd.engine.binlog.walk import Walk
 from backupd.engine.instance.launch import LaunchedServer
-from backupd.model.errors import CancelledError, ServerError, ToolError
-from backupd.process.output import redact
+from backupd.engine.replay.scratch_source import HOST, USER, LogSource, filter_mariadb, filter_mysql
+from backupd.engine.sql.client import Session
+from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
+from backupd.model.gtid import MariadbGtids, MysqlGtids, covers, same
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.model.table import TableName
+from backupd.process.redact import redact
 
 CHANNEL = "backupd"
 """The replication connection that a replay uses: others of the copy are not touched."""
@@ -175,3 +181,425 @@ def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
             return done + min(pos, size)
         done += size
     return done if file else 0
+
+
+# -- MariaDB
+
+_GROUP_COUNTERS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
+_NAMED = 5
+
+
+class MariadbApplier:
+    """MariaDB: by GTID always, because its events always have one. Excluded transactions: the replay goes on until just
+    before one (``UNTIL master_gtid_pos``, the state at that place), the position in its domain is set behind it, and on
+    it goes.
+
+    ``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started. ``tables``: all
+    that is applied, empty for everything."""
+
+    def __init__(
+        self,
+        server: LaunchedServer,
+        session: Session,
+        source: LogSource,
+        found: Walk,
+        exclude: Sequence[str],
+        workers: int,
+        tables: Sequence[TableName] = (),
+    ) -> None:
+        self._server, self._session, self._source, self._found = server, session, source, found
+        self._exclude, self._tables = exclude, tables
+        # Workers apply domains independently of each other. The source did not: what one domain created is used in
+        # another, and only the order of the log is certain to be right. And those that run ahead and try again give
+        # other numbers of AUTO_INCREMENT to the triggers of statements: rows that are wrong, and no error.
+        serial = len(found.domains) > 1 or found.by_statement
+        self._threads = int(str(session.scalar("SELECT @@GLOBAL.slave_parallel_threads")))
+        self._workers = 0 if serial else workers or self._threads
+        self._applied = 0
+
+    def prepare(self) -> None:
+        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._workers)
+        self._session.execute(
+            f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
+            "MASTER_USE_GTID=slave_pos, MASTER_SSL=0",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
+        filter_mariadb(self._session, CHANNEL, self._tables)  # that of an earlier replay is kept by name
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        for gtid in sorted(self._exclude, key=list(self._found.before).index):
+            before = self._found.before[gtid]
+            if not self._is_at(self._position(), before):
+                self._run(f" UNTIL master_gtid_pos='{before}'", lambda now: not now.running, moved, cancel)
+            if not self._is_at(self._position(), before):
+                raise ServerError(
+                    f"the replay did not stop before {gtid}", detail=f"it stands at {self._position()}, not {before}"
+                )
+            self._session.execute(
+                "SET GLOBAL gtid_slave_pos = %s", str(self._position().plus(MariadbGtids.parse(gtid)))
+            )
+        if not self._is_at(self._position(), self._found.end):
+            # No UNTIL: the files end here.
+            self._run("", lambda now: self._is_at(MariadbGtids.parse(now.gtids), self._found.end), moved, cancel)
+
+    def executed(self) -> str:
+        return str(self._position())
+
+    def applied(self) -> int:
+        return self._applied
+
+    def close(self) -> None:
+        _forget_mariadb(self._session)
+        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._threads)
+
+    def _run(
+        self,
+        until: str,
+        done: Callable[[Standing], bool],
+        moved: Callable[[Standing], None],
+        cancel: threading.Event | None,
+    ) -> None:
+        before = self._count()
+        self._session.execute(f"START SLAVE '{CHANNEL}'{until}")
+        wait(self._server, self._look, done, moved, cancel, narrowed=bool(self._tables))
+        self._session.execute(f"STOP SLAVE '{CHANNEL}'")
+        self._applied += self._count() - before
+
+    def _status(self) -> dict[str, object]:
+        return self._session.records(f"SHOW SLAVE '{CHANNEL}' STATUS")[0]
+
+    def _count(self) -> int:
+        status = self._status()
+        return sum(int(str(status[name])) for name in _GROUP_COUNTERS)
+
+    def _look(self) -> Standing:
+        status = self._status()
+        busy = self._session.scalar(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Slave_worker' "
+            "AND STATE <> 'Waiting for work from SQL thread'"
+        )
+        waits = str(status["Slave_SQL_Running_State"]).startswith("Slave has read all relay log")
+        return Standing(
+            io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
+            sql=(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
+            running=status["Slave_SQL_Running"] != "No",
+            idle=waits and not busy,
+            file=str(status["Relay_Master_Log_File"]),
+            pos=int(str(status["Exec_Master_Log_Pos"])),
+            gtids=str(self._position()),
+        )
+
+    def _position(self) -> MariadbGtids:
+        return mariadb_position(self._session)
+
+    @staticmethod
+    def _is_at(now: MariadbGtids, there: MariadbGtids) -> bool:
+        return all(now.last.get(domain) == gtid for domain, gtid in there.last.items())
+
+
+def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
+    """Raises RefusedError when GTIDs do not tell which transaction is meant. ``narrowed``: are only some tables
+    replayed?"""
+    if found.twice:
+        raise RefusedError(
+            "the logs hold a GTID twice: the copy's own applier would begin or end at the wrong one",
+            detail=f"{', '.join(found.twice[:_NAMED])}: the source ran with gtid_strict_mode=OFF",
+            hint=OF_SOME_TABLES
+            if narrowed
+            else "replay by file and position, which does not ask for GTIDs: --replay-with pipe",
+        )
+
+
+def mariadb_position(session: Session) -> MariadbGtids:
+    return MariadbGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_slave_pos") or ""))
+
+
+def set_mariadb_position(session: Session, found: Walk, state: MariadbGtids) -> None:
+    """Say what the copy has executed. What it has of other domains, which the logs do not hold, stays."""
+    others = {domain: gtid for domain, gtid in mariadb_position(session).last.items() if domain not in found.end.last}
+    session.execute("SET GLOBAL gtid_slave_pos = %s", str(MariadbGtids(others).plus(state)))
+
+
+def _forget_mariadb(session: Session) -> None:
+    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
+    for row in session.records("SHOW ALL SLAVES STATUS"):
+        if row["Connection_name"] == CHANNEL:
+            session.execute(f"STOP SLAVE '{CHANNEL}'")
+            session.execute(f"RESET SLAVE '{CHANNEL}' ALL")
+
+
+# -- MySQL and Percona Server
+
+_FIRST_GTID = "OFF_PERMISSIVE"
+_TELLS_APPLYING = _SIDE_BY_SIDE = Version(8, 0)
+"""From here on it tells what a worker applies, and transactions are applied side by side."""
+_WAITING = ("", "Waiting for an event from Coordinator", "Waiting for master to send event")
+"""What threads of the replication of 5.7 that have nothing to do say of themselves."""
+_STOPPED_FOR_ANOTHER = 3030
+"""Error of a worker that stopped because one before it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The statements, which were renamed over the years (8.0.23, 8.0.26, 8.2)."""
+
+    source: str
+    replica: str
+    change: str
+    reset: str
+    public_key: bool
+
+    @classmethod
+    def of(cls, version: Version) -> _Words:
+        return cls(
+            source="SOURCE" if version >= Version(8, 0, 23) else "MASTER",
+            replica="REPLICA" if version >= Version(8, 0, 26) else "SLAVE",
+            change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
+            reset="RESET BINARY LOGS AND GTIDS" if version >= Version(8, 2) else "RESET MASTER",
+            public_key=version >= Version(8, 0, 4),
+        )
+
+
+class MysqlApplier:
+    """MySQL: by GTID where every transaction of the logs has one, else by file and position. Excluded transactions are
+    executed empty beforehand: what a server has executed it does not ask for again. Logs in which GTIDs were switched
+    on or off hold both kinds of transactions; OFF_PERMISSIVE applies both.
+
+    ``files``: names and sizes of what is served; ``found``: what they hold from ``start`` on; ``target``: GTIDs at
+    their end. ``workers`` 0: as the copy was started. ``tables``: all that is applied, empty for everything."""
+
+    def __init__(
+        self,
+        server: LaunchedServer,
+        session: Session,
+        source: LogSource,
+        found: Walk,
+        version: Version,
+        files: Sequence[tuple[str, int]],
+        start: Position,
+        target: str,
+        exclude: Sequence[str],
+        workers: int,
+        tables: Sequence[TableName] = (),
+    ) -> None:
+        self._server, self._session, self._source, self._found = server, session, source, found
+        self._words, self._version = _Words.of(version), version
+        self._files, self._start, self._target = files, start, target
+        self._exclude, self._tables = exclude, tables
+        self._name_of_workers = f"{self._words.replica.lower()}_parallel_workers"
+        self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._name_of_workers}")))
+        # Data that statements change depends on what ran before: one after the other, as they stand in the log. 5.7.13
+        # failed in 2 of about 20 replays of its own rows, too, with an error (1032) that the next one did not have.
+        one_by_one = found.by_statement or version < _SIDE_BY_SIDE
+        self._workers = 1 if one_by_one else workers or self._given
+        self._by_gtid = found.is_by_gtid
+        self._before = MysqlGtids()
+        self._begun = 0
+
+    def prepare(self) -> None:
+        self._refuse_hole()
+        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._workers)
+        exclude_mysql(self._session, self._exclude)
+        self._before = mysql_executed(self._session)
+        self._begun = self._begins()
+        word = self._words.source
+        options = f", {word}_SSL=0"
+        if self._words.public_key:
+            options += f", GET_{word}_PUBLIC_KEY=1"
+        if self._by_gtid:
+            options += f", {word}_AUTO_POSITION=1"
+        else:
+            options += (
+                f", {word}_AUTO_POSITION=0, {word}_LOG_FILE='{self._start.file}', {word}_LOG_POS={self._start.pos}"
+            )
+        self._session.execute(
+            f"{self._words.change} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s{options} "
+            f"FOR CHANNEL '{CHANNEL}'",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
+        filter_mysql(self._session, CHANNEL, self._version, self._tables)
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        replica = self._words.replica
+        self._session.execute(f"START {replica} FOR CHANNEL '{CHANNEL}'")
+        end = wait(self._server, self._look, self._done, moved, cancel, narrowed=bool(self._tables))
+        self._session.execute(f"STOP {replica} FOR CHANNEL '{CHANNEL}'")
+        if not self._done(end):
+            raise ServerError(
+                "the applier stopped before the end of the logs",
+                detail=f"it stands at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}",
+            )
+        if self._by_gtid and self._tables:
+            # MySQL before 8.0 forgets the GTID of a statement that the filter skipped, having no log of its own.
+            skipped = MysqlGtids.parse(self._target).minus(mysql_executed(self._session))
+            exclude_mysql(self._session, tuple(skipped.each()))
+
+    def executed(self) -> str:
+        return str(mysql_executed(self._session))
+
+    def applied(self) -> int:
+        """By GTID the difference of the sets. Else the server counts those that begin with a statement of their own
+        only, and all are there once these are."""
+        if self._by_gtid:
+            return mysql_executed(self._session).minus(self._before).count
+        missing = self._found.begun - (self._begins() - self._begun)
+        return self._found.transactions - max(0, missing)
+
+    def close(self) -> None:
+        _forget_mysql(self._session, self._words)
+        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._given)
+
+    def _done(self, now: Standing) -> bool:
+        at_the_end = place(now.file, now.pos, self._files) >= sum(size for _name, size in self._files)
+        if not self._by_gtid:
+            return at_the_end
+        skipped = bool(self._tables) and at_the_end and now.idle
+        return skipped or covers(now.gtids, self._target, mariadb=False)
+
+    def _refuse_hole(self) -> None:
+        """What the first file says was executed before it must be on the copy."""
+        with self._source.server.connection.connect() as source:
+            before = str(source.scalar("SELECT @@GLOBAL.gtid_purged") or "")
+        have = mysql_executed(self._session)
+        lacking = MysqlGtids.parse(before).minus(have)
+        if not lacking.is_empty:
+            raise RefusedError(
+                f"the logs begin after {lacking}, which the copy has not executed",
+                detail=f"the copy has executed {have or 'nothing'}",
+                hint="transactions between the two are missing: nothing can be replayed",
+            )
+        if not self._by_gtid and self._start.file != self._files[0][0]:
+            raise RefusedError(
+                "logs without GTIDs can be replayed from a place in their first file only",
+                detail=f"the start is {self._start.file}:{self._start.pos}, the first file {self._files[0][0]}",
+            )
+
+    def _look(self) -> Standing:
+        source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
+        status = self._session.records(f"SHOW {self._words.replica} STATUS FOR CHANNEL '{CHANNEL}'")[0]
+        busy = self._busy()
+        code, text = int(status["Last_SQL_Errno"]), str(status["Last_SQL_Error"])
+        if code:
+            rows = self._session.query(
+                "SELECT LAST_ERROR_NUMBER, LAST_ERROR_MESSAGE FROM "
+                "performance_schema.replication_applier_status_by_worker "
+                "WHERE CHANNEL_NAME = %s AND LAST_ERROR_NUMBER <> 0 "
+                "ORDER BY LAST_ERROR_NUMBER = %s, LAST_ERROR_TIMESTAMP LIMIT 1",
+                CHANNEL,
+                _STOPPED_FOR_ANOTHER,
+            )
+            if rows:
+                code, text = int(rows[0][0]), str(rows[0][1])
+        waits = "has read all relay log" in str(status[f"{replica}_SQL_Running_State"])
+        return Standing(
+            io=(int(status["Last_IO_Errno"]), str(status["Last_IO_Error"])),
+            sql=(code, text),
+            running=status[f"{replica}_SQL_Running"] != "No",
+            idle=waits and not busy,
+            file=str(status[f"Relay_{source}_Log_File"]),
+            pos=int(status[f"Exec_{source}_Log_Pos"]),
+            gtids=str(mysql_executed(self._session)),
+        )
+
+    def _busy(self) -> int:
+        """How many of the applier's threads are at work. 5.7 does not tell which transaction a worker applies, so what
+        they wait for has to do."""
+        if self._version >= _TELLS_APPLYING:
+            return int(
+                self._session.scalar(
+                    "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
+                    "WHERE CHANNEL_NAME = %s AND APPLYING_TRANSACTION <> ''",
+                    CHANNEL,
+                )
+            )
+        marks = ", ".join(["%s"] * len(_WAITING))
+        return int(
+            self._session.scalar(
+                "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'system user' "  # noqa: S608 - marks
+                f"AND STATE NOT IN ({marks}) AND LOCATE('has read all relay log', STATE) = 0",
+                *_WAITING,
+            )
+        )
+
+    def _begins(self) -> int:
+        """Those of XA transactions are counted apart."""
+        return sum(
+            int(row[1])
+            for row in self._session.query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_begin', 'Com_xa_start')")
+        )
+
+
+def mysql_executed(session: Session) -> MysqlGtids:
+    return MysqlGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_executed") or ""))
+
+
+def _start_mysql_at(session: Session, gtids: str, words: _Words) -> None:
+    """Say what the copy has executed: it knows, unless its backup is of a kind that does not keep it."""
+    if session.scalar("SELECT @@GLOBAL.gtid_mode") == "OFF":
+        session.execute(f"SET GLOBAL gtid_mode = {_FIRST_GTID}")
+    if gtids and not same(str(mysql_executed(session)), gtids, mariadb=False):
+        session.execute(words.reset)
+        session.execute("SET GLOBAL gtid_purged = %s", gtids)
+
+
+def exclude_mysql(session: Session, gtids: Sequence[str]) -> None:
+    """Execute each as an empty transaction, so that it counts as executed and nobody asks for it."""
+    done = mysql_executed(session)
+    for gtid in gtids:
+        if done.covers(MysqlGtids.parse(gtid)):
+            raise RefusedError(
+                f"{gtid} cannot be left out: the backup holds it already", hint="restore from an older backup"
+            )
+        session.execute("SET SESSION gtid_next = %s", gtid)
+        session.execute("BEGIN")
+        session.execute("COMMIT")
+        session.execute("SET SESSION gtid_next = AUTOMATIC")
+
+
+def _forget_mysql(session: Session, words: _Words) -> None:
+    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
+    for row in session.records(f"SHOW {words.replica} STATUS"):
+        if row.get("Channel_Name") == CHANNEL:
+            session.execute(f"STOP {words.replica} FOR CHANNEL '{CHANNEL}'")
+            session.execute(f"RESET {words.replica} ALL FOR CHANNEL '{CHANNEL}'")
+
+
+def applier_for(
+    info: ServerInfo,
+    server: LaunchedServer,
+    session: Session,
+    source: LogSource,
+    found: Walk,
+    *,
+    files: Sequence[tuple[str, int]],
+    start: Position,
+    target: str,
+    exclude: Sequence[str],
+    workers: int,
+    tables: Sequence[TableName],
+) -> Applier:
+    """The applier of such a server, for the copy ``server`` with the open ``session``. ``found``: what the served files
+    hold from ``start`` on; ``files``: their names and sizes in bytes; ``target``: GTIDs at their end. ``workers`` 0: as
+    the copy was started. ``tables``: all that is applied, empty for everything. Raises ServerError."""
+    if info.flavour is Flavour.MARIADB:
+        return MariadbApplier(server, session, source, found, exclude, workers, tables)
+    return MysqlApplier(server, session, source, found, info.version, files, start, target, exclude, workers, tables)
+
+
+def set_start(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
+    """Say what the copy has executed, and gives that, as GTIDs. What an earlier replay left on the copy is removed.
+    Raises ServerError."""
+    if info.flavour is Flavour.MARIADB:
+        _forget_mariadb(session)
+        set_mariadb_position(session, found, found.start)
+        return str(mariadb_position(session))
+    words = _Words.of(info.version)
+    _forget_mysql(session, words)
+    _start_mysql_at(session, start.gtid, words)
+    return str(mysql_executed(session))

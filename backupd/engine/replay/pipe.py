@@ -21,8 +21,15 @@ from backupd.engine.binlog.walk import Walk
 from backupd.engine.instance.launch import LaunchedServer, give
 from backupd.engine.instance.sandbox import confine, is_available
 from backupd.engine.log_client import binlog_tool
-from backupd.engine.replay.applier import hint_of_statement
+from backupd.engine.replay.applier import (
+    exclude_mysql,
+    hint_of_statement,
+    mariadb_position,
+    mysql_executed,
+    set_mariadb_position,
+)
 from backupd.engine.replay.scratch_source import copy_log, lay_out
+from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import pipes_everything
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
@@ -70,21 +77,47 @@ def refuse_inexact(
 
 def replay_through_pipe(
     copy: LaunchedServer,
+    session: Session,
     info: ServerInfo,
     files: Sequence[Path],
     start: Position,
+    found: Walk,
+    exclude: Sequence[str],
     *,
     folder: Path,
     programs: Mapping[str, str],
     cancel: threading.Event | None = None,
-    log: Path | None = None,
-) -> None:
-    """Execute ``files`` from ``start`` on as statements of one session on ``copy``.
+) -> tuple[str, int]:
+    """Execute ``files`` from ``start`` on as statements of one session on ``copy``, without the transactions of
+    ``exclude``. Gives what the copy has executed (GTIDs), and how many transactions were applied.
 
+    ``session``: an open one to the copy; ``found``: what the files hold, which ``refuse_inexact`` has accepted.
     ``folder``: private to this, not there yet, passable for the server's user; it takes the room of the logs.
     Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises ToolError when
     either program fails (the client stops at the first error), CancelledError.
     """
+    if info.flavour is Flavour.MARIADB:
+        _execute(copy, info, files, start, folder, programs, cancel)
+        # The client's session left no trace of its place; that every statement was executed, both exit codes say.
+        set_mariadb_position(session, found, found.end)
+        return str(mariadb_position(session)), found.transactions
+    before = mysql_executed(session)
+    exclude_mysql(session, exclude)
+    _execute(copy, info, files, start, folder, programs, cancel)
+    executed = mysql_executed(session)
+    applied = executed.minus(before).count if found.is_by_gtid else found.transactions
+    return str(executed), applied - len(exclude)
+
+
+def _execute(
+    copy: LaunchedServer,
+    info: ServerInfo,
+    files: Sequence[Path],
+    start: Position,
+    folder: Path,
+    programs: Mapping[str, str],
+    cancel: threading.Event | None,
+) -> None:
     mariadb = info.flavour is Flavour.MARIADB
     reader = binlog_tool(info.flavour, paths=programs).tool.path
     client = find_tool(
@@ -128,7 +161,7 @@ def replay_through_pipe(
             ),
         ]
         try:
-            with Pipeline(commands, cancel=cancel, log=log) as pipeline:
+            with Pipeline(commands, cancel=cancel) as pipeline:
                 pipeline.drain()
         except ToolError as error:
             error.hint = error.hint or hint_of_statement(error.detail)

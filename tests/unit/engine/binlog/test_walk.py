@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.binlog.walk import walk
-from backupd.engine.replay.applier_mariadb import refuse_repeated
+from backupd.engine.replay.applier import refuse_repeated
 from backupd.engine.replay.pipe import refuse_inexact
 from backupd.model.errors import RefusedError
 from backupd.model.gtid import plus
