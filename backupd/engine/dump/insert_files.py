@@ -40,8 +40,8 @@ from typing import BinaryIO, Self
 
 from backupd.engine.dump.contract import DumpedFile
 from backupd.engine.schema.definition_text import Column, Columns
-from backupd.engine.sql.row_stream import NULL as _NULL
-from backupd.engine.sql.row_stream import WIDTHS, Row, values
+from backupd.engine.sql.answers import NULL as _NULL
+from backupd.engine.sql.answers import WIDTHS, Row, values
 from backupd.model.table import TableName, quote_name
 
 _PIECE = 1024 * 1024

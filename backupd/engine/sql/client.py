@@ -17,8 +17,8 @@ from typing import Any, Self
 import pymysql
 from pymysql.cursors import Cursor, DictCursor
 
-from backupd.engine.sql import row_stream as rowstream
-from backupd.engine.sql.answers import Answering
+from backupd.engine.sql import answers
+from backupd.engine.sql.answers import Answering, Row
 from backupd.engine.sql.option_files import (
     CLIENT_GROUPS,
     Tls,
@@ -31,7 +31,6 @@ from backupd.engine.sql.option_files import (
     verifies,
 )
 from backupd.engine.sql.option_files import hint as tls_hint
-from backupd.engine.sql.row_stream import Row
 from backupd.model.errors import ConfigurationError, Problem, ServerError
 from backupd.model.server_facts import Tool
 from backupd.process.command import Command
@@ -280,16 +279,16 @@ class Session:
             raise self._refused(error) from error
 
     def packets(self, sql: str) -> Generator[Row, None, None]:
-        """Each row of ``sql`` as the server sends it, undecoded, while it still reads (see ``rowstream.values``). Left
+        """Each row of ``sql`` as the server sends it, undecoded, while it still reads (see ``answers.values``). Left
         before the end, the session is closed. Raises ServerError."""
         try:
-            yield from rowstream.packets(self._raw, sql)
+            yield from answers.packets(self._raw, sql)
         except (pymysql.err.Error, OSError, UnicodeError) as error:
             raise self._refused(error, sql) from error
 
     def break_off(self) -> None:
         """From any thread: end the conversation now; whoever waits for an answer gets ServerError."""
-        rowstream.break_off(self._raw)
+        answers.break_off(self._raw)
 
     def ping(self) -> None:
         """Is the server still there? Raises ServerError; never reconnects."""
