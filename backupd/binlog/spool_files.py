@@ -6,7 +6,7 @@ A folder of ours alone (0711 where the copying program runs as another user, els
     state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
                      write no binary log; replaced as a whole
     branches/<branch>/<file>
-    intake/          where the program writes, who owns it: nothing is believed or opened there (see ``logclient``)
+    intake/          where the program writes, who owns it: nothing is believed or opened there (see ``log_client``)
     incoming/        what was taken from there, and may still grow; it was not compared yet
 
 A file comes into ``branches`` by a rename, after it was shown to go on from what is there, and the program goes on
@@ -353,7 +353,7 @@ class Spool:
         make_intake(self.intake)
 
     def collect(self, address: str, expected: Callable[[str], bool]) -> None:
-        """Bring what the program has made to ``incoming``. Raises as ``logclient.collect``."""
+        """Bring what the program has made to ``incoming``. Raises as ``log_client.collect``."""
         collect(self.intake, self.incoming, address, expected=expected)
 
     # --- how

@@ -1,6 +1,5 @@
-"""Statements that are running now, of which a lock on all tables would wait for, with everybody else behind it.
-
-A limit to how long a backup tool may stand in the way of everybody who writes.
+"""Who waits for locks on tables, and for how long: the statements that a lock on all tables would wait for, and a limit
+to how long a backup tool may keep everybody who writes waiting.
 
 FLUSH TABLES WITH READ LOCK waits for every running statement, and from its first moment all writers wait behind it:
 one forgotten SELECT stops the service. xtrabackup waits for as long as it takes (it sets lock_wait_timeout to a year),
@@ -158,6 +157,7 @@ class LockWatch:
         """Why the statement could not be killed; empty when it was."""
 
     def heard(self, line: str) -> None:
+        """Take one line of the tool's log: that of a lock statement starts the clock, any other one stops it."""
         if not line.strip(" .") or _MEANWHILE in line:
             return
         with self._lock:

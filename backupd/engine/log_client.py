@@ -3,7 +3,7 @@
 Measured with mariadb-binlog of 10.11.19 and mysqlbinlog 9.7.4, both with ``--raw --stop-never``:
 
 - each event is in the file as soon as the server has sent it; nothing is held back in the program (older ones do
-  that, and are refused: ``holdback``);
+  that, and are refused: ``HoldsBackError``);
 - a file is begun anew at its first byte, whatever is there: only a folder of its own keeps earlier copies;
 - neither connects again. It ends with 1 when the server is gone (mysqlbinlog with 0 after a clean shutdown), when a
   file is not there, when the server has no next file (RESET), when the disk is full;
@@ -13,18 +13,15 @@ Measured with mariadb-binlog of 10.11.19 and mysqlbinlog 9.7.4, both with ``--ra
 - two with the same connection id push each other out;
 - options of the other family in a ``[client]`` group are errors to mysqlbinlog (``ssl-verify-server-cert``).
 
-The program that copies binary logs at work: it believes every file name that the other side sends it.
+The program believes every file name that the server sends: the name comes in a Rotate event, and the program opens it
+as it is: ``../../x`` as well. So it is never root, and where anything can be confined its folder is all that it can
+write to; it keeps the host's network. What it made lies in that folder, which is its own, and nothing there is opened
+or believed before it was taken away from it (``collect``): one plain file, under the name of a binary log.
 
-The name of each file comes in a Rotate event, and the program opens it as it is: ``../../x`` as well. So it is never
-root, and where anything can be confined its folder is all that it can write to; it keeps the host's network. What it
-made lies in that folder, which is its own, and nothing there is opened or believed before it was taken away from it
-(``collect``): one plain file, under the name of a binary log.
-
-Does the program that copies binary logs keep what the server has sent, until it has some more of it?
-
-mysqlbinlog writes through stdio, and before its fflush (5.6; 5.7.13 has none, 5.7.26 has) up to 4 KiB of a copy stay in
-the program: the last transactions of a quiet server would reach no archive, and its stream would look like a dead
-connection for ever. That is a property of the program, so it is tried once and remembered by its SHA-256.
+Does the program keep what the server has sent until some more has come (``tried``)? mysqlbinlog writes through stdio,
+and before its fflush (5.6; 5.7.13 has none, 5.7.26 has) up to 4 KiB of a copy stay in the program: the last
+transactions of a quiet server would reach no archive, and its stream would look like a dead connection for ever. That
+is a property of the program, so it is tried once and remembered by its SHA-256.
 
 The trial writes nothing into the server: the copy of its newest log begins where the log ends, so that all that comes
 is the head of the file, at once. A program that has not written it after ``PATIENCE`` seconds, while a copy of the very

@@ -1,15 +1,12 @@
-"""How hard is the server pressed? Lag of replicas and latency of its disk, so that a backup can step back.
+"""The load of a server, so that a backup can step back: lag of replicas, latency of its disk, the oldest statement of
+somebody else. A thread reads the gauges (``PressureWatch``); whoever moves bytes only looks at its last result.
 
-Numbers about lag lie: NULL means that replication stands still, and some servers answer 2E16 or less than nothing. What
-cannot be known is treated as pressure, never as none.
+Reported lag is unreliable: NULL means that replication stands still, and some servers answer 2E16 or less than nothing.
+What cannot be known is treated as pressure, never as none.
 
-How long has the oldest statement of somebody else been running? So that a backup can step back for it.
-
-Whatever runs under our own account is ours: the tools' SELECTs are long because tables are large, and to wait for them
-would be to wait for ourselves. So would it be with a statement that waits for a lock: an ALTER TABLE that our snapshot
-keeps waiting begins only when the backup has ended.
-
-A thread that reads gauges of pressure, so that whoever moves bytes only has to look at its last word.
+Of statements only those of other accounts count. Whatever runs under our own account is ours: the tools' SELECTs are
+long because tables are large, and to wait for them would be to wait for ourselves. So would it be with a statement that
+waits for a lock: an ALTER TABLE that our snapshot keeps waiting begins only when the backup has ended.
 """
 
 from __future__ import annotations
@@ -50,7 +47,8 @@ class Gauge(Protocol):
         """Never raises: trouble is an unknown value."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what is held open; a later ``read`` opens it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,7 @@ class LagGauge:
         self._statement = ""
 
     def read(self) -> Reading:
+        """The lag in seconds, as ``lag_of`` has it; unknown where the replica does not answer."""
         try:
             if self._session is None:
                 self._session = self._connection.connect()
@@ -84,6 +83,7 @@ class LagGauge:
             return Reading(None, f"the lag of {self._name} is unknown: {error.detail or error.message}")
 
     def close(self) -> None:
+        """End the session, if one is open."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -198,6 +198,7 @@ class DiskGauge:
         self._seen = clock()
 
     def read(self) -> Reading:
+        """Mean seconds per request since the reading before; where none was finished, how long the oldest has taken."""
         now, counters = self._clock(), disk_counters(_text(self._stats), self._device)
         before, elapsed = self._before, now - self._seen
         self._before, self._seen = counters, now
@@ -272,6 +273,7 @@ class QueryGauge:
         self._ours = ""
 
     def read(self) -> Reading:
+        """Seconds of the oldest statement, 0 without one; unknown where the server does not answer."""
         try:
             if self._session is None:
                 self._session = self._connection.connect()
@@ -287,6 +289,7 @@ class QueryGauge:
         return Reading(float(others[0].seconds), f"a statement of {others[0]}")
 
     def close(self) -> None:
+        """End the session, if one is open."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -83,7 +83,7 @@ def replay(
     ``leg_files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed.
     ``start``: where the copy stands; by GTID alone when its file is not the first of the leg. ``transactions``: how
     many lie between the two (with the excluded ones), None where that is not known. ``tables``: only what these need
-    is applied (see engine.tablefilter), onto a copy that holds no others; empty for all. ``folder``: for the scratch
+    is applied (see scratch_source), onto a copy that holds no others; empty for all. ``folder``: for the scratch
     source, not there yet, passable for the server's user; it takes the room of the logs. ``memory``: bytes that the
     scratch source may use besides the copy, 0 for a little. ``workers``: other than those that the copy was started
     with. ``templates``: where empty systems are kept for the next replay; made anew each time without. ``programs``: as

@@ -1,10 +1,9 @@
-"""Row events: how many rows, and their images as bytes, told from the table map's column metadata.
+"""What a transaction of a binary log changes: rows counted, statements understood, and what is doubtful about it.
 
-No value is decoded. A row image is a bitmap of NULLs and then the values of those columns that are in the event and
-not NULL; each value has a fixed length or says its own. Which lengths follow each other depends only on the table and
-the bitmap, so this is worked out once for each bitmap that occurs (``Layout``) and rows are stepped over by it.
-
-What a transaction of a binary log changes: rows counted, statements understood, and what is doubtful about it.
+Rows are counted by the lengths of their images, told from the table map's column metadata. No value is decoded. A row
+image is a bitmap of NULLs and then the values of those columns that are in the event and not NULL; each value has a
+fixed length or says its own. Which lengths follow each other depends only on the table and the bitmap, so this is
+worked out once for each bitmap that occurs (``Layout``) and rows are stepped over by it.
 """
 
 from __future__ import annotations
@@ -100,6 +99,7 @@ class Image:
         return (len(self.columns) + 7) // 8
 
     def layout(self, nulls: bytes) -> Layout:
+        """The steps over a row with this bitmap of NULLs; worked out once for each bitmap, of which 4,096 are kept."""
         if (known := self.layouts.get(nulls)) is not None:
             return known
         bits = int.from_bytes(nulls, "little")
@@ -127,6 +127,9 @@ class Header:
 
 @dataclass(slots=True)
 class TableMap:
+    """A table as its event in the log has it. ``types``: the type of each column, a byte each; ``headers`` and
+    ``images``: by the bytes that tell which columns are there."""
+
     schema: str
     name: str
     columns: tuple[Column, ...]
@@ -135,6 +138,7 @@ class TableMap:
     images: dict[bytes, Image] = field(default_factory=dict)
 
     def image(self, present: bytes) -> Image:
+        """The row images that have the columns of the bitmap ``present``."""
         if (known := self.images.get(present)) is None:
             bits = int.from_bytes(present, "little")
             here = tuple(column for number, column in enumerate(self.columns) if bits >> number & 1)
@@ -480,6 +484,7 @@ class Changes:
                 self.remarks[remark] = None
 
     def table_map(self, event: Event) -> None:
+        """The rows that follow under this number are of this table. Raises DamagedError."""
         *_, data, body, stop = event
         raw = data[body + 6 : stop]
         table = self._table_maps.get(raw)
@@ -495,6 +500,8 @@ class Changes:
         self._tables[data[body : body + 6]] = table
 
     def rows(self, event: Event) -> None:
+        """Count the rows of an event that is held in memory, and show them to the watch. Raises DamagedError for rows
+        of a table that no event names."""
         kind, _when, _server, start, _end, data, body, stop = event
         number = data[body : body + 6]
         table = self._tables.get(number)

@@ -97,6 +97,7 @@ class Conflicts:
     # --- what the scan shows
 
     def wants(self, gtid: str, start: int, table: TableMap) -> bool:
+        """See RowWatch. A conflict is noted where the table itself, whatever the rows, tells of one."""
         if start < self._since:
             return False
         name = _table(table.schema, table.name)
@@ -113,6 +114,8 @@ class Conflicts:
         return name in self._rows
 
     def row(self, table: TableMap, kind: ChangeKind, images: tuple[bytes, ...], *, full: bool) -> None:
+        """See RowWatch. Keeps digests of what an excluded transaction wrote, and compares those of later ones with
+        them."""
         gtid, start, name = self._now
         if gtid in self._excluded:
             self._wrote(name, gtid, kind, images, full=full)
@@ -131,6 +134,7 @@ class Conflicts:
             )
 
     def statement(self, gtid: str, start: int, done: Effect) -> None:
+        """See RowWatch. Keeps what an excluded transaction changed by statements, and compares later ones with it."""
         if start < self._since:
             return
         if gtid in self._excluded:

@@ -66,16 +66,19 @@ class CutShortError(Exception):
 
 
 def damaged(offset: int, what: str, *, hint: str = _FETCH_AGAIN) -> DamagedError:
+    """The error for a log of which byte ``offset`` is not what a server writes there."""
     return DamagedError("a binary log is damaged", [f"at byte {offset}: {what}"], hint=hint)
 
 
 def encrypted(offset: int) -> DamagedError:
+    """The error for a log that cannot be read from byte ``offset`` on."""
     return DamagedError(
         "a binary log is encrypted", [f"at byte {offset}: encrypted from here on"], hint=_ENCRYPTED_HINT
     )
 
 
 def moment(seconds: int) -> datetime:
+    """The time of an event: seconds since 1970, as UTC."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
@@ -171,6 +174,7 @@ class Pull:
         return piece
 
     def skip(self, size: int) -> None:
+        """Pass over ``size`` bytes, which ``tap`` sees. Raises ValueError when that is more than what is left."""
         if size > self.left:
             raise ValueError(f"{size} bytes of {self.left}")
         while size:
@@ -511,6 +515,7 @@ def read_previous_gtids(event: Event) -> MysqlGtids:
 
 
 def uuid_text(raw: bytes) -> str:
+    """16 bytes as servers print a UUID."""
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
@@ -535,6 +540,7 @@ class MariadbState:
         self._last[int(source)] = (server, number)
 
     def start(self, state: str) -> None:
+        """Begin anew with ``state``, a list of GTIDs."""
         self._last = dict(MariadbGtids.parse(state).last)
 
     def __str__(self) -> str:
@@ -548,6 +554,7 @@ class MysqlState:
         self.start(text)
 
     def add(self, source: str, _server: int, number: int) -> None:
+        """``source``: UUID, with ``:tag`` where there is one. A number that is in the set already changes nothing."""
         runs = self._runs.setdefault(source, [])
         if runs and runs[-1][1] + 1 == number:
             runs[-1][1] = number
@@ -568,6 +575,7 @@ class MysqlState:
             runs.insert(place, [number, number])
 
     def start(self, state: str) -> None:
+        """Begin anew with ``state``, a set of GTIDs."""
         self._runs = {source: [[*run] for run in runs] for source, runs in MysqlGtids.parse(state).runs.items()}
 
     def __str__(self) -> str:

@@ -1,14 +1,12 @@
 """Reading binary logs of both families once, from their first byte to their last, in bounded memory.
 
-What is promised to callers is here: ``scan`` and its values. Below it: ``binlogevents`` (framing, checksums),
-``binlogtransactions`` (what belongs together), ``binlogrows``, ``binlogstatement``, ``binlogpayload``, ``binloggtids``.
-The index of the transactions found is written and read by ``binlogindex``; ``binlogconflicts`` tells whether a
+What is promised to callers is here: ``scan`` and its values. Below it: ``events`` (framing, checksums, compression,
+GTIDs), ``transactions`` (what belongs together), ``changes`` (rows), ``statements``. ``conflicts`` tells whether a
 transaction can be left out.
 
-The index of a segment: one line of JSON that names the format, then one line for each transaction.
-
-It is stored in parts, each of which begins with such a line. That of the last part also tells the digest of the clear
-description that belongs to it, since version 2 of that.
+The index of a segment is one line of JSON that names the format, then one line for each transaction. It is stored in
+parts, each of which begins with such a line. That of the last part also has the digest of the clear description that
+belongs to it, since version 2 of that.
 """
 
 from __future__ import annotations
@@ -42,6 +40,7 @@ class ScanContext:
     next_file: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """What the state file of a spool keeps; times as ISO 8601."""
         return {
             "flavour": self.flavour,
             "server_version": self.server_version,
@@ -56,6 +55,7 @@ class ScanContext:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScanContext:
+        """Out of ``as_json``. Raises KeyError, ValueError, TypeError for anything else."""
         return cls(
             str(data["flavour"]),
             str(data["server_version"]),
@@ -217,6 +217,7 @@ def segment_told(index: bytes) -> str:
 
 
 def index_line(transaction: Transaction) -> bytes:
+    """One line of JSON that ends with a line end."""
     return (_encode(transaction.as_json()) + "\n").encode("utf-8", "surrogatepass")
 
 

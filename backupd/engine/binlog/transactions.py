@@ -115,6 +115,7 @@ class Assembler:
 
     @property
     def gtids(self) -> str:
+        """All that was executed up to ``end``."""
         return str(self._state)
 
     def run(self, frames: Frames) -> None:

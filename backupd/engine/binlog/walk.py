@@ -1,11 +1,11 @@
-"""What a replay has to know of a logged statement, by the words at its beginning. Logged are statements as they were
-written: with comments of any sort in front, of which versioned ones are read by the server.
-
-A quick walk over logs that are about to be replayed: event headers, and the few bodies that matter to a replay.
+"""A quick walk over logs that are about to be replayed: event headers, and the few bodies that matter to a replay.
 
 What the plan says of the logs is compared with what they hold before a server is given them: which servers' ids occur,
 how many transactions, whether they end between two, which statements concern scheduled events. Layouts: log_event.h of
 the servers. Neither checksums nor rows are looked at: the archive's scan did that, and the applying server does again.
+
+What a statement does is told by the words at its beginning. Statements are logged as they were written: with comments
+of any sort in front, of which versioned ones are read by the server.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class DumpRun(Protocol):
     def pause(self) -> None:
         """Stop reading until ``resume``; from any thread. Connections and snapshots stay."""
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Read on after ``pause``; from any thread."""
 
     def __enter__(self) -> Self:
         """Prepare; nothing runs yet. Raises ServerError, ToolError."""
@@ -104,7 +105,8 @@ class DumpTool(Protocol):
     """A program (or our own reader) that can dump tables."""
 
     @property
-    def tool(self) -> Tool: ...
+    def tool(self) -> Tool:
+        """The program and its version, as backups name it."""
 
     def refuses(self, table: DumpTable, columns: Columns) -> str:
         """Why this tool would not bring the table back exactly; empty when it does."""

@@ -228,12 +228,15 @@ class ClientDump:
 
     @property
     def tool(self) -> Tool:
+        """The client program, as it is installed."""
         return self._tool
 
     def refuses(self, table: DumpTable, columns: Columns) -> str:
+        """See DumpTool."""
         return next(self._objections(table, columns), "")
 
     def run(self, request: DumpRequest) -> ClientDumpRun:
+        """See DumpTool."""
         return ClientDumpRun(self._tool, request)
 
     def _objections(self, table: DumpTable, columns: Columns) -> Iterator[str]:
@@ -287,6 +290,7 @@ class ClientDumpRun:
         self._failure: BaseException | None = None
 
     def open(self, seconds: float) -> None:
+        """Wait until the program says that its snapshot has begun."""
         pipeline = self._pipeline
         if pipeline is None:
             raise ValueError("the run was not entered")
@@ -308,6 +312,7 @@ class ClientDumpRun:
                 )
 
     def files(self) -> Iterator[DumpedFile]:
+        """What the splitter has completed."""
         while True:
             self._check_cancelled()
             try:
@@ -321,12 +326,15 @@ class ClientDumpRun:
             raise self._failure
 
     def verdicts(self) -> Mapping[TableName, str | None]:
+        """By the program's own messages, and by what its output held."""
         return {table.name: self._verdict(table.name) for table in self._request.tables}
 
     def pause(self) -> None:
+        """Take no more of its output, but a little every ten seconds."""
         self._going.clear()
 
     def resume(self) -> None:
+        """Take its output again."""
         self._going.set()
 
     def __enter__(self) -> Self:

@@ -53,10 +53,12 @@ class ExactDump:
 
     @property
     def tool(self) -> Tool:
+        """backupd itself, by its installed version; it has no path."""
         text = installed_version("backupd")
         return Tool(NAME, "", Version.parse(text), f"{NAME} {text}")
 
     def refuses(self, table: DumpTable, columns: Columns) -> str:
+        """Only for tables that the server cannot open, types that are not known, and a past kept by transaction ids."""
         if not table.engine:
             return "the server cannot open it"
         if keeps_transaction_ids(columns):
@@ -65,6 +67,7 @@ class ExactDump:
         return f"nothing is known of the types of its columns: {unknown}" if unknown else ""
 
     def run(self, request: DumpRequest) -> ExactRun:
+        """Connects when it is entered, once for each thread."""
         return ExactRun(request)
 
 
@@ -85,6 +88,7 @@ class ExactRun:
         self._stopped = threading.Event()
 
     def open(self, seconds: float) -> None:
+        """Begin one snapshot after the other; the position is the caller's to know. Raises ServerError, ToolError."""
         deadline = time.monotonic() + seconds
         for session in self._sessions:
             session.open(Position())
@@ -95,6 +99,8 @@ class ExactRun:
                 )
 
     def files(self) -> Iterator[DumpedFile]:
+        """Files of all sessions, in the order in which they become complete. Raises CancelledError, OSError,
+        ServerError."""
         for number, session in enumerate(self._sessions):
             thread = threading.Thread(target=self._work, args=(session,), name=f"rows-{number}", daemon=True)
             thread.start()
@@ -117,12 +123,15 @@ class ExactRun:
             self._verdicts.setdefault(table.name, self._lost or "it was not read")
 
     def verdicts(self) -> Mapping[TableName, str | None]:
+        """Also of tables that no session came to: why the last one was lost."""
         return dict(self._verdicts)
 
     def pause(self) -> None:
+        """Every session stops before its next row."""
         self._going.clear()
 
     def resume(self) -> None:
+        """Let all sessions read on."""
         self._going.set()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,5 @@
-"""How rows become INSERT statements that bring back every bit: what is asked of the server, what is written.
+"""INSERT statements that bring back every bit: what is asked of the server, how a row is written, files of bounded size
+with each row on a line of its own, and a check of the files that mydumper writes.
 
 The server writes the literals of short columns itself, joined into one text for a row (``CONCAT_WS``), so that nothing
 here looks at each value. What may be long comes as its bytes and is quoted here, piece by piece: a text that the server
@@ -15,10 +16,6 @@ What a literal must look like (measured on MariaDB 10.11 and MySQL 9.7, ``SET NA
 - Geometry and vectors as the bytes that are stored: with SRID, nothing rounded.
 - Rows of the past (system versioning) with the columns that say when they were valid; MariaDB accepts these from 10.11
   on while ``system_versioning_insert_history`` is set.
-
-Rows of one table, written as INSERT statements into files of bounded size, each row on a line of its own.
-
-Files of INSERT statements, as every dump tool writes them: how many rows are in one, and is one of mydumper's whole?
 
 mydumper's loop over ``write()`` begins a repeated write at the right place but with the length of the whole statement
 (0.10.1 and 1.0 alike): after a write that was cut short by a full disk, when room is there again, it writes on with
@@ -334,6 +331,7 @@ class RowMeter:
         self._last = b"\n"  # so that the first line begins like the others
 
     def add(self, content: bytes) -> None:
+        """The next bytes of the file."""
         text = self._last + content
         for pattern in self._counts:  # what ends within ``content``; the rest was counted before
             self._counts[pattern] += text.count(pattern, max(0, len(self._last) - len(pattern) + 1))
@@ -341,10 +339,12 @@ class RowMeter:
 
     @property
     def statements(self) -> int:
+        """INSERT statements so far."""
         return self._counts[_INSERT]
 
     @property
     def rows(self) -> int:
+        """Rows so far, whichever version wrote the file."""
         first = self._counts[_ROW]
         return first + self._counts[_NEXT_ROW] + (0 if first else self._counts[_INSERT])
 

@@ -86,16 +86,20 @@ class MyDumper:
 
     @property
     def tool(self) -> Tool:
+        """mydumper, as it is installed."""
         return self._tool
 
     @property
     def manner(self) -> Manner:
+        """How this version works."""
         return self._line.manner
 
     def refuses(self, table: DumpTable, columns: Columns) -> str:
+        """The first of what the head of this module lists that concerns the table."""
         return next(self._objections(table, columns), "")
 
     def run(self, request: DumpRequest) -> MyDumperRun:
+        """With the options of this version for these tables."""
         return MyDumperRun(
             self._tool,
             lambda connection: self.arguments(replace(request, connection=connection)),

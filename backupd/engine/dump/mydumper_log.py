@@ -83,6 +83,7 @@ class DumpLog:
         """Errors that name no table, and lost snapshots: nothing of this run can be trusted."""
 
     def heard(self, line: str) -> None:
+        """Take one line of the log; lines that mydumper does not write itself are passed over."""
         match = _LINE.match(line)
         if match is None:
             return

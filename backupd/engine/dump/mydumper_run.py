@@ -70,7 +70,7 @@ class Manner:
 
 
 class MyDumperRun:
-    """See ``dumping.DumpRun``. ``arguments``: for a connection, without option file and folders; ``settings``: session
+    """See DumpRun. ``arguments``: for a connection, without option file and folders; ``settings``: session
     variables.
 
     mydumper is never root. It writes into a folder of its own, and what it made there is opened only after it was taken
@@ -154,6 +154,8 @@ class MyDumperRun:
         self._stack.close()
 
     def open(self, seconds: float) -> None:
+        """Start mydumper, and wait for its line about the snapshots. Raises ToolError with its last lines,
+        CancelledError."""
         deadline = time.monotonic() + seconds
         child = self._start()
         while not self._log.ready.wait(0.02):
@@ -169,14 +171,18 @@ class MyDumperRun:
                 raise self._failure(f"{self._tool.name} did not have its snapshots within {seconds:g} s")
 
     def pause(self) -> None:
+        """Stop the program (SIGSTOP)."""
         self._hold("caller", held=True)
 
     def resume(self) -> None:
+        """Let the program run on, unless too many files wait."""
         self._hold("caller", held=False)
 
     # -- results
 
     def files(self) -> Iterator[DumpedFile]:
+        """Each file once mydumper has closed it, checked and with our own head. Raises ToolError for anything but a
+        plain file, CancelledError, OSError."""
         child = self._running()
         while True:
             self._check_cancel()
@@ -198,6 +204,8 @@ class MyDumperRun:
                 time.sleep(_LOOK_EVERY)
 
     def verdicts(self) -> Mapping[TableName, str | None]:
+        """By mydumper's log, its exit code, its count of rows and the look at each file. Raises ValueError while it
+        runs."""
         code = self._running().poll()
         if code is None:
             raise ValueError("mydumper has not ended yet")

@@ -1,6 +1,5 @@
-"""Which tables a logical backup takes: those that a pattern wants and no rule leaves out, with the reason of each.
-
-Which tool writes the rows of which table: the fastest that brings them back exactly.
+"""Which tables a logical backup takes (those that a pattern wants and no rule leaves out, with the reason of each), and
+which tool writes the rows of which table: the fastest that brings them back exactly.
 """
 
 from __future__ import annotations
@@ -55,6 +54,7 @@ class Selection:
 
     @property
     def schemas(self) -> tuple[str, ...]:
+        """Of the tables that are taken, each once, sorted."""
         return tuple(sorted({table.name.schema for table in self.taken}))
 
 

@@ -1,25 +1,24 @@
-"""The small files in which a physical tool records its own run.
+"""Files of a physical backup that are not data: what the tool records of its own run (receipts), the option file, and
+key files of encrypted tablespaces.
 
-Two families of names carry the same contents: ``xtrabackup_*`` (xtrabackup, and mariadb-backup up to 11.0)
+Receipts. Two families of names carry the same contents: ``xtrabackup_*`` (xtrabackup, and mariadb-backup up to 11.0)
 and ``mariadb_backup_*`` (mariadb-backup from 11.1 on, MDEV-18931). Contents as written by both tools::
 
-xtrabackup_checkpoints   "key = value" lines: backup_type, from_lsn, to_lsn, last_lsn xtrabackup_info
-"key = value" lines: tool_version, server_version, binlog_pos, incremental ... xtrabackup_binlog_info   one
-record: file TAB position [TAB GTID set]; MySQL's GTID sets may hold line ends xtrabackup_slave_info    SQL
-that makes another server a replica of this one's source; on replicas only backup-my.cnf            what
-prepare must know: page size, layout of system and undo tablespaces, key plugin
+``xtrabackup_checkpoints``: "key = value" lines: backup_type, from_lsn, to_lsn, last_lsn. ``xtrabackup_info``: "key =
+value" lines: tool_version, server_version, binlog_pos, incremental ... ``xtrabackup_binlog_info``: one record: file TAB
+position [TAB GTID set]; MySQL's GTID sets may hold line ends. ``xtrabackup_slave_info``: SQL that makes another server
+a replica of this one's source; on replicas only. ``backup-my.cnf``: what prepare must know: page size, layout of system
+and undo tablespaces, key plugin.
 
-The option file in a backup, of which little is believed: whoever can write to a store may have written it.
+The option file. Whoever can write to a store may have written it, and tools and servers take libraries to load and
+places to write from option files. So none is ever given the backup's own: what InnoDB needs to find and read its files
+is taken from it by name, never with a path, and of key plugins those that are known, from the program's own folder (and
+only with key files of the configuration: ``named``).
 
-Tools and servers take libraries to load and places to write from option files. So none is ever given the backup's own:
-what InnoDB needs to find and read its files is taken from it by name, never with a path, and of key plugins those that
-are known, from the program's own folder (and only with key files of the configuration: ``keyfiles``).
-
-Key files of encrypted tablespaces: which of them a program of ours reads, and as what.
-
-The option file in a backup names the files of the source's key plugin, and whoever can write to a store may have
-written that. So a key plugin is loaded only where the configuration names key files, no other file is ever given to it,
-and what it reads is a copy: belonging to the user that the program runs as, there as long as it takes to be read.
+Key files. The option file in a backup names the files of the source's key plugin, and whoever can write to a store may
+have written that. So a key plugin is loaded only where the configuration names key files, no other file is ever given
+to it, and what it reads is a copy: belonging to the user that the program runs as, there as long as it takes to be
+read.
 """
 
 from __future__ import annotations
@@ -51,22 +50,27 @@ class ReceiptNames:
 
     @property
     def checkpoints(self) -> str:
+        """The file with the backup's type and log sequence numbers."""
         return f"{self.prefix}_checkpoints"
 
     @property
     def info(self) -> str:
+        """The file with versions, times and what was asked for."""
         return f"{self.prefix}_info"
 
     @property
     def binlog_info(self) -> str:
+        """The file with the position in the binary log."""
         return f"{self.prefix}_binlog_info"
 
     @property
     def slave_info(self) -> str:
+        """The file with what the server replicated from."""
         return f"{self.prefix}_slave_info"
 
     @property
     def all(self) -> frozenset[str]:
+        """Every name of the family, and that of the option file."""
         return frozenset({self.checkpoints, self.info, self.binlog_info, self.slave_info, BACKUP_CNF})
 
     @property
@@ -100,6 +104,7 @@ class ReceiptCollector:
                 raise StreamError(f"{path} is larger than {_SIZE_LIMIT} bytes", hint=_HINT)
 
     def end(self, path: str) -> None:
+        """``path`` is complete."""
         if path in self._wanted:
             self.files[path] = bytes(self._open.pop(path, b""))
 

@@ -1,13 +1,9 @@
-"""A server's socket, opened by us for a program of ours that runs as another user.
+"""What a program that is not root is handed to reach a server: its option file, and the files for TLS.
 
-For accounts without a password that log in as the operating system's user who connects (unix_socket, auth_socket): the
-server is to see us, not who the program runs as. Only what we have started gets through.
-
-What a program that is not root is handed to reach a server: its option file, and the files for TLS.
-
-They belong to root as a rule, and lie where nobody else passes through. So copies of them lie in a private folder of
-the user that the program runs as, and go with it. An account without a password may log in as the operating system's
-user: for it the server's socket is opened by us (``socketrelay``).
+They belong to root as a rule, in folders that nobody else can enter. So copies of them are in a private folder of the
+user that the program runs as, and go with it. An account without a password may log in as the operating system's user:
+for it the server's socket is opened by us (``relayed``), so that it sees us, not who the program runs as; only what we
+have started gets through.
 """
 
 from __future__ import annotations

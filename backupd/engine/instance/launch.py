@@ -1,16 +1,15 @@
-"""The time zone in which a source ran, for the copy that its logs are replayed onto.
-
-What NOW() gives depends on it, and a DDL that fills a column with NOW() is logged without its zone. A server tells its
-system zone by an abbreviation only, the one of the season in which it was started. So the zone is searched: whatever
-fits the abbreviation will do as long as all that fits has the same offsets in the time that is replayed.
-
-Starting database servers that are ours: fresh ones, and copies of somebody's server.
+"""Starting database servers that are ours: fresh ones, and copies of somebody's server.
 
 A copy of a server remembers who it was. Started as it is, a copy of a replica connects to its source with the password
 it finds in its own tables, events begin to run, tablespaces elsewhere are opened. A server started here is **deaf and
 mute**: it reads one generated option file and no other, listens on a socket in its private folder and nowhere else,
 starts no replication, no events, no init files, writes no binary log, has an id of its own; and where the host can do
 it (see sandbox) it has no network, sees its own folders only, and cannot outlive us.
+
+The time zone in which a source ran is needed where its logs are replayed (``zone_of``). What NOW() gives depends on it,
+and a DDL that fills a column with NOW() is logged without its zone. A server reports its system zone by an abbreviation
+only, the one of the season in which it was started. So the zone is searched: whatever fits the abbreviation will do as
+long as all that fits has the same offsets in the time that is replayed.
 """
 
 from __future__ import annotations
@@ -211,20 +210,23 @@ class ServerConfig:
 
     @property
     def socket(self) -> Path:
+        """Where it listens."""
         return self.directory / "s.sock"
 
     @property
     def error_log(self) -> Path:
+        """Its log, which is also its stderr."""
         return self.directory / "error.log"
 
     @property
     def init_file(self) -> Path:
+        """What it executes at its start; removed once it answers."""
         return self.directory / "init.sql"
 
 
 def options_for_copy(base: Path, variables: Options) -> dict[str, str | None]:
     """What a copy of a server needs to read its files: from backup-my.cnf in ``base`` (when it is there) and from the
-    source's ``variables`` (ServerInfo.variables). Includes the key plugin and the names of its files (``keyfiles``)."""
+    source's ``variables`` (ServerInfo.variables). Includes the key plugin and the names of its files (``handed``)."""
     options: dict[str, str | None] = {}
     for name, value in known_options(base).items():
         if name == "plugin-load":
@@ -334,6 +336,7 @@ class LaunchedServer:
 
     @property
     def running(self) -> bool:
+        """Has the process, or its sandbox, not ended yet?"""
         return self._child is not None and self._child.poll() is None
 
     def log_tail(self, lines: int = _LOG_LINES) -> str:
@@ -341,7 +344,7 @@ class LaunchedServer:
         return log_tail(self.config.error_log, lines)
 
     def start(self) -> Self:
-        """Start and wait until it answers. Raises RefusedError, too: see ``keyfiles``."""
+        """Start and wait until it answers. Raises RefusedError, too: see ``backup_files.handed``."""
         config = self.config
         _prepare_directory(config)
         with handed(config.options, config.key_files, config.directory, _owner(config.user)) as options:

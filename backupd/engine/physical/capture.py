@@ -3,10 +3,8 @@
 The events of a capture arrive in the order of the tool's stream; several files may be open at once. A file
 exists for the reader from its first event to its ``End``; an empty file has only an ``End``.
 
-Reading a folder of files as a capture's events, each file removed once it was read.
-
-The files were written by another user, who may have had links lie there instead: nothing is followed, and nothing but
-plain files with one name is read.
+``ingest`` reads a folder of files as such events. The files were written by another user, who may have put links in
+their place: nothing is followed, and nothing but plain files with one name is read.
 """
 
 from __future__ import annotations
@@ -125,7 +123,8 @@ class Capture(Protocol):
     """One run of the tool. A context manager; leaving it early leaves no process."""
 
     @property
-    def tool(self) -> Tool: ...
+    def tool(self) -> Tool:
+        """The program that makes this backup."""
 
     @property
     def log_tail(self) -> str:
@@ -169,7 +168,8 @@ class PhysicalTool(Protocol):
     """A physical tool of one flavour and series."""
 
     @property
-    def tool(self) -> Tool: ...
+    def tool(self) -> Tool:
+        """The program, as manifests name it."""
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -181,7 +181,8 @@ class PhysicalTool(Protocol):
         """Can it copy what changed since a log sequence number (``CaptureRequest.incremental_lsn``)?"""
         ...
 
-    def capture(self, request: CaptureRequest) -> Capture: ...
+    def capture(self, request: CaptureRequest) -> Capture:
+        """One run that makes a backup; nothing is started before it is entered."""
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
         """The steps that make ``base`` startable; ``memory`` in bytes. Each one's stderr is wanted by

@@ -1,14 +1,4 @@
-"""CLONE on the server's side: may and can this server be cloned, and its plugin for as long as it is needed.
-
-What the files of a stopped MySQL server tell of themselves, without starting it.
-
-InnoDB writes the log sequence number of a clean shutdown into the first page of the system tablespace (8 bytes, big
-endian, at FIL_PAGE_FILE_FLUSH_LSN = 26), and the last checkpoint into the redo log: two blocks at 512 and 1536 of a
-file, the number 8 bytes into the block. From 8.0.30 on the redo log is files ``#innodb_redo/#ib_redoN``, of which the
-unused ones end in ``_tmp``; before, ``ib_logfile0``. After a clean shutdown both numbers are the same; any other pair
-means files of different moments, or a server that did not come to its end.
-
-CLONE: MySQL's own physical copy, for servers from 8.0.17 on that have no xtrabackup of their series. Full only.
+"""CLONE: MySQL's own physical copy, for servers from 8.0.17 on that have no xtrabackup of their series. Full only.
 
 The server copies itself into a folder on its own host (``CLONE LOCAL DATA DIRECTORY``), which takes as much room as its
 data; the copy is started once, deaf and mute and without a binary log, so that it recovers; stopped cleanly; and read
@@ -25,7 +15,8 @@ It must be started by the very release that made it: an older one refuses the fi
 
 Not in the backup: the double-write files, the temporary tablespaces, spare redo files, the clone's own notes and the
 copy's ``auto.cnf``, all made anew by the first start. ``backup-my.cnf`` is written by us, in the words of xtrabackup's
-file of that name: what a server must be told to read the files. An empty schema is a file ``db.opt`` (see ingest).
+file of that name: what a server must be told to read the files. An empty schema is a file ``db.opt`` (see
+``capture.ingest``).
 
 Only InnoDB's tables are copied; those of other engines come back empty (``warnings`` says which there are). The plugin
 is loaded for the backup where it is not, and unloaded afterwards, in the copy too.
@@ -33,6 +24,13 @@ is loaded for the backup where it is not, and unloaded afterwards, in the copy t
 Receipts: backup_type ``clone``, from_lsn 0, to_lsn and last_lsn the log sequence number of the copy's clean shutdown,
 which its system tablespace and its redo log must both show before a restored server is started (``verify_prepared``);
 tool_version that of the server program, server_version what the source said.
+
+What the files of a stopped server show without starting it: InnoDB writes the log sequence number of a clean shutdown
+into the first page of the system tablespace (8 bytes, big endian, at FIL_PAGE_FILE_FLUSH_LSN = 26), and the last
+checkpoint into the redo log: two blocks at 512 and 1536 of a file, the number 8 bytes into the block. From 8.0.30 on
+the redo log is files ``#innodb_redo/#ib_redoN``, of which the unused ones end in ``_tmp``; before, ``ib_logfile0``.
+After a clean shutdown both numbers are the same; any other pair means files of different moments, or a server that did
+not come to its end.
 """
 
 from __future__ import annotations
@@ -263,17 +261,21 @@ class Clone:
 
     @property
     def tool(self) -> Tool:
+        """The server's own program, under the name ``clone``."""
         return self._tool
 
     @property
     def leftovers(self) -> tuple[str, ...]:
+        """The option file that was written for the backup."""
         return (BACKUP_CNF,)
 
     @property
     def takes_increments(self) -> bool:
+        """Never: CLONE copies everything."""
         return False
 
     def warnings(self, info: ServerInfo) -> tuple[str, ...]:
+        """One sentence for each engine whose tables come back empty."""
         return tuple(
             f"CLONE copies InnoDB only: {number} tables of engine {engine} come back empty; take logical "
             "backups of them"
@@ -282,6 +284,7 @@ class Clone:
         )
 
     def capture(self, request: CaptureRequest) -> CloneCapture:
+        """Needs a ``spool`` with room for the whole server."""
         return CloneCapture(self._tool, request)
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:  # noqa: ARG002 - nothing is run
@@ -300,6 +303,7 @@ class Clone:
         *,
         left_out: LeftOut = nothing,  # noqa: ARG002
     ) -> None:
+        """Do system tablespace and redo log both show the clean shutdown of the receipts? Raises ToolError."""
         found = flushed_lsn(base, _system_of(base)), checkpoint_lsn(base)
         if found != (receipts.last_lsn, receipts.last_lsn):
             raise ToolError(
@@ -309,6 +313,7 @@ class Clone:
             )
 
     def redo_bytes(self, base: Path) -> int:  # noqa: ARG002 - recovered already
+        """0: the copy was recovered when it was made."""
         return 0
 
 
@@ -331,6 +336,7 @@ class CloneCapture:
 
     @property
     def log_tail(self) -> str:
+        """The last 50 lines about this run."""
         return "\n".join(self._lines)
 
     def __enter__(self) -> Self:
@@ -367,6 +373,8 @@ class CloneCapture:
         self._stack.close()
 
     def events(self) -> Iterator[FileEvent]:
+        """Clones, starts and stops the copy, then reads it. Raises ToolError, ServerError, TablesChangedError,
+        CancelledError."""
         if self._info is None:
             raise ValueError("the capture was not entered")
         info, copy = self._info, self._folder / "data"
@@ -396,6 +404,7 @@ class CloneCapture:
         )
 
     def receipts(self) -> Receipts:
+        """As the head of this module says. Raises ValueError before the events have ended."""
         if self._receipts is None:
             raise ValueError("the capture has not ended yet")
         return self._receipts

@@ -66,6 +66,7 @@ class Contents:
 
     @property
     def renamed(self) -> dict[str, str]:
+        """Stem to stem, of the files ``*.ren`` that are in the backup."""
         return {
             path.removesuffix(_RENAMED): os.fsdecode(text).strip().removesuffix(_DATA).removeprefix("./")
             for path, text in self._notes.items()
@@ -73,6 +74,7 @@ class Contents:
         }
 
     def take(self, event: FileEvent) -> None:
+        """One event of the stream."""
         match event:
             case Data() if event.path.endswith(_RENAMED):
                 self._notes[event.path] = self._notes.get(event.path, b"") + bytes(event.payload)

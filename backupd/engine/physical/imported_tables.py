@@ -124,6 +124,7 @@ class Removals:
         self._records = b""
 
     def take(self, payload: memoryview) -> None:
+        """The next bytes of the file, in pieces of any size."""
         skipped = min(self._header, len(payload))
         self._header -= skipped
         raw = self._raw + payload[skipped:]

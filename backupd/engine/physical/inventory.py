@@ -1,11 +1,4 @@
-"""The log of changed definitions that MariaDB keeps while a backup runs (``ddl.log``), from which mariadb-backup learns
-which tables of MyISAM, Aria and the like it has to copy again, rename or remove.
-
-Measured with 10.11.19: the tool stops reading at the first EXCHANGE PARTITION, exit code 0 and "completed OK!". A table
-that it had copied before, and that is dropped and made again, renamed or altered behind that, is in the backup as it
-was. A line is: time, what, engine, partitioned, schema, table, id, and the same from the engine on for the other table.
-
-The list of tables at the very position that a physical backup records, and the files of those made meanwhile.
+"""The list of tables at the very position that a physical backup records, and the files of those made meanwhile.
 
 mariadb-backup streams a table that was dropped and made again while it ran, and then, replaying the server's log of
 such statements, the removal of the table of before, which has the same name: the new one is gone from the stream, exit
@@ -15,6 +8,13 @@ definitions blocked, and for each of them every file has to be there at the end 
 What is not there is taken from the server where that is sound: tables of engines without transactions whose definition
 is younger than the beginning of the backup are opened under the same lock, and their files are read afterwards. An open
 file outlives the DROP of its table, and one that was written to since shows it by its size or time.
+
+From the log of changed definitions that MariaDB keeps while a backup runs (``ddl.log``) mariadb-backup learns which
+tables of MyISAM, Aria and the like it has to copy again, rename or remove.
+
+Measured with 10.11.19: the tool stops reading at the first EXCHANGE PARTITION, exit code 0 and "completed OK!". A table
+that it had copied before, and that is dropped and made again, renamed or altered behind that, is in the backup as it
+was. A line is: time, what, engine, partitioned, schema, table, id, and the same from the engine on for the other table.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Stocktaking:
         self.fetched: list[TableName] = []
         self.imports: ImportWatch | None = None
         self.unread: tuple[TableName, ...] = ()
-        """Of which the tool does not know that they were changed (``ddllog``)."""
+        """Of which the tool does not know that they were changed (``unread_changes``)."""
         self._twice = twice
         self._earlier: frozenset[BaseTable] = frozenset()
         self._names: frozenset[TableName] = frozenset()

@@ -87,20 +87,25 @@ class MariaBackup:
 
     @property
     def tool(self) -> Tool:
+        """mariadb-backup, of the server's series."""
         return self._tool
 
     @property
     def leftovers(self) -> tuple[str, ...]:
+        """The receipts of both families, and the option file."""
         return (BACKUP_CNF, "xtrabackup_*", "mariadb_backup_*")
 
     @property
     def takes_increments(self) -> bool:
+        """Yes, by the log sequence number."""
         return True
 
     def capture(self, request: CaptureRequest) -> StreamingCapture:
+        """One ``mariadb-backup --backup``."""
         return StreamingCapture(self._made, request)
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
+        """One step for the base and one for each increment; before each of these ``put_aside``. Raises DamagedError."""
         check_chain(base, increments, redo=REDO, startable=("full-backuped", PREPARED_TYPE))
         steps = [prepare_step(self._tool, "apply the redo log", base, None, memory=memory)]
         for number, increment in enumerate(increments, start=1):
@@ -112,6 +117,8 @@ class MariaBackup:
     def verify_prepared(
         self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
     ) -> None:
+        """By the steps' logs, the receipts, and how far the redo log was applied. Raises ToolError,
+        UnrestorableError."""
         told = [without_left_out(log, left_out) for log in logs]
         if left_out is not nothing:
             told = [without_earlier_names(log, base) for log in told]
@@ -132,6 +139,7 @@ class MariaBackup:
             )
 
     def redo_bytes(self, base: Path) -> int:
+        """Size of ``ib_logfile0``. Raises ToolError without one."""
         return size_of_redo(base, REDO)
 
 

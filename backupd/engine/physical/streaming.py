@@ -1,10 +1,9 @@
-"""What the physical tools have in common: one run with --stream=xbstream, taken apart as it runs.
+"""What the physical tools have in common: one run with --stream=xbstream, taken apart as it runs; and the prepare runs,
+with what is looked at before and after.
 
 A run is good when the tool exited with 0, its last line ends in "completed OK!", every file of the stream ended, and
 the receipts, which it writes last, are there and tell of the backup that was asked for. Nothing less is enough: a
 stream that is cut between two files looks complete, and the tools exit with 0 over several kinds of trouble.
-
-What the tools' prepare runs have in common: their command line, and what is looked at before and after.
 """
 
 from __future__ import annotations
@@ -130,6 +129,7 @@ class StreamingCapture:
 
     @property
     def log_tail(self) -> str:
+        """The last lines of the tool, redacted."""
         if self._pipeline is not None:
             self._log_tail = self._pipeline.stderr_tail(self._program)
         return self._log_tail
@@ -171,6 +171,8 @@ class StreamingCapture:
         self._stack.close()
 
     def events(self) -> Iterator[FileEvent]:
+        """As they come out of the stream; at the end what the tool left out and the server still has. Raises ToolError,
+        StreamError, TablesChangedError, CancelledError."""
         if self._pipeline is None:
             raise ValueError("the capture was not entered")
         collector = ReceiptCollector()
@@ -228,6 +230,7 @@ class StreamingCapture:
         )
 
     def stock(self) -> Stock:
+        """Empty before the events have ended."""
         return self._stock
 
     def _note(self, path: str) -> None:
@@ -236,6 +239,7 @@ class StreamingCapture:
             self._tables.add(stem.rpartition(".")[0])
 
     def receipts(self) -> Receipts:
+        """Raises ValueError before the events have ended."""
         if self._receipts is None:
             raise ValueError("the capture has not ended yet")
         return self._receipts
@@ -481,4 +485,5 @@ def size_of_redo(base: Path, redo: str) -> int:
 
 
 def no_redo(base: Path, redo: str) -> ToolError:
+    """The error for a backup without its redo log."""
     return ToolError(f"{base / redo} is missing: this is not a complete backup", hint=OTHER_BACKUP)

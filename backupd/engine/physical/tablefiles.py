@@ -1,15 +1,14 @@
-"""Names of schemas and tables as the servers write them into names of files and folders.
-
-Letters, digits and ``_`` stay; a letter of most alphabets becomes ``@`` and two characters, everything else ``@`` and
-four hex digits (``größe`` is ``gr@1i@1je``). MySQL offers no way to ask for that, and no server runs when a backup's
-list of files is read, so the two-character codes stand here, as MariaDB 10.11.19 told them one by one.
-
-Which table a file of a data directory, or of a backup of one, belongs to: by its path alone.
+"""Which table a file of a data directory, or of a backup of one, belongs to: by its path alone.
 
 A schema is a folder; a table's files bear its name, a suffix of its engine, and ``#P#...`` for a partition of it. What
 belongs to no single table (``db.opt``, general tablespaces, undo, redo, the server's own schemas) has no owner. The
 tables behind a full-text index are files of their own, ``FTS_<id of the table, in hex>_...``, and only a server's
 dictionary tells whose they are.
+
+Names of schemas and tables in names of files: letters, digits and ``_`` stay; a letter of most alphabets becomes ``@``
+and two characters, everything else ``@`` and four hex digits (``größe`` is ``gr@1i@1je``). MySQL offers no way to ask
+for that, and no server runs when a backup's list of files is read, so the two-character codes are here, as MariaDB
+10.11.19 gave them one by one.
 """
 
 from __future__ import annotations

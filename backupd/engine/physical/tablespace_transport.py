@@ -1,10 +1,4 @@
-"""Files that an import of tablespaces left in the data directory of a server, because it was killed on the way.
-
-Measured with MySQL 9.7.4: dropping the table, and even its schema, leaves them there. Then no schema of that name can
-be made (error 3678), no table of that name either (1813), and the server does not start when another tablespace has the
-number of such a file. MariaDB 10.11.19 removes those that have the names of tables.
-
-Tables as files from one server into another on this host: ``FLUSH TABLES ... FOR EXPORT`` and ``IMPORT TABLESPACE``.
+"""Tables as files from one server into another on this host: ``FLUSH TABLES ... FOR EXPORT`` and ``IMPORT TABLESPACE``.
 
 Measured with MariaDB 10.11.19 and MySQL 9.7.4: plain tables, tables with columns that were added without a rebuild,
 virtual columns and partitions arrive with equal checksums. A table with a full-text index is imported with a warning
@@ -14,6 +8,11 @@ one is refused, because its replicas and its log archive would lack them.
 
 A file that waits for its import has the number of another server's tablespace. MySQL does not start with two files of
 one number, so files lie beside under a name that no server looks at until the moment of the IMPORT.
+
+A killed import leaves such files in the data directory (``remove_strays``). Measured with MySQL 9.7.4: dropping the
+table, and even its schema, leaves them there. Then no schema of that name can be made (error 3678), no table of that
+name either (1813), and the server does not start when another tablespace has the number of such a file. MariaDB
+10.11.19 removes those that have the names of tables.
 """
 
 from __future__ import annotations
@@ -105,6 +104,7 @@ class ExportedTable:
 
     @property
     def size(self) -> int:
+        """Bytes of all its tablespaces."""
         return sum(file.stat().st_size for file in self.files)
 
 

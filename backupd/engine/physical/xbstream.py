@@ -64,6 +64,8 @@ _AGAIN = "run the backup again; if it repeats, the tool's version writes somethi
 
 
 class Dialect(StrEnum):
+    """Which tool wrote the stream: the letter ``S`` means different chunks."""
+
     MARIADB = "mariadb"
     PERCONA = "percona"
 
@@ -71,7 +73,8 @@ class Dialect(StrEnum):
 class Readable(Protocol):
     """0 from ``readinto`` must mean: all is well and there is nothing more."""
 
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill ``buffer`` from its beginning; how many bytes, 0 at the good end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,21 +162,27 @@ class XtraBackup:
 
     @property
     def tool(self) -> Tool:
+        """xtrabackup, of a series that fits the server."""
         return self._tool
 
     @property
     def leftovers(self) -> tuple[str, ...]:
+        """The receipts and the option file."""
         # Not ib_logfile*: prepare makes the redo logs that the server starts with.
         return (BACKUP_CNF, "xtrabackup_*")
 
     @property
     def takes_increments(self) -> bool:
+        """Yes, by the log sequence number."""
         return True
 
     def capture(self, request: CaptureRequest) -> StreamingCapture:
+        """One ``xtrabackup --backup``."""
         return StreamingCapture(self._made, request)
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
+        """One step for the base and one for each increment, all but the last with ``--apply-log-only``. Raises
+        DamagedError."""
         # Without --apply-log-only the last step rolls back what was not committed, and no increment fits any more.
         ready = ("full-backuped", APPLIED_TYPE)
         check_chain(base, increments, redo=REDO, startable=ready if increments else (*ready, PREPARED_TYPE))
@@ -190,6 +196,8 @@ class XtraBackup:
     def verify_prepared(
         self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
     ) -> None:
+        """By the steps' logs, the receipts, and how far the redo log was applied. Raises ToolError,
+        UnrestorableError."""
         check_logs(self._tool, base, logs, silent=_SILENT_FAILURES)
         whole = left_out is nothing
         last = [_without_temporary_tables(without_left_out(log, left_out)) for log in logs[-1:]]
@@ -221,6 +229,7 @@ class XtraBackup:
             )
 
     def redo_bytes(self, base: Path) -> int:
+        """Size of ``xtrabackup_logfile``. Raises ToolError without one."""
         return size_of_redo(base, REDO)
 
     def _arguments(self, request: CaptureRequest) -> tuple[str, ...]:

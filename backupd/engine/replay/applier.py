@@ -23,7 +23,7 @@ from backupd.model.errors import CancelledError, RefusedError, ServerError, Tool
 from backupd.model.gtid import MariadbGtids, MysqlGtids, covers, same
 from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
 from backupd.model.table import TableName
-from backupd.process.redact import redact
+from backupd.process.output import redact
 
 CHANNEL = "backupd"
 """The replication connection that a replay uses: others of the copy are not touched."""
@@ -71,7 +71,8 @@ class Applier(Protocol):
         """Transactions applied, as the server itself counted them."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Remove the replication connection, and set the copy's workers back. Raises ServerError."""
 
 
 def wait(
@@ -218,6 +219,7 @@ class MariadbApplier:
         self._applied = 0
 
     def prepare(self) -> None:
+        """Point the connection ``backupd`` at the source, with the filter of the tables."""
         self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._workers)
         self._session.execute(
             f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
@@ -230,6 +232,7 @@ class MariadbApplier:
         filter_mariadb(self._session, CHANNEL, self._tables)  # that of an earlier replay is kept by name
 
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        """In one run, or in one run up to each excluded transaction and another one behind it."""
         for gtid in sorted(self._exclude, key=list(self._found.before).index):
             before = self._found.before[gtid]
             if not self._is_at(self._position(), before):
@@ -246,12 +249,15 @@ class MariadbApplier:
             self._run("", lambda now: self._is_at(MariadbGtids.parse(now.gtids), self._found.end), moved, cancel)
 
     def executed(self) -> str:
+        """The last GTID of each domain."""
         return str(self._position())
 
     def applied(self) -> int:
+        """Event groups, by the connection's own counters."""
         return self._applied
 
     def close(self) -> None:
+        """See Applier."""
         _forget_mariadb(self._session)
         self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._threads)
 
@@ -314,6 +320,7 @@ def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
 
 
 def mariadb_position(session: Session) -> MariadbGtids:
+    """What the copy has executed as a replica. Raises ServerError."""
     return MariadbGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_slave_pos") or ""))
 
 
@@ -400,6 +407,7 @@ class MysqlApplier:
         self._begun = 0
 
     def prepare(self) -> None:
+        """Point the channel ``backupd`` at the source, with the filter of the tables."""
         self._refuse_hole()
         self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._workers)
         exclude_mysql(self._session, self._exclude)
@@ -426,6 +434,7 @@ class MysqlApplier:
         filter_mysql(self._session, CHANNEL, self._version, self._tables)
 
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        """In one run. Raises ServerError also where it stopped before the end."""
         replica = self._words.replica
         self._session.execute(f"START {replica} FOR CHANNEL '{CHANNEL}'")
         end = wait(self._server, self._look, self._done, moved, cancel, narrowed=bool(self._tables))
@@ -441,6 +450,7 @@ class MysqlApplier:
             exclude_mysql(self._session, tuple(skipped.each()))
 
     def executed(self) -> str:
+        """The set of GTIDs; empty without GTIDs."""
         return str(mysql_executed(self._session))
 
     def applied(self) -> int:
@@ -452,6 +462,7 @@ class MysqlApplier:
         return self._found.transactions - max(0, missing)
 
     def close(self) -> None:
+        """See Applier."""
         _forget_mysql(self._session, self._words)
         self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._given)
 
@@ -536,6 +547,7 @@ class MysqlApplier:
 
 
 def mysql_executed(session: Session) -> MysqlGtids:
+    """``gtid_executed`` of the server. Raises ServerError."""
     return MysqlGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_executed") or ""))
 
 

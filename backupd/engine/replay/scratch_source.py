@@ -1,14 +1,4 @@
-"""The empty system of a new server, made anew or copied from one that is kept.
-
-A replay narrowed down to some tables, by the servers' own filters.
-
-Rows of other tables are skipped, and so is a statement that changes none of the tables; one that changes any of them is
-executed whole, so all tables that it names must be there. Statements about accounts are skipped, too. Those about
-routines, scheduled events and servers are no filter's business, and fail where what they mean (a schema, say) is not
-there: they are taken out of the served logs. Only where data was logged as statements, which may call routines, those
-of the tables' own schemas stay.
-
-A scratch source: an empty server whose binary log is copies of archived files, for the applier of a restored copy.
+"""A scratch source: an empty server whose binary log is copies of archived files, for the applier of a restored copy.
 
 It serves one sequence of names under its original names; where a replay ends is where its last file ends. What servers
 do to files they are given (measured, MariaDB 10.11 and MySQL 9.7): truncate a last one that ends inside an event, purge
@@ -18,6 +8,12 @@ off, and are asked afterwards what they serve. Nothing of the real source's sett
 
 It listens on 127.0.0.1, at a port and with a password of its own, in the private network of the restored copy: a
 loopback that the two share with nobody. Where nothing can be confined that is the host's loopback.
+
+A replay is narrowed down to some tables by the servers' own filters: rows of other tables are skipped, and so is a
+statement that changes none of the tables; one that changes any of them is executed whole, so all tables that it names
+must be there. Statements about accounts are skipped, too. Those about routines, scheduled events and servers are no
+filter's business, and fail where what they mean (a schema, say) is not there: they are taken out of the served logs.
+Only where data was logged as statements, which may call routines, those of the tables' own schemas stay.
 """
 
 from __future__ import annotations
@@ -270,7 +266,7 @@ def log_source(
 
     ``folder``: private and empty or not there yet, made the server's; removed at the end. ``installer``: what makes an
     empty system. ``memory``: bytes it may use, 0 for the least. ``templates``: a folder where empty systems are kept
-    for the next time. ``tables``: the replay is narrowed down to these (see tablefilter). Raises RefusedError,
+    for the next time. ``tables``: the replay is narrowed down to these (``left_out``). Raises RefusedError,
     ToolError when the server does not serve exactly these files, ServerError.
     """
     config = copy.config

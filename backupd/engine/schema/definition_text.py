@@ -1,10 +1,10 @@
-"""The text of a definition as SHOW CREATE prints it: its columns, keys and foreign keys.
+"""The text of a definition as SHOW CREATE prints it: its columns, keys, foreign keys and checks.
 
 Read from the text and not from the information schema, because the text is what a backup holds: so the definition of a
 running server and the one out of a backup are understood in the same way. Only what servers print is understood
 (backticks, one constraint after the other), not what people may write.
 
-Checks of tables. MySQL knows the name of one only once per schema, as of a foreign key; MariaDB once per table.
+Checks: MySQL knows the name of one only once per schema, as of a foreign key; MariaDB once per table.
 """
 
 from __future__ import annotations
@@ -88,10 +88,12 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """All of them, in order."""
         return tuple(column.name for column in self.all)
 
     @property
     def types(self) -> dict[str, str]:
+        """The type as printed, by name."""
         return {column.name: column.type for column in self.all}
 
     @property
@@ -101,6 +103,7 @@ class Columns:
 
     @property
     def generated(self) -> tuple[str, ...]:
+        """Those that are computed from others."""
         return tuple(column.name for column in self.all if column.generated)
 
     @property

@@ -1,20 +1,18 @@
-"""Scripts of views, triggers, routines and events: each statement in the surroundings that it was made in.
+"""Definitions of tables, views, triggers, routines, events and schemas, and the files that a logical backup keeps them
+in.
 
-A script can be given to a client. The end of a statement is a delimiter that occurs nowhere inside of it, alone on its
+Definitions are read in a session of their own: zone UTC, since TIMESTAMP defaults are printed in the session's zone; no
+SQL mode, since modes change what is printed; short waits for metadata locks, since a table that somebody rebuilds must
+not hold up the others.
+
+Views, triggers, routines and events are kept as scripts, each statement in the surroundings that it was made in. A
+script can be given to a client. The end of a statement is a delimiter that occurs nowhere inside of it, alone on its
 line, so ``statements`` finds it whatever quotes, comments and modes a body uses. Scripts are UTF-8. A client sends the
-character set with which the object was made only where that cannot matter to the bytes; otherwise the object comes
-back with the same text and ``character_set_client`` utf8mb4. A client without ``--comments`` leaves out comments.
+character set with which the object was made only where that cannot matter to the bytes; otherwise the object comes back
+with the same text and ``character_set_client`` utf8mb4. A client without ``--comments`` leaves out comments.
 
-Definitions of tables, as the server prints them, and the files that a logical backup keeps them in.
-
-Read in a session of their own: zone UTC, since TIMESTAMP defaults are printed in the session's zone; no SQL mode, since
-modes change what is printed; short waits for metadata locks, since a table that somebody rebuilds must not hold up the
-others.
-
-What a schema holds besides tables: itself, views, routines and events, as scripts for a client.
-
-Names in them are printed without the schema wherever the server can, so that they can be loaded into another one.
-Views stand in an order in which each finds the views that it reads; a view that does not work on the source any more
+Names in scripts are printed without the schema wherever the server can, so that they can be loaded into another one.
+Views are in an order in which each finds the views that it reads; a view that does not work on the source any more
 comes last, as a comment.
 """
 
@@ -200,6 +198,7 @@ class TableDefinition:
 
     @property
     def is_sequence(self) -> bool:
+        """Is it a sequence of MariaDB?"""
         return self.create.upper().startswith("CREATE SEQUENCE")
 
     def is_like(self, other: TableDefinition) -> bool:

@@ -69,6 +69,7 @@ class SourceState:
 
     @property
     def mariadb(self) -> bool:
+        """Are its GTIDs those of MariaDB?"""
         return self.flavour is Flavour.MARIADB
 
 
@@ -91,6 +92,7 @@ class BinlogSource:
 
     @property
     def address(self) -> str:
+        """For people, as of Connection."""
         return self.connection.address
 
     @contextlib.contextmanager

@@ -1,21 +1,17 @@
-"""Settings with which a recovery to a point in time lacks transactions without anybody noticing.
-
-XA transactions that are prepared: they wait for their coordinator, through a restart and on a restored copy.
-
-Their rows are in no snapshot, yet the binary log holds them in front of the place that belongs to the snapshot; behind
-it stands their XA COMMIT alone. So what was read in the snapshot cannot be rolled forward over that.
-
-The census of one server: what it holds that a backup could miss, and what makes a recovery silently
+"""The census of one server: what it holds that a backup could miss, and what makes a recovery silently
 incomplete.
 
-A physical tool copies InnoDB and the files it knows by their endings. Everything else, whatever lives
-outside the datadir, and settings that leave holes in the binary log are found here and said aloud.
+A physical tool copies InnoDB and the files it knows by their endings. Everything else, whatever lives outside the
+datadir, and settings that leave holes in the binary log are found here and reported.
 
-Changes that bypass the binary log: sessions that turned it off for themselves (sql_log_bin = 0).
+Three of these have functions of their own. ``recovery_risks``: settings. ``unlogged``: sessions that turned the binary
+log off for themselves (sql_log_bin = 0). MySQL shows it for every session that is connected. MariaDB does not; where
+its performance schema is on, statements that touched the variable since the server's start are seen, of whatever
+session. Without the performance schema nothing is seen, and nothing is reported.
 
-MySQL shows it for every session that is connected. MariaDB does not; where its performance schema is on, statements
-that touched the variable since the server's start are seen, of whatever session. Without the performance schema
-nothing is seen, and nothing is said.
+``prepared_xa``: XA transactions that wait for their coordinator, through a restart and on a restored copy. Their rows
+are in no snapshot, yet the binary log holds them before the position of the snapshot; behind it is their XA COMMIT
+alone. So what was read in the snapshot cannot be rolled forward over that.
 """
 
 from __future__ import annotations

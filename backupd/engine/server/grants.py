@@ -1,8 +1,7 @@
-"""What the account that we use may do, read from SHOW GRANTS, and what it needs.
+"""Privileges of the account that backupd uses: what it may do (SHOW GRANTS), what it needs, and what it would not even
+see, because a server leaves that out of its lists without a word.
 
 A role counts only while it is active: a granted role that is not a default role gives a service nothing.
-
-What an account would not even see: a server leaves it out of its lists, and nothing tells.
 """
 
 from __future__ import annotations

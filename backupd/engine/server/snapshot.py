@@ -1,11 +1,12 @@
 """One consistent view of a server, and the place in the binary log that it belongs to.
 
-MariaDB and Percona Server tell the binary log position of ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` by
-themselves (``binlog_snapshot_file``, ``binlog_snapshot_position``). MySQL does not, and comparing
-``gtid_executed`` before and after proves nothing, because the engine commits before the set is updated:
-there a global read lock is held for the milliseconds of opening the snapshot.
+MariaDB and Percona Server report the binary log position of ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` by
+themselves (``binlog_snapshot_file``, ``binlog_snapshot_position``). MySQL does not, and comparing ``gtid_executed``
+before and after proves nothing, because the engine commits before the set is updated: there a global read lock is held
+for the milliseconds of opening the snapshot.
 
-Blocking commits for the moment that a clone represents, so that a witness can be of the same moment.
+CLONE takes its snapshot otherwise, and ``CommitLock`` blocks commits for the moment that it represents, so that a
+witness can be of the same moment.
 
 CLONE copies the files, then the pages that changed meanwhile, and *then* takes the position that it represents, before
 it copies the redo log. Nobody is told of that moment, and nothing blocks commits then. So a global read lock is taken
@@ -146,6 +147,7 @@ class Snapshot:
         return now is None or now.changed_at is None or now.changed_at > self.opened_at - timedelta(seconds=2)
 
     def close(self) -> None:
+        """End the transaction and the session."""
         with contextlib.suppress(ServerError):  # closing the connection ends the transaction as well
             self.session.execute("ROLLBACK")
         self.session.close()
@@ -286,6 +288,7 @@ class CommitLock:
         self.close()
 
     def close(self) -> None:
+        """Close both sessions, which gives the lock back."""
         for session in (self._locker, self._session):
             if session is not None:
                 session.close()  # gives the lock back

@@ -51,6 +51,7 @@ class Answering(_Plain):  # type: ignore[misc]  # its stubs do not know what is 
     _taken, _limit = 0, _GIB
 
     def connect(self, sock: Any = None) -> None:
+        """Connect, and wait no longer than a minute for the greeting."""
         patience, self._read_timeout = self._read_timeout, _GREETING_SECONDS
         try:
             super().connect(sock)

@@ -1,6 +1,5 @@
-"""Talking SQL to a server: where it is and who asks (``Connection``), an open conversation (``Session``).
-
-How client programs of both families, ``mariadb`` and ``mysql`` with their kin, are told of a server.
+"""Talking SQL to a server: where it is and who asks (``Connection``), an open conversation (``Session``), and the
+option files of the client programs of both families, ``mariadb`` and ``mysql`` with their kin.
 """
 
 from __future__ import annotations
@@ -298,6 +297,7 @@ class Session:
             raise _server_error(f"lost the server at {self.connection.address}", error) from error
 
     def close(self) -> None:
+        """End the connection; harmless when it has ended."""
         if self._raw.open:
             self._raw.close()
 

@@ -1,4 +1,5 @@
-r"""Option files as MySQL and MariaDB client programs read them.
+r"""Option files as MySQL and MariaDB client programs read them, and what they and ``tls:`` of the configuration mean
+for the encryption of our own connections.
 
 Rules from the manuals' pages on using option files and from mysys/my_default.c: groups in brackets; ``name
 = value`` or a bare ``name``; ``#`` and ``;`` start a comment line, ``#`` outside quotes ends a line; one
@@ -7,10 +8,8 @@ decoded, any other backslash stays; dashes and underscores in names are the same
 whichever of the wanted groups it stands in; ``!include`` and ``!includedir`` (only ``*.cnf``, sorted by
 name) are followed. A file that everybody may write is ignored by the clients, so here it is a problem.
 
-Who stands between us and a server: what `tls:` of the configuration means, for our own connections.
-
-Without a word of it a connection is encrypted where the server offers that, and nobody's certificate is looked at.
-External programs are told in their own words (``Connection.option_groups``, ``clientoptions``).
+Without any setting a connection is encrypted where the server offers that, and nobody's certificate is looked at.
+External programs get the same in their own words (``Connection.option_groups``, ``client.client_options``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The tables of a server: their names, engines and sizes, as its information schema lists them.
+"""The tables of a server: their names, engines and sizes, as its information schema lists them, and a check of those
+that it may not be able to read.
 
-Looking at tables before they are read: those that the server cannot open, and those of engines that crashes damage.
-
-``CHECK TABLE ... QUICK`` reads the index and compares the sizes of the files; nobody writes to the table meanwhile, nor
-would while it is dumped. Of large tables only those are looked at that were not closed properly or are marked as
-damaged (``FAST``), which takes no time. Measured on MariaDB 10.11: FAST misses a data file that was cut off behind the
-server's back, and ``SELECT`` then gives fewer rows or an error, by luck; QUICK finds it.
+``check`` looks at tables that the server cannot open, and at those of engines that crashes damage, before they are
+read. ``CHECK TABLE ... QUICK`` reads the index and compares the sizes of the files; nobody writes to the table
+meanwhile, nor would while it is dumped. Of large tables only those are looked at that were not closed properly or are
+marked as damaged (``FAST``), which takes no time. Measured on MariaDB 10.11: FAST misses a data file that was cut off
+behind the server's back, and ``SELECT`` then gives fewer rows or an error, by luck; QUICK finds it.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ class Table:
 
     @property
     def is_sequence(self) -> bool:
+        """Is it a sequence of MariaDB?"""
         return self.kind == "SEQUENCE"
 
     @property
     def is_system(self) -> bool:
+        """Is it in a schema of the server's own?"""
         return self.name.schema.lower() in SYSTEM_SCHEMAS
 
 

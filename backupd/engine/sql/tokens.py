@@ -16,6 +16,8 @@ TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """``text`` without its quotation marks, where it is a name."""
+
     text: str
     name: bool
     """May it be a name?"""
