@@ -31,6 +31,7 @@ def render_logical_runbook(
     destinations that hold it or will; ``signed``: are manifests signed, so that others are refused?"""
     facts, info = body.facts, body.facts.server
     dump = facts.dump or DumpFacts(())
+    client = CLIENTS[info.flavour].client
     trusted = first_look(header.server, (header.backup_id,), signed=signed)
     return document(
         "logical",
@@ -49,7 +50,7 @@ def render_logical_runbook(
         later=sum(1 for table in dump.dumped if table.position is not None),
         recipients=", ".join(header.recipients),
         destinations=", ".join(destinations),
-        client=CLIENTS[info.flavour].client,
+        client=client,
         set=header.table_set or "all of the policy",
         signed=signed,
         places=render_places(
