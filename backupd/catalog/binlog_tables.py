@@ -82,8 +82,8 @@ binlog_segments = Table(
         "branch",
         "number",
         "start_pos",
+        # the same for PostgreSQL, as its migration says; said here, it would import that dialect for every command
         sqlite_where=text("ending = 'open' OR start_pos > 0"),
-        postgresql_where=text("ending = 'open' OR start_pos > 0"),
     ),
 )
 

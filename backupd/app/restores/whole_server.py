@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backupd.app.binlogs.status import stream_of
 from backupd.app.binlogs.targets import Targets, history
@@ -43,9 +44,10 @@ from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.starting_backup import same_gtid
 from restore.planning.target import AtBackup, AtTime, parse_target
-from restore.whole import executor
-from restore.whole.executor import RestoreOutcome, RestoreSpec
 from storage.contract.destination import Destination
+
+if TYPE_CHECKING:
+    from restore.whole.executor import RestoreOutcome
 
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
@@ -205,6 +207,8 @@ def restore(
 
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
     """
+    from restore.whole import executor  # a timeline plans a restore and executes none
+
     if request.mode not in WHOLE_MODES:
         raise RefusedError(
             f"mode {request.mode} is not known to this version", hint=f"use one of {', '.join(WHOLE_MODES)}"
@@ -220,7 +224,7 @@ def restore(
         if restore_id
         else begin_row(wiring, chosen, os.path.realpath(datadir), run)
     )
-    spec = RestoreSpec(
+    spec = executor.RestoreSpec(
         restore_id=row.id,
         server=server.name,
         target=request.target,
