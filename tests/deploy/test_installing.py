@@ -12,11 +12,13 @@ import typer
 
 from backupd.app.context.settings import Settings, load_settings
 from backupd.cli.main import app
-from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER
-from tests.support.service.systemd_unit import service, writable
+from tests.support.service.systemd_unit import writable
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "installing.md").read_text()
+OPERATIONS = sorted((ROOT / "docs" / "operations").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -85,7 +87,7 @@ def test_the_section_that_lets_others_in_is_valid_beside_the_rest(tmp_path: Path
 def test_every_command_in_it_and_in_the_alerts_is_one_that_there_is() -> None:
     texts = [
         *blocks(""),
-        *re.findall(r"`(backupd [^`]+)`", GUIDE),
+        *(text for page in (GUIDE, *(page.read_text() for page in OPERATIONS)) for text in _quoted(page)),
         *re.findall(r"`(backupd [^`]+)`", (ROOT / "deploy" / "prometheus-rules.yml").read_text()),
         *re.findall(r"backupd token create.*", (ROOT / "docker-compose.yml").read_text()),
     ]
@@ -101,6 +103,11 @@ def test_every_command_in_it_and_in_the_alerts_is_one_that_there_is() -> None:
         _is_command(tree, [word for word in words if word not in ("docker", "compose", "exec")])
 
 
+def _quoted(page: str) -> list[str]:
+    fenced = [dedent(text) for _indent, kind, text in BLOCK.findall(page) if kind in {"", "sh"}]
+    return [*re.findall(r"`(backupd [^`]+)`", page), *fenced]
+
+
 def _is_command(command: Any, words: list[str]) -> None:
     """Down the tree of commands as far as their names go; then every option must be one of that command."""
     rest = [word for word in words if word != "backupd"]
@@ -112,34 +119,20 @@ def _is_command(command: Any, words: list[str]) -> None:
 
 
 def test_every_file_that_it_names_is_there() -> None:
-    for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", GUIDE):
-        assert (ROOT / "docs" / path).exists(), path
     for path in re.findall(r"`((?:deploy|scripts)/[\w.-]+)`", GUIDE):
         assert (ROOT / path).exists(), path
-    texts = GUIDE + (ROOT / "docs" / "operations.md").read_text()
-    anchors = {
-        re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)$", texts, re.MULTILINE)
-    }
-    assert set(re.findall(r"\]\((?:operations\.md)?#([^)]+)\)", GUIDE)) <= anchors
 
 
-def test_every_folder_that_the_unit_may_write_to_is_made() -> None:
-    folders = service()["ReadWritePaths"]
-    made = {word for line in GUIDE.splitlines() if line.startswith("install -d") for word in line.split()}
-    assert {folder.removeprefix("-") for folder in folders.split()} <= made
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    broken = []
+    for document in DOCUMENTS:
+        for path, anchor in LINK.findall(document.read_text()):
+            there = (document.parent / path).resolve() if path else document
+            if not there.exists() or (anchor and anchor not in anchors_of(there)):
+                broken.append(f"{document.relative_to(ROOT)}: {path}#{anchor}")
+    assert broken == []
 
 
-def test_the_image_holds_what_setup_would_install() -> None:
-    image = (ROOT / "Dockerfile").read_text()
-    (needs,) = re.findall(r'^needs="([^"]*)"$', (ROOT / "scripts" / "setup").read_text(), re.MULTILINE)[:1]
-    packages = {line.partition("|")[2] for line in needs.splitlines()}
-    assert packages <= set(image.split()), "the container needs what a host needs"
-
-
-def test_setup_and_the_image_make_the_user_that_the_guide_and_the_program_name() -> None:
-    image, setup = ((ROOT / name).read_text() for name in ("Dockerfile", "scripts/setup"))
-    assert MAKE_WORKER in image
-    assert f"{MAKE_WORKER}\n" in list(blocks(""))
-    assert MAKE_WORKER.replace(WORKER, '"$1"') in setup
-    assert f"\nmake_user {WORKER}\n" in setup
+def anchors_of(document: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
