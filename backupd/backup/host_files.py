@@ -62,6 +62,7 @@ class HostFiles:
             waiting += reversed(self._one(waiting.pop()))
 
     def tar(self) -> bytes:
+        """The archive (GNU format, not compressed) of all that was collected."""
         output = io.BytesIO()
         # GNU's format takes names of any length and bytes.
         with tarfile.open(

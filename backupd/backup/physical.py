@@ -110,6 +110,7 @@ class Parent:
 
     @property
     def backup_id(self) -> str:
+        """The backup that the increment follows."""
         return self.chain[-1]
 
 
@@ -132,11 +133,14 @@ class PhysicalSpec(BackupSpec):
 
     @property
     def kind(self) -> BackupKind:
+        """Full, or an increment where there is a parent."""
         return BackupKind.PHYSICAL_INCREMENTAL if self.parent else BackupKind.PHYSICAL_FULL
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicalOutcome:
+    """A committed backup: the manifest's header and facts, and how fast the source and each destination were."""
+
     header: Header
     facts: BodyFacts
     speeds: Speeds

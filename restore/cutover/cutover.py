@@ -1,12 +1,12 @@
 """Who keeps others from tables.
 
-Where a hand-over remembers what it is doing: a table in the staging schema, so that the next call can settle it.
+Where a cut-over remembers what it is doing: a table in the staging schema, so that the next call can settle it.
 
 Restored tables take their place: from the staging schema to the names that they are wanted under.
 
 Nothing is dropped: a table that is in the way is renamed aside. All tables change places by one RENAME TABLE, prepared
 in the moment before under locks (``restore.cutover.table_swap``). What is going to happen is written into the staging
-schema first, so that the next call knows what to do with a hand-over that was killed between any two statements: before
+schema first, so that the next call knows what to do with a cut-over that was killed between any two statements: before
 the RENAME it is taken back, after it it is finished. Every name means the old table or the new one, whole, at any time.
 
 To the foreign keys: the new table has those of its definition; those of other tables that referenced the old one
@@ -41,8 +41,8 @@ from backupd.model.errors import (
 )
 from backupd.model.job import Progress, Report, silent
 from backupd.model.table import TableName, quote_name
-from restore.cutover.keys_and_triggers import Shelf, read_keys
-from restore.cutover.plan import Goal, HandedOver, Patience, Pending, Plan, Saved, Triggers, digest, shape
+from restore.cutover.keys_and_triggers import TableInventory, read_keys
+from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, shape
 from restore.cutover.planner import make_plan
 from restore.cutover.table_swap import LostError, Place, Swap, prepare
 from restore.load.staging_schema import DYING
@@ -112,11 +112,11 @@ class Entry:
 
     key: str
     plan: Plan
-    result: HandedOver | None
+    result: CutOverResult | None
 
 
 class Journal:
-    """Of the hand-overs out of one staging schema, each under its key."""
+    """Of the cut-overs out of one staging schema, each under its key."""
 
     def __init__(self, session: Session, schema: str) -> None:
         self._session = session
@@ -139,7 +139,7 @@ class Journal:
         if not self._session.query(_PRESENT, self._table.schema, self._table.table):
             return ()
         return tuple(
-            Entry(str(key), Plan.from_text(plan), HandedOver.from_json(json.loads(result)) if result else None)
+            Entry(str(key), Plan.from_text(plan), CutOverResult.from_json(json.loads(result)) if result else None)
             for key, plan, result in self._session.query(_READ.format(table=self._table))
         )
 
@@ -147,7 +147,7 @@ class Journal:
         """Raises ServerError."""
         self._session.execute(_BEGIN.format(table=self._table), key, plan.as_text())
 
-    def finish(self, key: str, result: HandedOver) -> None:
+    def finish(self, key: str, result: CutOverResult) -> None:
         """Raises ServerError."""
         self._session.execute(_FINISH.format(table=self._table), json.dumps(result.as_json()), key)
 
@@ -162,14 +162,14 @@ class Journal:
 
 
 __all__ = [
+    "CutOverResult",
     "Goal",
-    "HandedOver",
     "LostError",
     "Patience",
     "Pending",
     "Saved",
     "Triggers",
-    "hand_over",
+    "cut_over",
     "pending",
     "settle",
     "told",
@@ -184,7 +184,7 @@ _LAST = 3
 _Done = TypeVar("_Done")
 
 
-def hand_over(
+def cut_over(
     connection: Connection,
     goals: Sequence[Goal],
     *,
@@ -195,12 +195,12 @@ def hand_over(
     collations: Mapping[str, str] | None = None,
     patience: Patience | None = None,
     cancel: Event | None = None,
-) -> HandedOver:
+) -> CutOverResult:
     """Give every goal's staged table its target's name; all of them or none.
 
     ``replace``: tables that have these names may be renamed aside, to ``<name><aside>`` (shortened where that is too
     long). ``collations``: of schemas that are made because they are missing (else the staging schema's). What was
-    interrupted before is settled first (see ``settle``); a hand-over of the same tables that is finished tells its
+    interrupted before is settled first (see ``settle``); a cut-over of the same tables that is finished tells its
     result again.
 
     Raises RefusedError (also for live tables that changed since they were compared), NotFoundError, UsageError,
@@ -208,7 +208,7 @@ def hand_over(
     stops it; it is told what was done then.
     """
     if not goals:
-        return HandedOver(())
+        return CutOverResult(())
     staging = goals[0].staged.schema
     key = digest((goal.staged, goal.target) for goal in goals)
 
@@ -222,7 +222,7 @@ def hand_over(
         known = {entry.key: entry for entry in work.journal.entries()}.get(key)
         if known is not None and known.result is not None and work.is_over(known.plan):
             return known.result
-        return work.hand_over(key, plan_it, {goal.target: shape(goal.target, goal.live) for goal in goals if goal.live})
+        return work.cut_over(key, plan_it, {goal.target: shape(goal.target, goal.live) for goal in goals if goal.live})
 
 
 def settle(
@@ -232,8 +232,8 @@ def settle(
     report: Report = silent,
     patience: Patience | None = None,
     cancel: Event | None = None,
-) -> HandedOver | None:
-    """What an interrupted call left of a hand-over out of the schema ``staging``: finished where the tables had changed
+) -> CutOverResult | None:
+    """What an interrupted call left of a cut-over out of the schema ``staging``: finished where the tables had changed
     places, and then its result; else taken back and forgotten, and None, as where there is nothing.
 
     Raises LostError after it was taken back, because restored tables are gone; CancelledError, ServerError: again.
@@ -243,7 +243,7 @@ def settle(
 
 
 def pending(connection: Connection, staging: str) -> Pending | None:
-    """The hand-over out of the schema ``staging`` that was interrupted, or that somebody is at; None: there is none.
+    """The cut-over out of the schema ``staging`` that was interrupted, or that somebody is at; None: there is none.
     Changes nothing. Raises ServerError."""
     with connection.connect() as session:
         work = _Work(connection, session, staging, Patience(), silent, None)
@@ -253,8 +253,8 @@ def pending(connection: Connection, staging: str) -> Pending | None:
     return None
 
 
-def told(connection: Connection, staging: str) -> HandedOver | None:
-    """What the hand-over out of the schema ``staging`` that is finished came to; None: there is none. Raises
+def told(connection: Connection, staging: str) -> CutOverResult | None:
+    """What the cut-over out of the schema ``staging`` that is finished came to; None: there is none. Raises
     ServerError."""
     with connection.connect() as session:
         done = [entry.result for entry in Journal(session, staging).entries() if entry.result is not None]
@@ -281,8 +281,8 @@ class _Work:
 
     def is_over(self, plan: Plan) -> bool:
         """Has nobody loaded the same tables again?"""
-        shelf = Shelf.look(self._session, {move.staged.schema for move in plan.moves})
-        return not any(shelf.has(move.staged) for move in plan.moves)
+        inventory = TableInventory.look(self._session, {move.staged.schema for move in plan.moves})
+        return not any(inventory.has(move.staged) for move in plan.moves)
 
     def is_renamed(self, plan: Plan) -> bool:
         try:
@@ -290,7 +290,7 @@ class _Work:
         except LostError:
             return False
 
-    def settle(self, attempts: int | None = None) -> HandedOver | None:
+    def settle(self, attempts: int | None = None) -> CutOverResult | None:
         for entry in self.journal.entries():
             if entry.result is not None:
                 continue
@@ -304,7 +304,7 @@ class _Work:
             self._persist(
                 swap,
                 swap.undo,
-                "the hand-over could be neither finished nor taken back",
+                "the cut-over could be neither finished nor taken back",
                 "each name still means the old table, but it may lack triggers and foreign keys: end the "
                 "transactions that use it, then repeat the command",
                 attempts,
@@ -315,7 +315,7 @@ class _Work:
                 raise lost
         return None
 
-    def hand_over(self, key: str, plan_it: Callable[[Session, bool], Plan], seen: dict[TableName, str]) -> HandedOver:
+    def cut_over(self, key: str, plan_it: Callable[[Session, bool], Plan], seen: dict[TableName, str]) -> CutOverResult:
         """``seen``: shapes of the live tables; who has another one now, is refused."""
         swap: Swap | None = None
         held, names = "", ""
@@ -353,14 +353,14 @@ class _Work:
         if done is not None:
             return done
         if self._cancel is not None and self._cancel.is_set():
-            raise CancelledError(f"the hand-over was cancelled; {_AS_IT_WAS}")
+            raise CancelledError(f"the cut-over was cancelled; {_AS_IT_WAS}")
         raise BusyError(
             f"the locks for {names} could not be had in {self._patience.attempts} attempts; {_AS_IT_WAS}",
             detail=held,
             hint="end the transactions that use these tables, or try again later: what was loaded is still there",
         )
 
-    def _finish(self, key: str, swap: Swap, attempts: int | None = None) -> HandedOver:
+    def _finish(self, key: str, swap: Swap, attempts: int | None = None) -> CutOverResult:
         problems = self._persist(
             swap,
             swap.complete,
@@ -421,9 +421,9 @@ class _Work:
                     self._step(f"another name for the check {name} of {move.target.shown}")
                     self._session.execute(f"ALTER TABLE {move.staged} DROP CHECK {quote_name(name)}, ADD {clause}")
 
-    def _result(self, plan: Plan, problems: Sequence[str]) -> HandedOver:
+    def _result(self, plan: Plan, problems: Sequence[str]) -> CutOverResult:
         found = list(self._orphans(plan))
-        return HandedOver(
+        return CutOverResult(
             tables=tuple((move.target, move.aside) for move in plan.moves),
             warnings=(*plan.warnings, *problems, *found),
             orphans=tuple(found),
@@ -485,7 +485,7 @@ def _working(
 
 
 def _stopped(connection: Connection, staging: str, number: int, patience: Patience) -> str:
-    """What became of a hand-over that was stopped. ``number``: of its session, which may still wait for locks."""
+    """What became of a cut-over that was stopped. ``number``: of its session, which may still wait for locks."""
     try:
         with connection.connect() as session:
             with suppress(ServerError):  # it is gone already
@@ -495,7 +495,7 @@ def _stopped(connection: Connection, staging: str, number: int, patience: Patien
         if settle(connection, staging, patience=few) or told(connection, staging):
             return "the new tables are in their places; repeat the command to end the restore"
     except BackupdError as error:
-        return f"the hand-over was stopped in the middle: {error.message}; {error.hint or 'repeat the command'}"
+        return f"the cut-over was stopped in the middle: {error.message}; {error.hint or 'repeat the command'}"
     return _AS_IT_WAS
 
 

@@ -30,7 +30,7 @@ def column_text(session: Session, name: TableName) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class TableInventory:
     """``kinds``: the server's word for each (BASE TABLE, VIEW, SEQUENCE ...). ``folded``: case does not differ."""
 
     kinds: dict[TableName, str]
@@ -39,13 +39,14 @@ class Shelf:
     @classmethod
     def look(cls, session: Session, schemas: Iterable[str]) -> Self:
         """Raises ServerError."""
-        shelf = cls({}, int(session.scalar("SELECT @@GLOBAL.lower_case_table_names")) != 0)
+        inventory = cls({}, int(session.scalar("SELECT @@GLOBAL.lower_case_table_names")) != 0)
         for schema in sorted(set(schemas)):
             for of_schema, table, kind in session.query(_PRESENT, schema):
-                shelf.kinds[shelf.fold(TableName(of_schema, table))] = str(kind)
-        return shelf
+                inventory.kinds[inventory.fold(TableName(of_schema, table))] = str(kind)
+        return inventory
 
     def fold(self, name: TableName) -> TableName:
+        """``name`` as this server compares it: in lower case where case does not differ."""
         return TableName(name.schema.lower(), name.table.lower()) if self.folded else name
 
     def kind(self, name: TableName) -> str:
@@ -53,6 +54,7 @@ class Shelf:
         return self.kinds.get(self.fold(name), "")
 
     def has(self, name: TableName) -> bool:
+        """Is there anything of that name: table, view or sequence?"""
         return bool(self.kind(name))
 
 

@@ -1,4 +1,4 @@
-"""What is wanted of a hand-over, and what came of it.
+"""What is wanted of a cut-over, and what came of it.
 
 What handing over restored tables will do, decided and written down before anything is changed.
 """
@@ -67,7 +67,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A hand-over that was interrupted. ``renamed``: the new ``tables`` are in their places, and the next call finishes
+    """A cut-over that was interrupted. ``renamed``: the new ``tables`` are in their places, and the next call finishes
     it; else the next call takes it back."""
 
     tables: tuple[TableName, ...]
@@ -75,7 +75,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class CutOverResult:
     """``tables``: each target, and the name that the table which was there has now (None: there was none).
     ``orphans``: in words, of each foreign key with rows that have no parent; they are in ``warnings``, too."""
 
@@ -85,6 +85,7 @@ class HandedOver:
     orphans: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """As the journal keeps it, and ``from_json`` reads it."""
         return {
             "tables": [[str(table), str(aside) if aside else None] for table, aside in self.tables],
             "warnings": list(self.warnings),
@@ -93,7 +94,8 @@ class HandedOver:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> HandedOver:
+    def from_json(cls, data: Mapping[str, Any]) -> CutOverResult:
+        """Raises KeyError, ValueError for what ``as_json`` did not write."""
         return cls(
             tables=tuple(
                 (TableName.parse(table), TableName.parse(aside) if aside else None) for table, aside in data["tables"]
@@ -156,9 +158,11 @@ class Plan:
     touched: bool = False
 
     def same(self, one: TableName, other: TableName) -> bool:
+        """Do both names mean one table on this server?"""
         return self.fold(one) == self.fold(other)
 
     def fold(self, name: TableName) -> TableName:
+        """``name`` as this server compares it: in lower case where case does not differ."""
         return TableName(name.schema.lower(), name.table.lower()) if self.folded else name
 
     def now(self, *, swapped: bool) -> Callable[[TableName], TableName]:
@@ -226,6 +230,7 @@ class Plan:
         return f"RENAME TABLE {', '.join(pairs)}"
 
     def as_text(self) -> str:
+        """JSON, as the journal keeps it and ``from_text`` reads it."""
         return json.dumps(
             {
                 "moves": [
@@ -255,6 +260,7 @@ class Plan:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
+        """Raises KeyError, ValueError for what ``as_text`` did not write."""
         data = json.loads(text)
         return cls(
             moves=tuple(
@@ -292,7 +298,7 @@ def shape(name: TableName, create: str) -> str:
 
 
 def digest(pairs: Iterable[tuple[TableName, TableName]]) -> str:
-    """What hand-overs of the same tables (staged and target) have in common."""
+    """What cut-overs of the same tables (staged and target) have in common."""
     text = json.dumps(sorted([*_name(staged), *_name(target)] for staged, target in pairs))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 

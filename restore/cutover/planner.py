@@ -1,6 +1,6 @@
 """Names beside a table's own, for the table that it replaces or for itself on its way.
 
-From goals to the plan of a hand-over: everything is looked at, and refused, before anything is changed.
+From goals to the plan of a cut-over: everything is looked at, and refused, before anything is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import NotFoundError, RefusedError, UsageError
 from backupd.model.table import TableName, quote_name
-from restore.cutover.keys_and_triggers import Shelf, Trigger, column_text, parse_triggers
+from restore.cutover.keys_and_triggers import TableInventory, Trigger, column_text, parse_triggers
 from restore.cutover.plan import Goal, Move, Plan, Triggers, own_name, shape
 
 _LONGEST = 64
@@ -63,26 +63,26 @@ def make_plan(
     session: Session, goals: Sequence[Goal], *, replace_live: bool, aside: str, triggers: Triggers, within: bool
 ) -> Plan:
     """``within``: tables may change places while they are locked. Raises RefusedError, NotFoundError, ServerError."""
-    shelf = Shelf.look(session, (name.schema for goal in goals for name in (goal.staged, goal.target)))
-    _refuse(goals, shelf, replace_live=replace_live)
-    goals = [replace(goal, staged=shelf.fold(goal.staged), target=shelf.fold(goal.target)) for goal in goals]
+    inventory = TableInventory.look(session, (name.schema for goal in goals for name in (goal.staged, goal.target)))
+    _refuse(goals, inventory, replace_live=replace_live)
+    goals = [replace(goal, staged=inventory.fold(goal.staged), target=inventory.fold(goal.target)) for goal in goals]
     keys = graph(session)
-    planning = _Planning(session, goals, shelf, keys, triggers)
+    planning = _Planning(session, goals, inventory, keys, triggers)
     moves = tuple(planning.move(goal, aside, within=within) for goal in goals)
-    plan = Plan(moves, warnings=tuple(planning.warnings), folded=shelf.folded)
+    plan = Plan(moves, warnings=tuple(planning.warnings), folded=inventory.folded)
     return replace(plan, children=planning.children(plan))
 
 
 class _Planning:
     def __init__(
-        self, session: Session, goals: Sequence[Goal], shelf: Shelf, keys: ForeignKeys, triggers: Triggers
+        self, session: Session, goals: Sequence[Goal], inventory: TableInventory, keys: ForeignKeys, triggers: Triggers
     ) -> None:
         self._session = session
-        self._shelf = shelf
+        self._shelf = inventory
         self._keys = keys
         self._triggers = triggers
-        self._targets = {shelf.fold(goal.definition.name): goal.target for goal in goals}
-        self._goals = {shelf.fold(goal.target) for goal in goals}
+        self._targets = {inventory.fold(goal.definition.name): goal.target for goal in goals}
+        self._goals = {inventory.fold(goal.target) for goal in goals}
         self._names: set[TableName] = set()
         self._key_names: set[tuple[str, str]] = {
             (key.child.schema, key.name.lower()) for key in keys if not self._is_goal(key.child)
@@ -199,14 +199,14 @@ class _Planning:
         return found
 
 
-def _refuse(goals: Sequence[Goal], shelf: Shelf, *, replace_live: bool) -> None:
-    if gone := [goal.staged.shown for goal in goals if not shelf.has(goal.staged)]:
+def _refuse(goals: Sequence[Goal], inventory: TableInventory, *, replace_live: bool) -> None:
+    if gone := [goal.staged.shown for goal in goals if not inventory.has(goal.staged)]:
         raise NotFoundError(
             f"{len(gone)} restored tables are not on the server any more",
             detail=", ".join(gone),
             hint="load them again",
         )
-    wanted = Counter(shelf.fold(goal.target) for goal in goals)
+    wanted = Counter(inventory.fold(goal.target) for goal in goals)
     if twice := [name.shown for name, times in wanted.items() if times > 1]:
         raise RefusedError(f"several tables would become {', '.join(twice)}", hint="give each a name of its own")
     if system := [goal.target.shown for goal in goals if goal.target.schema.lower() in SYSTEM_SCHEMAS]:
@@ -214,12 +214,12 @@ def _refuse(goals: Sequence[Goal], shelf: Shelf, *, replace_live: bool) -> None:
             f"tables of the server itself are not replaced: {', '.join(system)}",
             hint="restore the whole server, or these tables under other names",
         )
-    if views := [goal.target.shown for goal in goals if "VIEW" in shelf.kind(goal.target).upper()]:
+    if views := [goal.target.shown for goal in goals if "VIEW" in inventory.kind(goal.target).upper()]:
         raise RefusedError(
             f"there are views of these names: {', '.join(views)}",
             hint="drop or rename them, or choose other names for the tables",
         )
-    present = [goal.target.shown for goal in goals if shelf.has(goal.target)]
+    present = [goal.target.shown for goal in goals if inventory.has(goal.target)]
     if present and not replace_live:
         raise RefusedError(
             f"{len(present)} of the tables exist: nothing was changed",

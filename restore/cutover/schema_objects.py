@@ -49,9 +49,11 @@ class SchemaObject:
 
     @property
     def shown(self) -> str:
+        """Kind and quoted name, for messages."""
         return f"{self.kind} {self._full_name}"
 
     def as_json(self) -> dict[str, Any]:
+        """Keys: kind, name (with its schema, quoted where necessary)."""
         return {"kind": self.kind, "name": self._full_name}
 
     @property
@@ -72,6 +74,7 @@ class SchemaObjects:
     warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """Keys: added, left_alone, failed; each a list of objects with what became of them."""
         return {
             "added": [
                 {**one.as_json(), "enabled": one in self.enabled if one.kind == "event" else None} for one in self.added
@@ -114,7 +117,7 @@ def keep_scripts(
     return tuple(said)
 
 
-def carry_scripts(source: Path, folder: Path, schemas: Iterable[str]) -> None:
+def copy_scripts(source: Path, folder: Path, schemas: Iterable[str]) -> None:
     """Copy the scripts of ``schemas`` from a folder in the layout of a logical backup to another one."""
     for schema in sorted(set(schemas)):
         if (source / schema_folder(schema)).is_dir():

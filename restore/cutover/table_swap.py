@@ -24,7 +24,7 @@ from backupd.engine.schema.foreign_keys import ForeignKey, graph
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName, quote_name
-from restore.cutover.keys_and_triggers import Shelf, Wanted, arrange, column_text, is_arranged, pointed
+from restore.cutover.keys_and_triggers import TableInventory, Wanted, arrange, column_text, is_arranged, pointed
 from restore.cutover.plan import Move, Plan, shape
 
 
@@ -51,6 +51,7 @@ class Renaming:
             self._thread.join(0.002)
 
     def join(self) -> None:
+        """Wait until the statement ended, and close its session."""
         if self._thread.ident is not None:
             self._thread.join()
         self._session.close()
@@ -182,13 +183,13 @@ class Swap:
         moves = self.plan.moves
         until = time.monotonic() + min(_SETTLED, self.seconds)
         while True:
-            shelf = self._shelf()
-            if all(shelf.has(move.staged) for move in moves):
+            inventory = self._shelf()
+            if all(inventory.has(move.staged) for move in moves):
                 return Place.STAGED
-            if all(shelf.has(move.waiting) for move in moves):
+            if all(inventory.has(move.waiting) for move in moves):
                 return Place.WAITING
-            left = [name for move in moves for name in (move.staged, move.waiting) if shelf.has(name)]
-            if not left and all(shelf.has(move.target) for move in moves) and self._is_proved(shelf):
+            left = [name for move in moves for name in (move.staged, move.waiting) if inventory.has(name)]
+            if not left and all(inventory.has(move.target) for move in moves) and self._is_proved(inventory):
                 return Place.DONE
             if time.monotonic() > until:
                 break
@@ -196,19 +197,19 @@ class Swap:
         gone = [
             move.staged.shown if self.within else f"{move.waiting.shown} (or {move.staged.shown})"
             for move in moves
-            if not shelf.has(move.staged) and not shelf.has(move.waiting)
+            if not inventory.has(move.staged) and not inventory.has(move.waiting)
         ]
         raise LostError(
             f"{', '.join(gone)}: gone before it became {', '.join(move.target.shown for move in moves)}; no live table "
             "was replaced",
-            detail="somebody else renamed or dropped what this hand-over was to move",
+            detail="somebody else renamed or dropped what this cut-over was to move",
             hint="what was begun is taken back: repeat the restore, which brings the table once more",
         )
 
     def undo(self) -> None:
         """Back to what was before; only while the tables have not changed places. Raises ServerError."""
-        shelf = self._shelf()
-        wanted = tuple(one for one in self.plan.back() if shelf.has(one.table)) if self.plan.touched else ()
+        inventory = self._shelf()
+        wanted = tuple(one for one in self.plan.back() if inventory.has(one.table)) if self.plan.touched else ()
         lost = self._lost_checks() if self.plan.touched else ()
         problems: tuple[str, ...] = ()
         if lost or not is_arranged(self.session, wanted, self.plan.same):
@@ -223,7 +224,7 @@ class Swap:
         waiting = [
             (move.waiting, move.staged)
             for move in self.plan.moves
-            if move.waiting != move.staged and shelf.has(move.waiting)
+            if move.waiting != move.staged and inventory.has(move.waiting)
         ]
         if waiting:
             self._move("back", waiting)
@@ -234,25 +235,25 @@ class Swap:
                 hint="the statements are in the detail: run them by hand once the reason is gone",
             )
 
-    def _shelf(self) -> Shelf:
-        return Shelf.look(
+    def _shelf(self) -> TableInventory:
+        return TableInventory.look(
             self.session,
             {name.schema for move in self.plan.moves for name in (move.staged, move.waiting, move.target)}
             | {name.schema for name in self.plan.referencing},
         )
 
-    def _is_proved(self, shelf: Shelf) -> bool:
+    def _is_proved(self, inventory: TableInventory) -> bool:
         """One RENAME moved all tables: one that is aside tells of all; without any the new ones are known by their
         columns."""
         asides = [move.aside for move in self.plan.moves if move.aside]
         if asides:
-            return any(shelf.has(aside) for aside in asides)
+            return any(inventory.has(aside) for aside in asides)
         return all(column_text(self.session, move.target) == move.columns for move in self.plan.moves)
 
     def _is_as_planned(self) -> bool:
         """Have the present tables the definitions and triggers that the plan knows?"""
-        shelf = self._shelf()
-        if any(shelf.has(move.target) != bool(move.aside) for move in self.plan.moves):
+        inventory = self._shelf()
+        if any(inventory.has(move.target) != bool(move.aside) for move in self.plan.moves):
             return False
         known = [move for move in self.plan.moves if move.aside and move.readable]
         found = ddl.read_tables(self.session, [move.target for move in known]).tables
@@ -269,8 +270,8 @@ class Swap:
 
     def _look_behind(self) -> None:
         """Triggers that the old tables got in the moment before they were renamed are saved with their others."""
-        shelf = self._shelf()
-        asides = [move.aside for move in self.plan.moves if move.aside and move.readable and shelf.has(move.aside)]
+        inventory = self._shelf()
+        asides = [move.aside for move in self.plan.moves if move.aside and move.readable and inventory.has(move.aside)]
         found = ddl.read_tables(self.session, asides).tables
         moves = tuple(self._with_late(move, found) for move in self.plan.moves)
         if moves != self.plan.moves:
@@ -286,11 +287,11 @@ class Swap:
         self.remember(plan)
 
     def _changed_behind(self) -> tuple[str, ...]:
-        shelf = self._shelf()
+        inventory = self._shelf()
         shapes = {
             move.aside: (move.target, move.shape)
             for move in self.plan.moves
-            if move.aside and move.shape and shelf.has(move.aside)
+            if move.aside and move.shape and inventory.has(move.aside)
         }
         found = ddl.read_tables(self.session, shapes).tables
         return tuple(
@@ -334,8 +335,8 @@ class Swap:
         wanted = self.plan.forward(swapped=swapped, triggers=triggers)
         if not swapped:
             return wanted
-        shelf = self._shelf()
-        return tuple(one for one in wanted if shelf.has(one.table))
+        inventory = self._shelf()
+        return tuple(one for one in wanted if inventory.has(one.table))
 
     def _arrange(self, *, swapped: bool, triggers: bool) -> tuple[str, ...]:
         return arrange(self.session, self._forward(swapped=swapped, triggers=triggers), self.plan.same, self.step)
@@ -353,8 +354,8 @@ class Swap:
             dict.fromkeys(name for name in (*old, *new, *self.plan.referencing) if name is not None and own.has(name))
         )
         names = [name.schema for name in self.plan.parents]
-        shelf = Shelf.look(self.session, names)
-        read = [name for name in self.plan.parents if shelf.has(name) and name not in written]
+        inventory = TableInventory.look(self.session, names)
+        read = [name for name in self.plan.parents if inventory.has(name) and name not in written]
         statement = "LOCK TABLES " + ", ".join(
             [*(f"{name} WRITE" for name in written), *(f"{name} READ" for name in read)]
         )
@@ -390,8 +391,8 @@ class Swap:
         """Numbers that the present table gave since the backup are not given a second time."""
         if move.aside is None or not move.readable:
             return
-        shelf = Shelf.look(self.session, [move.target.schema, move.waiting.schema])
-        if shelf.kind(move.target) == shelf.kind(move.waiting) == "SEQUENCE":
+        inventory = TableInventory.look(self.session, [move.target.schema, move.waiting.schema])
+        if inventory.kind(move.target) == inventory.kind(move.waiting) == "SEQUENCE":
             number = self.session.scalar(_NEXT.format(table=move.target))
             self.step(f"set {move.target.shown} to {number}")
             self.session.execute(f"SELECT SETVAL({move.waiting}, {int(number)}, 0)")

@@ -81,13 +81,16 @@ class Need:
 
     @property
     def bytes(self) -> int:
+        """The most that the restore takes, with the reserve."""
         return self.files + self.growth + self.redo + RESERVE
 
     @property
     def least_bytes(self) -> int:
+        """The least that it takes: when every hole of a sparse file stays one."""
         return self.least + self.growth + self.redo + RESERVE
 
     def describe(self) -> str:
+        """Each purpose with its bytes and the sum, for the detail of a refusal."""
         return (
             f"{self.files:,} bytes of files (staged, then renamed: stored once), "
             f"{self.growth:,} bytes of growth while redo and increments are applied, "

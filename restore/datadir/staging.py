@@ -98,6 +98,7 @@ class State:
         return f"{place}@{branch}"
 
     def encode(self) -> bytes:
+        """The JSON document that ``decode`` reads; its keys are kept for restores under way."""
         document = {
             "restore": self.restore_id,
             "server": self.server,
@@ -116,6 +117,7 @@ class State:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
+        """Raises KeyError, TypeError, ValueError for a document that ``encode`` did not write."""
         data: dict[str, Any] = json.loads(raw)
         return cls(
             restore_id=str(data["restore"]),
@@ -176,6 +178,7 @@ def restored_by(datadir: Path) -> str:
 
 
 def write_marker(folder: Path, state: State) -> None:
+    """Put ``state`` into ``folder`` as its marker, durably."""
     write_durably(folder / MARKER, state.encode())
 
 
@@ -229,6 +232,7 @@ class Site:
 
     @property
     def logs(self) -> Path:
+        """Where each step of the prepare leaves what it printed."""
         return self.folder / "logs"
 
     @property
@@ -237,6 +241,7 @@ class Site:
         return (INSIDE,) if self.inside else ()
 
     def increment(self, number: int) -> Path:
+        """Where the increment of that number (from 1) is fetched to."""
         return self.folder / f"increment-{number}"
 
     def built(self) -> Iterator[Path]:
@@ -368,6 +373,7 @@ def refuse_foreign_staging(site: Site) -> None:
 
 
 def write_state(site: Site, state: State) -> None:
+    """Remember ``state`` in the staging folder, durably."""
     write_durably(site.folder / _STATE, state.encode())
 
 

@@ -38,7 +38,7 @@ from restore.datadir.occupancy import FOLDER_MODE, hand_over, refuse_links, work
 from restore.datadir.resources import available_memory, choose_memory
 from restore.fetch.objects import Fetched, Opener, default_workers, fetch
 from restore.fetch.sources import Loaded
-from restore.fetch.thaw_wait import NO_GATE, Gate, through
+from restore.fetch.thaw_wait import NO_THAW_WAIT, ThawWait, read_when_thawed
 from storage.contract.destination import Destination
 
 
@@ -136,6 +136,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def phase(self, name: str, size: int = 0) -> Iterator[None]:
+        """Times the block as phase ``name`` that worked on ``size`` bytes; nothing is noted where it raises."""
         begun, waited = time.monotonic(), self._waited
         yield
         self.told(Phase(name, time.monotonic() - begun - (self._waited - waited), size))
@@ -163,7 +164,7 @@ def build(
     report: Report,
     cancel: Event | None = None,
     final_store: Path | None = None,
-    gate: Gate = NO_GATE,
+    thaw: ThawWait = NO_THAW_WAIT,
     key_files: Sequence[Path] = (),
 ) -> Built:
     """``fetch_members``, then ``assemble``."""
@@ -176,7 +177,7 @@ def build(
         watch=watch,
         report=report,
         cancel=cancel,
-        gate=gate,
+        thaw=thaw,
     )
     built = assemble(
         chain,
@@ -207,14 +208,14 @@ def fetch_members(
     watch: Stopwatch,
     report: Report,
     cancel: Event | None = None,
-    gate: Gate = NO_GATE,
+    thaw: ThawWait = NO_THAW_WAIT,
 ) -> tuple[str, ...]:
     """Bring every backup of ``chain`` to its place below ``folder``; gives the damage that was got around.
 
     What an earlier call left there is used as far as its hashes are right, whatever that call was doing when it ended:
     an increment that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all
     members exactly as they were backed up. ``workers`` 0: as many as this machine can use. Each member is fetched when
-    ``gate`` lets it through.
+    ``thaw`` lets it through.
     """
     shutil.rmtree(folder / "external", ignore_errors=True)
     repaired: list[str] = []
@@ -236,8 +237,8 @@ def fetch_members(
 
     with watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
         for loaded, goal in zip(chain, places(chain, folder), strict=True):
-            fetched = through(
-                gate, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled, waiting=watch.waiting
+            fetched = read_when_thawed(
+                thaw, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled, waiting=watch.waiting
             )
             repaired += fetched.repaired
             verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})

@@ -82,9 +82,11 @@ class Assembly:
         self._lock = threading.Lock()
 
     def size_of(self, index: int) -> int:
+        """Bytes of the slice of that number (from 0)."""
         return self._slices[index][0]
 
     def digest_of(self, index: int) -> str:
+        """SHA-256 (hex) of the slice of that number (from 0)."""
         return self._slices[index][1]
 
     def intact(self, index: int) -> bool:
@@ -251,7 +253,8 @@ _TAR_END = 64 * 1024
 class Opener(Protocol):
     """``transfer.unseal.Unsealer``: at most ``limit`` bytes, after gpg has agreed to all."""
 
-    def unseal(self, stored: bytes, *, limit: int) -> bytes: ...
+    def unseal(self, stored: bytes, *, limit: int) -> bytes:
+        """The plaintext of a sealed object. Raises DamagedError, KeyUnusableError, ToolError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,7 @@ class Fetched:
 
 
 def default_workers() -> int:
+    """One more than the processors that this process may use; 2 at least."""
     return max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0)) + 1))
 
 

@@ -106,6 +106,7 @@ def colliding(paths: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def is_case_sensitive(folder: Path) -> bool:
+    """Does the file system of ``folder`` tell upper from lower case? Tried with a file that is removed again."""
     with tempfile.NamedTemporaryFile(prefix=".backupd-case-probe-", dir=folder) as probe:
         path = Path(probe.name)
         return not path.with_name(path.name.upper()).exists()

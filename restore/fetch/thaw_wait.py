@@ -17,7 +17,7 @@ T = TypeVar("T")
 _TRIES = 3
 
 
-class Gate(Protocol):
+class ThawWait(Protocol):
     """Every method may ask destinations, and raises DestinationError when nothing can come of waiting."""
 
     def is_open(self, part: str) -> bool:
@@ -34,10 +34,11 @@ class Gate(Protocol):
         ...
 
 
-class NoGate:
+class NoThawWait:
     """Everything is read at once; what is archived is refused."""
 
     def is_open(self, part: str) -> bool:
+        """Always."""
         del part
         return True
 
@@ -45,15 +46,16 @@ class NoGate:
         """Nothing to wait for."""
 
     def reopen(self, part: str) -> bool:
+        """Never: nothing is asked of an archive."""
         del part
         return False
 
 
-NO_GATE = NoGate()
+NO_THAW_WAIT = NoThawWait()
 
 
-def through(
-    gate: Gate,
+def read_when_thawed(
+    thaw: ThawWait,
     part: str,
     read: Callable[[], T],
     report: Report,
@@ -62,16 +64,16 @@ def through(
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> T:
     """What ``read`` gives, once the part can be read; again when a thawed copy went away meanwhile. ``read`` goes on
-    where it stopped. ``waiting`` is entered while nothing but the gate is waited for."""
+    where it stopped. ``waiting`` is entered while nothing but the thaw is waited for."""
     for _ in range(_TRIES):
         with waiting():
-            gate.wait(part, report, cancelled)
+            thaw.wait(part, report, cancelled)
         try:
             return read()
         except ArchivedError:
             with waiting():
-                if not gate.reopen(part):
+                if not thaw.reopen(part):
                     raise
     with waiting():
-        gate.wait(part, report, cancelled)
+        thaw.wait(part, report, cancelled)
     return read()

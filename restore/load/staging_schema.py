@@ -78,6 +78,7 @@ class Journal:
         self._table = quote_name(schema, TABLE)
 
     def create(self, session: Session) -> None:
+        """Make its table, if it is not there. Raises ServerError."""
         session.execute(_CREATE.format(journal=self._table))
 
     def read(self, session: Session) -> Mapping[str, Entry]:
@@ -122,6 +123,7 @@ class Journal:
         )
 
     def set_state(self, session: Session, path: str, state: State, rows: int = 0) -> None:
+        """Note ``state`` of the entry ``path``, and ``rows`` as those of the whole entry."""
         session.execute(
             f"UPDATE {self._table} SET state = %s, row_count = %s WHERE id = UNHEX(%s)",  # noqa: S608
             str(state),
@@ -130,6 +132,7 @@ class Journal:
         )
 
     def forget(self, session: Session, *paths: str) -> None:
+        """Remove the entries of ``paths``: their tables are loaded from the beginning next time."""
         for path in paths:
             session.execute(f"DELETE FROM {self._table} WHERE id = UNHEX(%s)", _key(path))  # noqa: S608
 

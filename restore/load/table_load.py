@@ -38,6 +38,8 @@ _SEQUENCE = re.compile(rb"(?:SELECT|DO) SETVAL\((?P<table>%b)" % _NAME, re.IGNOR
 
 
 class Kind(Enum):
+    """What a statement of a file of rows does."""
+
     ROWS = auto()
     SETTING = auto()
 
@@ -202,10 +204,12 @@ class TableLoad:
 
     @property
     def name(self) -> TableName:
+        """The table's name in the backup."""
         return self.source.name
 
     @property
     def remaining(self) -> int:
+        """Bytes of its files that are not loaded yet."""
         return sum(file.size - file.position for file in self.files)
 
     # -- the three acts

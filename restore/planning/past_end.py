@@ -61,6 +61,7 @@ class Older:
         )
 
     def as_json(self) -> dict[str, Any]:
+        """Keys: ends, known (times), certain, why."""
         return {
             "ends": format_time(self.ends),
             "known": format_time(self.known),
@@ -169,7 +170,7 @@ def _newest(runs: Iterable[Run], now: datetime, least: datetime) -> datetime:
     return max([least, *moments])
 
 
-def refuse_beyond(
+def refuse_past_end(
     histories: Histories,
     branch: Branch,
     run: Run,
@@ -189,10 +190,10 @@ def refuse_beyond(
     known = [at for one in asked if (at := complete_until(one, now)) is not None]
     stamped = run.confirmed_at is None and later is not None and moment < later <= now
     if not stamped and all(moment > at for at in known):
-        raise beyond(histories, branch, run, moment, max(known, default=None))
+        raise past_end(histories, branch, run, moment, max(known, default=None))
 
 
-def beyond(histories: Histories, branch: Branch, run: Run, moment: datetime, known: datetime | None) -> RefusedError:
+def past_end(histories: Histories, branch: Branch, run: Run, moment: datetime, known: datetime | None) -> RefusedError:
     """The refusal of a moment that is behind ``known``, up to which everything is in ``run``."""
     following = histories.run_after(branch.id, last_of(run))
     there = f"{branch.file(run.last_number)}:{run.last_pos}"

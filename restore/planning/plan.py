@@ -35,6 +35,7 @@ class Rate:
     speed_assumed: bool = False
 
     def estimate(self, size: int) -> float:
+        """Seconds for ``size`` bytes."""
         return self.seconds + size / self.bytes_per_second
 
     @property
@@ -91,6 +92,7 @@ class Step:
     commands: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """Keys: name, title, bytes, seconds (estimated), estimate (how), commands."""
         return {
             "name": self.name,
             "title": self.title,
@@ -135,9 +137,11 @@ class Plan:
 
     @property
     def seconds(self) -> float:
+        """Estimated restore time: the sum of the steps."""
         return sum(step.seconds for step in self.steps)
 
     def as_json(self) -> dict[str, Any]:
+        """The JSON of ``backupd plan``; "bytes" is "bytes_stored" under its older name."""
         return {
             "server": self.server,
             "target": self.target,
@@ -162,6 +166,7 @@ class Plan:
 
 
 def stop_json(stop: Stop) -> dict[str, Any]:
+    """The JSON of the place where a replay stops; times and the next transaction are null where they are not known."""
     return {
         "branch": stop.branch,
         "file": stop.file,

@@ -152,7 +152,8 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """``stop``: where the copy stands in the end, None where it is the backup alone. ``older``, ``ends``: of an Aim."""
+    """``stop``: where the copy stands in the end, None where it is the backup alone. ``older``, ``ends``: of a
+    Resolution."""
 
     choice: Choice
     stop: Stop | None = None
@@ -234,10 +235,10 @@ def _by_logs(
         )
 
     try:
-        aim = archive.aim(target)
-        choice = choose(aim, archive, history.resolver, _manner(preferences, rates), cost)
-        if isinstance(target.goal, AtTime) and aim.stop is not None:
-            choice = with_doubts(choice, aim, history.resolver, target.goal.moment)
+        resolution = archive.resolve(target)
+        choice = choose(resolution, archive, history.resolver, _manner(preferences, rates), cost)
+        if isinstance(target.goal, AtTime) and resolution.stop is not None:
+            choice = with_doubts(choice, resolution, history.resolver, target.goal.moment)
     except (NotFoundError, RefusedError) as error:
         exact = _exactly(archive, usable, target, preferences.base)
         if exact is None:
@@ -246,10 +247,10 @@ def _by_logs(
     doubts = [f"not certain: {text}" for text in (choice.replay.doubtful if choice.replay else ())]
     return _Found(
         choice,
-        choice.replay.stop if choice.replay else aim.stop,
-        (*aim.remarks, *choice.remarks, *doubts),
-        aim.older,
-        aim.ends,
+        choice.replay.stop if choice.replay else resolution.stop,
+        (*resolution.remarks, *choice.remarks, *doubts),
+        resolution.older,
+        resolution.ends,
     )
 
 

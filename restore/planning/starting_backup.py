@@ -22,12 +22,14 @@ from backupd.recovery.runs import place_of
 from backupd.recovery.windows import RouteLeg, Span, not_rolled
 from restore.planning.plan import Rate
 from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
-from restore.planning.target_resolution import Aim, Archive, Material, TargetResolver, Way
+from restore.planning.target_resolution import Archive, Material, Resolution, TargetResolver, Way
 
 
 def choose_point(
     server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal
 ) -> tuple[BackupRecord, str]:
+    """The backup that ``goal`` means where no binary log is replayed, and in words why that one. ``usable``: restorable
+    ones, by time; ``own``: all of the server. Raises NotFoundError, RefusedError with the nearest points."""
     if isinstance(goal, AtBackup):
         return _by_id(server, own, goal.backup_id)
     if not usable:
@@ -49,6 +51,7 @@ def choose_point(
 
 
 def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
+    """The error for a server without a restorable backup, saying whether there are dumps only, damaged ones or none."""
     damaged = [b for b in own if b.state is BackupState.DAMAGED and b.kind is not BackupKind.LOGICAL]
     take = f"take one: backupd backup {server} --kind full"
     if not damaged and dumps(own) and all(b.kind is BackupKind.LOGICAL for b in own):
@@ -112,6 +115,7 @@ def disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
 
 
 def unknown_backup(server: str, backup_id: str) -> UnknownNameError:
+    """The error for an id that is no backup of ``server``."""
     return UnknownNameError(
         f"server {server} has no backup {backup_id}",
         kind="backup",
@@ -138,6 +142,7 @@ def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[Ba
 
 
 def refuse_deleted(chain: Sequence[BackupRecord]) -> None:
+    """Raises RefusedError where a backup that the last of ``chain`` builds on is marked as deleted."""
     gone = [b.id for b in chain[:-1] if b.state is BackupState.DELETED]
     if gone:
         raise RefusedError(
@@ -147,6 +152,7 @@ def refuse_deleted(chain: Sequence[BackupRecord]) -> None:
 
 
 def is_exactly(backup: BackupRecord, goal: AtTime | AtGtid | AtPosition) -> bool:
+    """Is the moment of ``backup`` the very one that ``goal`` names?"""
     if isinstance(goal, AtTime):
         return backup.finished_at == goal.moment
     if isinstance(goal, AtPosition):
@@ -258,24 +264,24 @@ class Choice:
     remarks: tuple[str, ...] = ()
 
 
-def choose(aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner, cost: Cost) -> Choice:
+def choose(resolution: Resolution, archive: Archive, resolver: TargetResolver, manner: Manner, cost: Cost) -> Choice:
     """The quickest way, from a backup that lacks no tables where there is one. An older backup is looked at only where
     it alone is quicker than every newer one, for the older it is, the more is to be replayed. Raises RefusedError where
     no way can be shown to be whole."""
-    whole = tuple(way for way in aim.ways if not way.base.is_partial)
-    if 0 < len(whole) < len(aim.ways):
+    whole = tuple(way for way in resolution.ways if not way.base.is_partial)
+    if 0 < len(whole) < len(resolution.ways):
         with contextlib.suppress(RefusedError):  # then, perhaps, from one that lacks some
-            return choose(replace(aim, ways=whole), archive, resolver, manner, cost)
+            return choose(replace(resolution, ways=whole), archive, resolver, manner, cost)
     best: tuple[float, Way, ReplaySpec | None, tuple[str, ...]] | None = None
     least = float("inf")
     looked = 0
     refused: RefusedError | None = None
-    costs = [cost(way.base) for way in aim.ways]
-    for number, (way, seconds) in enumerate(zip(aim.ways, costs, strict=True)):
+    costs = [cost(way.base) for way in resolution.ways]
+    for number, (way, seconds) in enumerate(zip(resolution.ways, costs, strict=True)):
         if seconds >= least:
             continue
         try:
-            spec, remarks = _spec(way, aim, archive, resolver, manner)
+            spec, remarks = _spec(way, resolution, archive, resolver, manner)
         except RefusedError as error:
             refused = refused or error
             continue
@@ -289,13 +295,13 @@ def choose(aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner,
     if best is None:
         raise refused or RefusedError("no backup reaches the target")
     _seconds, way, spec, remarks = best
-    newest = way is aim.ways[0]
+    newest = way is resolution.ways[0]
     reason = (
         "the nearest backup before the target"
         if newest
         else "quicker than a nearer backup, although more is to be replayed"
     )
-    if aim.stop is None:
+    if resolution.stop is None:
         reason = "the newest restorable backup, behind which nothing can be replayed"
     elif spec is None:
         reason = "its position is exactly the target"
@@ -304,9 +310,9 @@ def choose(aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner,
     return Choice(way.base, spec, reason, remarks)
 
 
-def with_doubts(choice: Choice, aim: Aim, resolver: TargetResolver, moment: datetime) -> Choice:
+def with_doubts(choice: Choice, resolution: Resolution, resolver: TargetResolver, moment: datetime) -> Choice:
     """With the transactions near the stop of which the logs do not tell that they belong before ``moment``, or not."""
-    spec, stop = choice.replay, aim.stop
+    spec, stop = choice.replay, resolution.stop
     if spec is None or stop is None:
         return choice
     last, place = spec.legs[-1], place_of(stop.position) or (0, 0)
@@ -314,20 +320,20 @@ def with_doubts(choice: Choice, aim: Aim, resolver: TargetResolver, moment: date
     return replace(
         choice,
         replay=replace(
-            spec, doubtful=resolver.doubts(stop.branch, min(begin, place), place, max(aim.end, place), moment)
+            spec, doubtful=resolver.doubts(stop.branch, min(begin, place), place, max(resolution.end, place), moment)
         ),
     )
 
 
 def _spec(
-    way: Way, aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner
+    way: Way, resolution: Resolution, archive: Archive, resolver: TargetResolver, manner: Manner
 ) -> tuple[ReplaySpec | None, tuple[str, ...]]:
-    if not way.legs or aim.stop is None:
+    if not way.legs or resolution.stop is None:
         return None, ()
     legs: list[ReplayLeg] = []
     materials: list[Material] = []
     for leg in way.legs:
-        stop = aim.stop if leg.until == aim.stop.position else _end_of(leg, archive)
+        stop = resolution.stop if leg.until == resolution.stop.position else _end_of(leg, archive)
         material = resolver.material(leg, stop)
         _prove(leg, material, stop)
         legs.append(ReplayLeg(material.segments, leg.start, stop, material.size, material.transactions))

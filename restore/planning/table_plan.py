@@ -37,6 +37,7 @@ class TableGoal:
     target: TableName
 
     def as_json(self) -> dict[str, str]:
+        """Keys: source, target; quoted where necessary."""
         return {"source": self.source.shown, "target": self.target.shown}
 
 
@@ -62,6 +63,7 @@ class Renaming:
         return cls(schema, table)
 
     def of(self, name: TableName) -> TableName:
+        """What the table ``name`` becomes."""
         return TableName(self.schema or name.schema, self.table.replace("*", name.table))
 
 
@@ -150,10 +152,12 @@ class Candidate:
 
     @property
     def has_replay(self) -> bool:
+        """Are binary logs replayed on it?"""
         return self.base.replay is not None
 
     @property
     def title(self) -> str:
+        """In words, what the tables come out of."""
         kind = "the logical backup" if self.way is Source.LOGICAL else "the table's own files of the physical backup"
         return f"{kind} {self.base.backup_id}" + (" and the binary logs" if self.has_replay else "")
 
@@ -180,10 +184,12 @@ class TablePlan:
 
     @property
     def base(self) -> Plan:
+        """The plan of the whole server that the chosen way follows."""
         return self.chosen.base
 
     @property
     def seconds(self) -> float:
+        """Estimated restore time of the tables."""
         return sum(step.seconds for step in self.steps)
 
     def as_json(self) -> dict[str, Any]:

@@ -35,6 +35,8 @@ _MYSQL_GTID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Latest:
+    """The newest moment that can be restored."""
+
     def __str__(self) -> str:
         return "latest"
 

@@ -23,7 +23,7 @@ from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.runs import Histories, Place, executed, first_of, last_of, parted, place_of, same_state
 from backupd.recovery.windows import RouteLeg, Window, complete_until, hole, not_rolled, way, windows
-from restore.planning.past_end import Older, beyond, end_of, later_known, refuse_beyond
+from restore.planning.past_end import Older, end_of, later_known, past_end, refuse_past_end
 from restore.planning.target import AtGtid, AtPosition, AtTime, Goal, Latest, Target
 
 
@@ -98,7 +98,7 @@ LOOK_BACK = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
+class ClockSkew:
     """The log in front of ``base``, which is of branch ``home``, carries times later than the target, as one does when
     the server's clock was set back; ``stop``: before the first of these transactions."""
 
@@ -115,16 +115,16 @@ class Overtaken:
         )
 
 
-def overtaken(
+def clock_skew(
     base: BackupRecord,
     home: Branch,
     moment: datetime,
     later_before: Callable[[str, Place, datetime, datetime], Stop | None],
-) -> Overtaken | None:
+) -> ClockSkew | None:
     """``later_before``: of the resolver."""
     place = place_of(base.position)
     stop = later_before(home.id, place, moment, base.started_at - LOOK_BACK) if place is not None else None
-    return Overtaken(base, home, stop) if stop is not None else None
+    return ClockSkew(base, home, stop) if stop is not None else None
 
 
 MOST_BASES = 64
@@ -144,7 +144,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class Resolution:
     """``stop``: None where a backup alone is the target. ``ways`` to it, the nearest backup first. ``end``: of what is
     archived behind the stop. ``remarks``: what an operator should know of the choice. Of the newest moment ``older``
     tells what is known to exist behind it (None: nothing), and ``ends`` up to when it goes."""
@@ -172,9 +172,10 @@ class Archive:
         self._shows = f"`backupd timeline {self.histories.server}` shows"
 
     def windows(self) -> tuple[Window, ...]:
+        """The spans of time that can be restored, in the order of their ends; those of the present history last."""
         return windows(self.histories, self._usable, now=self._now, repeats=self._resolver.repeats)
 
-    def aim(self, target: Target) -> Aim:
+    def resolve(self, target: Target) -> Resolution:
         """Raises NotFoundError (an unknown branch, a GTID that is nowhere) and RefusedError: it cannot be reached."""
         goal = target.goal
         if isinstance(goal, Latest):
@@ -224,7 +225,7 @@ class Archive:
 
     # -- latest
 
-    def _latest(self, wanted: str | None) -> Aim:
+    def _latest(self, wanted: str | None) -> Resolution:
         if wanted is not None:
             self.histories.branch(wanted)
         found = [window for window in self.windows() if wanted in (None, window.branch)]
@@ -239,13 +240,15 @@ class Archive:
             else []
         )
         if window.run is None:
-            return Aim(None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end), older=older, ends=ends)
-        aim = self._reached(_end_of(self.histories.branch(window.branch), window.run), None, remarks)
-        return replace(aim, older=older, ends=ends)
+            return Resolution(
+                None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end), older=older, ends=ends
+            )
+        resolution = self._reached(_end_of(self.histories.branch(window.branch), window.run), None, remarks)
+        return replace(resolution, older=older, ends=ends)
 
     # -- a time
 
-    def _time(self, moment: datetime, wanted: str | None) -> Aim:
+    def _time(self, moment: datetime, wanted: str | None) -> Resolution:
         if moment > self._now:
             raise RefusedError(f"{format_time(moment)} is in the future", hint="--to latest is all there is")
         refused: list[RefusedError] = []
@@ -284,9 +287,9 @@ class Archive:
         transactions right before that carry a later time, it is in front of them."""
         line = self.histories.descent(branch)
         refused: list[RefusedError] = []
-        behind: list[Overtaken] = []
+        behind: list[ClockSkew] = []
         for base, home in self._nearest(line, moment):
-            if (late := overtaken(base, home, moment, self._resolver.later_before)) is not None:
+            if (late := clock_skew(base, home, moment, self._resolver.later_before)) is not None:
                 behind.append(late)
             elif behind:
                 break
@@ -318,12 +321,12 @@ class Archive:
             )
         )
 
-    def _refuse_unknown(self, late: Overtaken, line: Sequence[Branch], moment: datetime) -> None:
+    def _refuse_unknown(self, late: ClockSkew, line: Sequence[Branch], moment: datetime) -> None:
         """Raises RefusedError where not all that was committed by ``moment`` is known to be archived."""
         run = self.histories.run_at(late.home.id, place_of(late.stop.position) or (0, 0))
         if run is not None:
             others = [one for branch in line[line.index(late.home) :] for one in self.histories.runs(branch.id)]
-            refuse_beyond(self.histories, late.home, run, others, moment, later=late.stop.next_at, now=self._now)
+            refuse_past_end(self.histories, late.home, run, others, moment, later=late.stop.next_at, now=self._now)
 
     def _nearest(self, line: Sequence[Branch], moment: datetime) -> Iterator[tuple[BackupRecord, Branch]]:
         """The newest backups before ``moment`` of the branches of a descent."""
@@ -358,7 +361,7 @@ class Archive:
             found = self._search(base, line[0], legs, moment)
             if found is not None:
                 crossed = [self.histories.run_at(span.branch, span.first) for leg in legs for span in leg.spans]
-                refuse_beyond(self.histories, here, run, crossed, moment, later=found.next_at, now=self._now)
+                refuse_past_end(self.histories, here, run, crossed, moment, later=found.next_at, now=self._now)
                 return found
             if not shared:
                 return self._at_end(here, run, moment)
@@ -396,7 +399,7 @@ class Archive:
         """All that is archived was committed by ``moment``; is it all that was committed by then?"""
         known = complete_until(run, self._now) if run.confirmed_at is not None else None
         if known is None or moment > known:
-            raise beyond(self.histories, branch, run, moment, known)
+            raise past_end(self.histories, branch, run, moment, known)
         return _end_of(branch, run)
 
     # -- a GTID, a position
@@ -467,10 +470,10 @@ class Archive:
 
     # -- from where
 
-    def _reached(self, stop: Stop, moment: datetime | None, remarks: Sequence[str] = ()) -> Aim:
+    def _reached(self, stop: Stop, moment: datetime | None, remarks: Sequence[str] = ()) -> Resolution:
         ways = tuple(self._ways(stop, moment))
         run = self._run_of(stop)
-        return Aim(stop, ways, last_of(run) if run else place_of(stop.position) or (0, 0), tuple(remarks))
+        return Resolution(stop, ways, last_of(run) if run else place_of(stop.position) or (0, 0), tuple(remarks))
 
     def _run_of(self, stop: Stop) -> Run | None:
         place = place_of(stop.position)

@@ -52,6 +52,7 @@ class RolledForward:
     warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """As outcomes show it and the state of a restore keeps it; "seconds" has three decimals."""
         return {
             "branch": self.stop.branch,
             "file": self.stop.file,
@@ -72,6 +73,7 @@ class RolledForward:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolledForward:
+        """Raises KeyError, ValueError for what ``as_json`` did not write."""
         at = parse_time(data["at"]) if data["at"] else None
         return cls(
             stop=Stop(data["branch"], data["file"], int(data["pos"]), data["gtid"], at),

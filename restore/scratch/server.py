@@ -219,6 +219,7 @@ class Workshop:
             yield
 
     def fetch(self, chain: Sequence[Loaded], folder: Path) -> None:
+        """Bring the backups of ``chain`` below ``folder``. Raises DamagedError, DestinationError, CancelledError."""
         self.warnings += fetch_members(
             chain,
             folder,

@@ -13,7 +13,7 @@ from backupd.engine.sql.dialect import FIRST_FOR_TABLES
 from backupd.engine.sql.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName
-from restore.cutover.keys_and_triggers import Shelf
+from restore.cutover.keys_and_triggers import TableInventory
 
 _ENGINES = "SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')"
 _UNKNOWN = frozenset({1115, 1273})
@@ -32,14 +32,14 @@ def refuse_old(session: Session, server: str) -> None:
         )
 
 
-def refuse_unfit(shelf: Shelf, targets: Sequence[TableName]) -> None:
+def refuse_unfit(inventory: TableInventory, targets: Sequence[TableName]) -> None:
     """Raises RefusedError for names that no table can get: of the server's own schemas, and of views."""
     if system := [name.shown for name in targets if name.schema.lower() in SYSTEM_SCHEMAS]:
         raise RefusedError(
             f"tables of the server itself are not replaced: {', '.join(system)}",
             hint="restore the whole server, or these tables under other names (--as)",
         )
-    if views := [name.shown for name in targets if "VIEW" in shelf.kind(name).upper()]:
+    if views := [name.shown for name in targets if "VIEW" in inventory.kind(name).upper()]:
         raise RefusedError(
             f"there are views of these names: {', '.join(views)}",
             hint="drop or rename them, or choose other names for the tables (--as)",

@@ -14,7 +14,7 @@ from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, Outcome, TableName
-from restore.cutover.cutover import HandedOver, Triggers
+from restore.cutover.cutover import CutOverResult, Triggers
 from restore.cutover.schema_objects import SchemaObjects
 from restore.planning.table_plan import Source, TableGoal
 from restore.replay.roll_forward import RolledForward
@@ -83,6 +83,7 @@ class RestoredTable:
     how: str = ROWS
 
     def as_json(self) -> dict[str, Any]:
+        """Keys: source, target, rows, how, aside, difference, trouble; null where there is none."""
         return {
             **self.goal.as_json(),
             "rows": self.rows,
@@ -112,7 +113,7 @@ class TablesOutcome:
     done: bool
     folder: Path | None = None
     replay: RolledForward | None = None
-    handed_over: HandedOver | None = None
+    handed_over: CutOverResult | None = None
     objects: SchemaObjects = field(default_factory=SchemaObjects)
     warnings: tuple[str, ...] = ()
     inexact: bool = False
@@ -124,6 +125,7 @@ class TablesOutcome:
         return not lost and not self.objects.failed and not any(table.trouble for table in self.tables)
 
     def as_json(self) -> dict[str, Any]:
+        """The JSON of ``backupd restore --tables``."""
         moved = self.handed_over
         return {
             "id": self.restore_id,

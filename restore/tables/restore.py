@@ -4,7 +4,7 @@ Restoring tables into a running server: their rows to a folder, from there besid
 those, and then in one step to their names. Knows no catalog.
 
 Whatever ends an attempt, the next one with the same spec goes on: rows that were read completely are read no more, what
-is loaded stays loaded, and a hand-over that had begun is finished. Until the very last step no live table is touched.
+is loaded stays loaded, and a cut-over that had begun is finished. Until the very last step no live table is touched.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from backupd.model.table import Outcome, TableName, quote_name
 from backupd.model.text import Clock
 from backupd.process.folders import make_passable, write_whole
 from backupd.transfer.seal.seal import Unsealer
-from restore.cutover.cutover import Goal, HandedOver, Triggers, hand_over, settle, told
-from restore.cutover.keys_and_triggers import Shelf
+from restore.cutover.cutover import CutOverResult, Goal, Triggers, cut_over, settle, told
+from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.fetch.chain import Stopwatch, merged
 from restore.load.parallel_load import Loaded, load
@@ -41,7 +41,7 @@ from restore.tables.outcome import ROWS, TABLESPACE, RestoredTable, TablesOutcom
 from restore.tables.row_difference import Pair, TableDifference, difference
 from restore.tables.source import Extracted, extract, read_files
 from restore.tables.sql_files import refuse_target, write_sql
-from restore.tables.tablespace_copy import Carrier
+from restore.tables.tablespace_copy import TablespaceCopier
 from storage.contract.destination import Destination
 
 _PREFIX = "tables-"
@@ -132,7 +132,7 @@ def execute(
     attempt, whoever is killed later is done.
 
     Raises RefusedError before anything is done for names that are taken, and what each step raises; then nothing live
-    was touched, or the next attempt finishes the hand-over: its tables are in their places then.
+    was touched, or the next attempt finishes the cut-over: its tables are in their places then.
     """
     phases: list[Phase] = []
 
@@ -200,7 +200,7 @@ class _Work:
             if finished is None:
                 self._refuse_taken(into)
                 self._refuse_helpless(into, staging)
-            found = self._extract(folder, Carrier(into, staging) if finished is None else None)
+            found = self._extract(folder, TablespaceCopier(into, staging) if finished is None else None)
             if finished is not None:
                 there = {target for target, _aside in finished.tables}
                 tables = tuple(
@@ -219,9 +219,9 @@ class _Work:
             good = [goal for goal in spec.goals if goal.source in loaded.rows]
             differences = self._compare(into, good, staging, found.folder)
             replaced = [found for goal, found in differences.items() if goal.target == found.live]
-            handed: HandedOver | None = None
+            handed: CutOverResult | None = None
             if good and not spec.compare and (not replaced or confirm(replaced)):
-                handed = self._hand_over(into, good, staging, found.folder)
+                handed = self._cut_over(into, good, staging, found.folder)
             tables = tuple(
                 RestoredTable(
                     goal,
@@ -243,7 +243,7 @@ class _Work:
 
     # -- the steps
 
-    def _extract(self, folder: Path, carrier: Carrier | None = None) -> Extracted:
+    def _extract(self, folder: Path, copier: TablespaceCopier | None = None) -> Extracted:
         return extract(
             self._spec,
             folder,
@@ -254,7 +254,7 @@ class _Work:
             report=self._report,
             cancel=self._cancel,
             watch=self._watch,
-            carrier=carrier,
+            copier=copier,
         )
 
     def _settle_others(self, into: Connection, staging: Mapping[str, str]) -> None:
@@ -283,10 +283,10 @@ class _Work:
                     )
                 self._warnings.append(f"{text}: that was finished")
 
-    def _finish(self, into: Connection, staging: Mapping[str, str], note: Path) -> HandedOver | None:
+    def _finish(self, into: Connection, staging: Mapping[str, str], note: Path) -> CutOverResult | None:
         """What an attempt before had handed over, or had exchanged and is finished now; None when none had: what it
         had begun is taken back. ``note``: where one that was killed in its last moments wrote down what came of it."""
-        done = HandedOver.from_json(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else None
+        done = CutOverResult.from_json(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else None
         for schema in staging.values():
             done = done or settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
         if done is not None:
@@ -299,13 +299,13 @@ class _Work:
         targets = [goal.target for goal in self._spec.goals]
         with into.connect() as session:
             self._warnings += remarks_on(session, self._spec.into)
-            shelf = Shelf.look(session, {name.schema for name in targets})
+            inventory = TableInventory.look(session, {name.schema for name in targets})
         if self._spec.compare:
             return
-        refuse_unfit(shelf, targets)
+        refuse_unfit(inventory, targets)
         if self._spec.replace:
             return
-        taken = [name for name in targets if shelf.has(name)]
+        taken = [name for name in targets if inventory.has(name)]
         if taken:
             raise RefusedError(
                 f"{len(taken)} of these names are taken on {self._spec.into}: {taken[0].shown}",
@@ -359,10 +359,12 @@ class _Work:
     ) -> dict[TableGoal, TableDifference]:
         """With the live table whose name each is to get, or else with the one that it comes from."""
         with into.connect() as session:
-            shelf = Shelf.look(session, {name.schema for goal in goals for name in (goal.target, goal.source)})
+            inventory = TableInventory.look(
+                session, {name.schema for goal in goals for name in (goal.target, goal.source)}
+            )
         pairs = {}
         for goal in goals:
-            there = next((name for name in (goal.target, goal.source) if shelf.has(name)), None)
+            there = next((name for name in (goal.target, goal.source) if inventory.has(name)), None)
             if there is not None:
                 definition = read_files(folder, goal.source)
                 if self._spec.triggers is Triggers.NONE:
@@ -380,14 +382,14 @@ class _Work:
             found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._cancel)
         return dict(zip(pairs, found, strict=True))
 
-    def _hand_over(
+    def _cut_over(
         self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str], folder: Path
-    ) -> HandedOver:
+    ) -> CutOverResult:
         fresh = create_missing(
             into, folder, {goal.source.schema for goal in goals if goal.source.schema == goal.target.schema}
         )
         with self._watch.phase("handed_over"):
-            handed = hand_over(
+            handed = cut_over(
                 into,
                 [
                     Goal(
@@ -425,9 +427,9 @@ class _Work:
         staging: Mapping[str, str],
         found: Extracted,
         tables: tuple[RestoredTable, ...],
-        handed: HandedOver | None,
+        handed: CutOverResult | None,
     ) -> TablesOutcome:
-        if handed is not None:  # the journal of the hand-over goes with the schemas
+        if handed is not None:  # the journal of the cut-over goes with the schemas
             write_whole(found.folder.with_name(_HANDED), json.dumps(handed.as_json()).encode())
         try:
             drop_staging(into, staging.values())
@@ -478,5 +480,5 @@ def _why_not(goal: TableGoal, found: Extracted) -> str:
     return dumped.reason if dumped is not None and dumped.reason else "it is not in what was restored"
 
 
-def _aside(handed: HandedOver, target: TableName) -> TableName | None:
+def _aside(handed: CutOverResult, target: TableName) -> TableName | None:
     return dict(handed.tables).get(target)

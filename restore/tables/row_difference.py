@@ -21,7 +21,7 @@ from backupd.engine.schema.definitions import Definitions, TableDefinition, read
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName, quote_name
-from restore.cutover.keys_and_triggers import Shelf
+from restore.cutover.keys_and_triggers import TableInventory
 from restore.tables.definition_difference import definition_differs
 
 _COLUMNS = """
@@ -82,6 +82,7 @@ class Field:
 
     @property
     def is_text(self) -> bool:
+        """Has it a character set?"""
         return self.kind in _TEXTS
 
     def digest(self, alias: str, other: Field) -> str:
@@ -143,6 +144,7 @@ class Common:
 
     @classmethod
     def of(cls, staged: Shape, live: Shape) -> Common:
+        """What the restored table (``staged``) and the ``live`` one share."""
         pairs, differ, remarks = [], [], []
         for one in staged.fields:
             other = live.find(one.name)
@@ -305,15 +307,15 @@ def difference(
     """
     with connection.connect() as session:
         _prepare(session)
-        shelf = Shelf.look(session, {name.schema for pair in pairs for name in (pair.staged, pair.live)})
-        defined = read_tables(session, {shelf.fold(name) for pair in pairs for name in (pair.staged, pair.live)})
+        inventory = TableInventory.look(session, {name.schema for pair in pairs for name in (pair.staged, pair.live)})
+        defined = read_tables(session, {inventory.fold(name) for pair in pairs for name in (pair.staged, pair.live)})
         try:
             with _cancelling(session, cancel):
                 session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
                 return tuple(
                     replace(
-                        _tell(session, pair, shelf, sample, cancel),
-                        definition_differs=tuple(_definitions(pair, shelf, defined)),
+                        _tell(session, pair, inventory, sample, cancel),
+                        definition_differs=tuple(_definitions(pair, inventory, defined)),
                     )
                     for pair in pairs
                 )
@@ -323,10 +325,10 @@ def difference(
             raise
 
 
-def _definitions(pair: Pair, shelf: Shelf, defined: Definitions) -> Iterator[str]:
-    if _is_view(shelf, pair.live):
+def _definitions(pair: Pair, inventory: TableInventory, defined: Definitions) -> Iterator[str]:
+    if _is_view(inventory, pair.live):
         return
-    staged, live = (defined.tables.get(shelf.fold(name)) for name in (pair.staged, pair.live))
+    staged, live = (defined.tables.get(inventory.fold(name)) for name in (pair.staged, pair.live))
     if staged is not None and live is not None:
         try:
             yield from definition_differs(staged, live, pair.definition, triggers=pair.triggers)
@@ -334,17 +336,19 @@ def _definitions(pair: Pair, shelf: Shelf, defined: Definitions) -> Iterator[str
             yield f"the definitions could not be compared: {error}"
         return
     for name in (pair.staged, pair.live):
-        why = defined.failed.get(shelf.fold(name))
-        if why is not None and shelf.has(name):
+        why = defined.failed.get(inventory.fold(name))
+        if why is not None and inventory.has(name):
             yield f"the definition of {name.shown} cannot be read: {why}"
 
 
-def _is_view(shelf: Shelf, name: TableName) -> bool:
-    return "VIEW" in shelf.kind(name).upper()
+def _is_view(inventory: TableInventory, name: TableName) -> bool:
+    return "VIEW" in inventory.kind(name).upper()
 
 
-def _tell(session: Session, pair: Pair, shelf: Shelf, sample: int, cancel: Event | None) -> TableDifference:
-    if _is_view(shelf, pair.live):
+def _tell(
+    session: Session, pair: Pair, inventory: TableInventory, sample: int, cancel: Event | None
+) -> TableDifference:
+    if _is_view(inventory, pair.live):
         return TableDifference(pair.live, comparable=False, why_not="a view has this name on the server, not a table")
     try:
         found = _compare(session, pair, sample)
@@ -353,7 +357,7 @@ def _tell(session: Session, pair: Pair, shelf: Shelf, sample: int, cancel: Event
             raise
         session.ping()
         return TableDifference(pair.live, comparable=False, why_not=error.detail)
-    if any("VERSIONED" in shelf.kind(name).upper() for name in (pair.staged, pair.live)):
+    if any("VERSIONED" in inventory.kind(name).upper() for name in (pair.staged, pair.live)):
         return replace(found, remarks=(*found.remarks, "only present rows are compared, not their history"))
     return found
 

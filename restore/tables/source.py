@@ -39,8 +39,8 @@ from backupd.model.table import (
 from backupd.model.text import Clock
 from backupd.process.folders import write_whole
 from backupd.transfer.seal.seal import Unsealer
-from restore.cutover.keys_and_triggers import Shelf
-from restore.cutover.schema_objects import carry_scripts, keep_scripts, remarks
+from restore.cutover.keys_and_triggers import TableInventory
+from restore.cutover.schema_objects import copy_scripts, keep_scripts, remarks
 from restore.fetch.chain import Stopwatch
 from restore.fetch.objects import default_workers, fetch
 from restore.fetch.sources import Loaded, load_chain, load_dump, pinned
@@ -51,7 +51,7 @@ from restore.scratch.private_copy import TableCopySpec, loaded_instance
 from restore.scratch.server import ScratchSpec
 from restore.scratch.subset import SubsetCopy, subset_instance, tables_in
 from restore.tables.outcome import TablesSpec
-from restore.tables.tablespace_copy import Carried, Carrier
+from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier
 from storage.contract.destination import Destination
 
 _MARKER = "extracted.json"
@@ -73,6 +73,7 @@ class Extracted:
     carried: tuple[TableName, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """As the marker in the work folder keeps it for the next attempt; without ``folder``."""
         return {
             "flavour": str(self.flavour),
             "tables": [table.as_json() for table in self.tables],
@@ -84,6 +85,7 @@ class Extracted:
 
     @classmethod
     def from_json(cls, folder: Path, data: Mapping[str, Any]) -> Extracted:
+        """Raises KeyError, ValueError for what ``as_json`` did not write."""
         return cls(
             folder,
             Flavour(data["flavour"]),
@@ -121,10 +123,10 @@ def extract(
     report: Report,
     cancel: Event | None,
     watch: Stopwatch,
-    carrier: Carrier | None = None,
+    copier: TablespaceCopier | None = None,
 ) -> Extracted:
     """Bring the tables of ``spec`` into ``folder``, or take what an earlier attempt brought there completely.
-    ``carrier``: what can go over as files goes with it, out of a physical backup.
+    ``copier``: what can go over as files goes with it, out of a physical backup.
 
     Raises NotFoundError for tables that are not there at the target, and what reading, preparing and replaying raises.
     """
@@ -132,10 +134,10 @@ def extract(
     if marker.is_file():
         found = Extracted.from_json(folder / "rows", json.loads(marker.read_text(encoding="utf-8")))
         carried = [table for table in found.tables if table.name in found.carried]
-        if carrier is None or carrier.holds(carried, found.folder):
+        if copier is None or copier.holds(carried, found.folder):
             return found
         marker.unlink()
-    job = _Extraction(spec, folder, destinations, archives, unsealer, clock, report, cancel, watch, carrier)
+    job = _Extraction(spec, folder, destinations, archives, unsealer, clock, report, cancel, watch, copier)
     found = job.logical() if spec.way is Source.LOGICAL else job.physical()
     found = replace(found, tables=(*found.tables, *spec.lacking))
     write_whole(marker, json.dumps(found.as_json()).encode())
@@ -154,10 +156,10 @@ class _Extraction:
         report: Report,
         cancel: Event | None,
         watch: Stopwatch,
-        carrier: Carrier | None,
+        copier: TablespaceCopier | None,
     ) -> None:
-        self._spec, self._folder, self._watch, self._carrier = spec, folder, watch, carrier
-        self._carried = Carried()
+        self._spec, self._folder, self._watch, self._copier = spec, folder, watch, copier
+        self._copied = CopiedTables()
         self._destinations, self._archives, self._unsealer = destinations, archives, unsealer
         self._clock, self._report, self._cancel = clock, report, cancel
         self._wanted = tuple(goal.source for goal in spec.goals if goal.source not in spec.missing)
@@ -202,7 +204,7 @@ class _Extraction:
             broken = {**self._without_rows(copy.connection, copy.last), **copy.unreadable}
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(
-                copy.connection, {name: broken[name] for name in self._wanted if name in broken}, self._carrier
+                copy.connection, {name: broken[name] for name in self._wanted if name in broken}, self._copier
             )
             return Extracted(
                 self._folder / "rows",
@@ -210,8 +212,8 @@ class _Extraction:
                 tables,
                 rolled.stop.position if rolled else copy.last.body.facts.position,
                 rolled,
-                (*copy.warnings, *self._keep_scripts(copy), *self._carried.remarks),
-                tuple(self._carried.rows),
+                (*copy.warnings, *self._keep_scripts(copy), *self._copied.remarks),
+                tuple(self._copied.rows),
             )
 
     def _without_rows(self, connection: Connection, last: Loaded) -> dict[TableName, str]:
@@ -283,7 +285,7 @@ class _Extraction:
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
             tables = self._read(copy.connection, {})
             position = rolled.stop.position if rolled else facts.position
-            carry_scripts(base, self._folder / "rows", {name.schema for name in self._wanted})
+            copy_scripts(base, self._folder / "rows", {name.schema for name in self._wanted})
             shutil.rmtree(base, ignore_errors=True)
             return Extracted(
                 self._folder / "rows",
@@ -387,12 +389,12 @@ class _Extraction:
         )
 
     def _read(
-        self, connection: Connection, broken: Mapping[TableName, str], carrier: Carrier | None = None
+        self, connection: Connection, broken: Mapping[TableName, str], copier: TablespaceCopier | None = None
     ) -> tuple[DumpedTable, ...]:
         """Carry or read what is wanted out of the copy; ``broken`` are not read, and named."""
         with connection.connect() as session:
-            shelf = Shelf.look(session, {name.schema for name in self._wanted})
-        missing = [name for name in self._wanted if not shelf.has(name) and name not in broken]
+            inventory = TableInventory.look(session, {name.schema for name in self._wanted})
+        missing = [name for name in self._wanted if not inventory.has(name) and name not in broken]
         if missing:
             raise NotFoundError(
                 f"{missing[0].shown} is not there at the target",
@@ -403,15 +405,15 @@ class _Extraction:
         shutil.rmtree(rows, ignore_errors=True)
         rows.mkdir(mode=0o700)
         names = [name for name in self._wanted if name not in broken]
-        if carrier is not None and names:
-            self._carried = carrier.carry(
+        if copier is not None and names:
+            self._copied = copier.copy(
                 connection, names, rows, watch=self._watch, report=self._report, cancel=self._cancel
             )
         size = 0
         with self._watch.phase("extracted", size):
             read = dump_quiet(
                 connection,
-                [name for name in names if name not in self._carried.rows],
+                [name for name in names if name not in self._copied.rows],
                 rows,
                 threads=self._spec.workers or 2,
                 programs=self._spec.programs,
@@ -419,7 +421,7 @@ class _Extraction:
                 cancel=self._cancel,
             )
         return (
-            *self._carried.tables,
+            *self._copied.tables,
             *read,
             *(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in broken.items()),
         )

@@ -41,7 +41,7 @@ _RESERVED = frozenset({SPARE, loadjournal.TABLE, handoverjournal.TABLE})
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CopiedTables:
     """``rows`` of the tables that are there now; ``unfit``: those that were not tried, ``failed``: those that were,
     with why. ``bytes`` of the files that went over."""
 
@@ -67,13 +67,13 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class TablespaceCopier:
     """Takes tables to the server at ``into``. ``staging``: the staging schema of each schema of the source."""
 
     into: Connection
     staging: Mapping[str, str]
 
-    def carry(
+    def copy(
         self,
         source: Connection,
         names: Sequence[TableName],
@@ -82,21 +82,21 @@ class Carrier:
         watch: Stopwatch,
         report: Report,
         cancel: Event | None = None,
-    ) -> Carried:
-        """Carry those of ``names`` that can be, out of a server on which nobody writes. Their definitions and triggers
-        are written to ``folder``, in the layout of a logical backup.
+    ) -> CopiedTables:
+        """Copy the tablespaces of those of ``names`` that can be imported, out of a server on which nobody
+        writes. Their definitions and triggers are written to ``folder``, in the layout of a logical backup.
 
         Raises BusyError while somebody loads into the same schemas, RefusedError for schemas that no restore has made,
         ServerError when the server is lost, CancelledError; the next call begins anew, whatever there is.
         """
         begun = time.monotonic()
-        done = carry(source, self.into, names, self.staging, folder, report=report, cancel=cancel)
+        done = copy_tablespaces(source, self.into, names, self.staging, folder, report=report, cancel=cancel)
         if done.rows:
             watch.told(Phase("carried", time.monotonic() - begun, done.bytes))
         return done
 
     def holds(self, tables: Sequence[DumpedTable], folder: Path) -> bool:
-        """Are the ``tables`` that an earlier attempt carried, with their definitions in ``folder``, still there and
+        """Are the ``tables`` that an earlier attempt copied, with their definitions in ``folder``, still there and
         complete? Raises ServerError."""
         if not tables:
             return True
@@ -119,7 +119,7 @@ class Carrier:
         )
 
 
-def carry(
+def copy_tablespaces(
     source: Connection,
     into: Connection,
     names: Sequence[TableName],
@@ -128,8 +128,8 @@ def carry(
     *,
     report: Report,
     cancel: Event | None = None,
-) -> Carried:
-    """See ``Carrier.carry``."""
+) -> CopiedTables:
+    """See ``TablespaceCopier.copy``."""
     source, into = replace(source, answer_timeout=None), replace(into, answer_timeout=None)
     journal = Journal(next(iter(staging.values())))
     with source.connect() as private, into.connect() as session:
@@ -138,19 +138,19 @@ def carry(
         unfit |= more
         known = journal_of(session, journal.schema)
         if not definitions and not known:
-            return Carried(unfit=unfit)
+            return CopiedTables(unfit=unfit)
         journal.claim(session, MOST_WORKERS)
         try:
-            work = _Carrying(private, session, into, journal, staging, folder)
+            work = _Copying(private, session, into, journal, staging, folder)
             own_schemas(session, journal, tuple(staging.values()))
             work.clear(names, known)
-            done = work.carry(definitions, report, cancel)
+            done = work.copy(definitions, report, cancel)
         finally:
             journal.release(session)
     return replace(done, unfit=unfit)
 
 
-class _Carrying:
+class _Copying:
     def __init__(
         self,
         private: Session,
@@ -176,7 +176,9 @@ class _Carrying:
             self._session.execute(f"DROP TABLE IF EXISTS {TableName(schema, SPARE)}")
             remove_strays(self._session, schema)
 
-    def carry(self, definitions: Mapping[TableName, TableDefinition], report: Report, cancel: Event | None) -> Carried:
+    def copy(
+        self, definitions: Mapping[TableName, TableDefinition], report: Report, cancel: Event | None
+    ) -> CopiedTables:
         failed: dict[TableName, str] = {}
         for name, definition in definitions.items():
             if why := self._create(name, definition):
@@ -193,7 +195,7 @@ class _Carrying:
             write_files(self._folder, definitions[name])
             rows[name] = done.rows[staged]
             self._journal.set_state(self._session, table_folder(name), State.DONE, rows[name])
-        return Carried(rows, failed, bytes=done.bytes)
+        return CopiedTables(rows, failed, bytes=done.bytes)
 
     def _create(self, name: TableName, definition: TableDefinition) -> str:
         """Make the empty table; why not, or ""."""

@@ -69,7 +69,7 @@ from restore.fetch.chain import Stopwatch, build, compare_named
 from restore.fetch.objects import default_workers, sync_filesystem
 from restore.fetch.refusals import Programs, find_programs, refuse_no_room, remarks
 from restore.fetch.sources import Loaded, load_chain, pinned
-from restore.fetch.thaw_wait import NO_GATE, Gate, through
+from restore.fetch.thaw_wait import NO_THAW_WAIT, ThawWait, read_when_thawed
 from restore.planning.plan import STEP_NAMES, bytes_of
 from restore.replay.logs import Logs
 from restore.replay.private_replay import Replaying, roll_staged
@@ -146,12 +146,12 @@ def execute(
     cancel: Event | None = None,
     on_phase: Callable[[Phase], None] = lambda _phase: None,
     archives: Sequence[Destination] | None = None,
-    gate: Gate = NO_GATE,
+    thaw: ThawWait = NO_THAW_WAIT,
 ) -> RestoreOutcome:
     """Restore, or go on with what an interrupted call for the same backup left behind.
 
     ``destinations`` in the order to read them; ``archives``: those that may hold binary logs, None for the same.
-    ``on_phase`` is told each phase as it ends; ``gate`` is waited for before anything is read. Raises RefusedError
+    ``on_phase`` is told each phase as it ends; ``thaw`` is waited for before anything is read. Raises RefusedError
     before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
     ToolError; what was fetched is kept for the next attempt.
     """
@@ -164,7 +164,7 @@ def execute(
             cancel=cancel,
             on_phase=on_phase,
             archives=destinations if archives is None else archives,
-            gate=gate,
+            thaw=thaw,
         )
         return work.run(held, clock)
 
@@ -191,12 +191,12 @@ class _Restore:
         cancel: Event | None,
         on_phase: Callable[[Phase], None],
         archives: Sequence[Destination],
-        gate: Gate,
+        thaw: ThawWait,
     ) -> None:
         self._spec = spec
         self._destinations = destinations
         self._archives = archives
-        self._gate = gate
+        self._thaw = thaw
         self._unsealer = unsealer
         self._report = report
         self._cancel = cancel
@@ -370,7 +370,7 @@ class _Restore:
                 report=self._report,
                 cancel=self._cancel,
             )
-            if self._gate.is_open(LOGS):  # the dearest failures come first
+            if self._thaw.is_open(LOGS):  # the dearest failures come first
                 logs = self._logs(work)
         if self._state.stage == "replaying":
             _await_free(site.folder, seconds=_DYING)
@@ -386,8 +386,8 @@ class _Restore:
             self._roll_forward(work, logs or self._logs(work), chain, programs)
 
     def _logs(self, work: Replaying) -> Logs:
-        return through(
-            self._gate,
+        return read_when_thawed(
+            self._thaw,
             LOGS,
             lambda: work.logs(self._site.folder / "binlogs"),
             self._report,
@@ -435,7 +435,7 @@ class _Restore:
                 report=self._report,
                 cancel=self._cancel,
                 final_store=self._site.final_store,
-                gate=self._gate,
+                thaw=self._thaw,
                 key_files=spec.key_files,
             )
         self._warnings += built.warnings

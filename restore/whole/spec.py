@@ -69,9 +69,11 @@ class RestoreOutcome:
 
     @property
     def is_good(self) -> bool:
+        """Did no check of the started server fail?"""
         return not any(check.outcome == FAILED for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
+        """The JSON of ``backupd restore``; "seconds" is the sum of the phases."""
         return {
             "id": self.restore_id,
             "server": self.server,

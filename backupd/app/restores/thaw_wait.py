@@ -276,7 +276,7 @@ def parts_of(chosen: Plan) -> tuple[str, ...]:
 
 
 class ThawGate:
-    """See ``restore.fetch.thaw_wait.Gate``. The thaw is a job of its own: it goes on when the restore ends, and the
+    """See ``restore.fetch.thaw_wait.ThawWait``. The thaw is a job of its own: it goes on when the restore ends, and the
     restore joins it when it is repeated. There are several where something had to be thawed again."""
 
     def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:

@@ -38,7 +38,7 @@ from backupd.model.proof import Phase, Witness
 from backupd.model.text import format_time, new_id
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
-from restore.fetch.thaw_wait import NO_GATE, Gate
+from restore.fetch.thaw_wait import NO_THAW_WAIT, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
@@ -253,7 +253,7 @@ def restore(
             report=run.report,
             cancel=run.cancel,
             on_phase=phases_of(wiring, row.id),
-            gate=gate,
+            thaw=gate,
         )
     except BaseException as error:
         end_row(wiring, row.id, error)
@@ -266,13 +266,13 @@ def restore(
     )
 
 
-def gate_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> Gate:
+def gate_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> ThawWait:
     """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
     something has to be thawed."""
     if options.thaw:
         return ThawGate(wiring, chosen, options.thaw, options.days)
     refuse_cold(chosen)
-    return NO_GATE
+    return NO_THAW_WAIT
 
 
 def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:

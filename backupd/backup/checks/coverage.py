@@ -43,12 +43,14 @@ def in_no_backup(left: Mapping[str, Sequence[TableName]], logical: Logical | Non
 
 
 def lost_words(engine: str, names: Sequence[TableName]) -> str:
+    """In words, of ``engine``: which tables (``names``) are in no backup at all."""
     shown = ", ".join(name.shown for name in names[:_SHOWN])
     shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"of engine {engine}, which physical backups leave out, {len(names)} tables are in no backup at all: {shown}"
 
 
 def rocks_words(names: Sequence[TableName]) -> str:
+    """In words: what can not be done with the MyRocks tables ``names``, though physical backups hold them."""
     shown = ", ".join(name.shown for name in names[:_SHOWN])
     shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (

@@ -27,6 +27,7 @@ class Finding:
     hint: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """Keys: severity, subject, message, hint ("" where there is none)."""
         return {
             "severity": str(self.severity),
             "subject": self.subject,
@@ -36,14 +37,17 @@ class Finding:
 
 
 def error(subject: str, message: str, hint: str = "") -> Finding:
+    """A finding that a backup would fail on or be worthless by."""
     return Finding(Severity.ERROR, subject, message, hint)
 
 
 def warning(subject: str, message: str, hint: str = "") -> Finding:
+    """A finding that no backup fails on."""
     return Finding(Severity.WARNING, subject, message, hint)
 
 
 def fine(subject: str, message: str) -> Finding:
+    """A finding that nothing has to be done about."""
     return Finding(Severity.OK, subject, message)
 
 

@@ -65,6 +65,7 @@ class Speeds:
 
 
 def redo_size(entries: Iterable[Entry]) -> int:
+    """Bytes of redo log among ``entries``."""
     return sum(entry.size for entry in entries if entry.path in REDO_NAMES)
 
 

@@ -71,6 +71,7 @@ class RowCounter:
         self._going.clear()
 
     def resume(self) -> None:
+        """Go on after ``pause``."""
         self._going.set()
 
     def wait(self, seconds: float) -> bool:
@@ -82,6 +83,7 @@ class RowCounter:
 
     @property
     def counts(self) -> Mapping[TableName, int]:
+        """Rows in the snapshot, of each table that is counted so far."""
         return dict(self._counts)
 
     def __enter__(self) -> Self:
@@ -150,6 +152,7 @@ class Wanted:
 
     @property
     def name(self) -> TableName:
+        """Schema and name of the table."""
         return self.table.name
 
 

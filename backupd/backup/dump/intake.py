@@ -29,9 +29,13 @@ _RESUME = 0.5
 
 
 class Pausable(Protocol):
-    def pause(self) -> None: ...
+    """Work that stands still while the disk has no room for more of its files."""
 
-    def resume(self) -> None: ...
+    def pause(self) -> None:
+        """Stand still until ``resume``; may be called again meanwhile."""
+
+    def resume(self) -> None:
+        """Go on."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class Received:
 
     @property
     def files(self) -> int:
+        """Number of files that came of the table."""
         return len(self.paths) + len(self.small)
 
 

@@ -242,6 +242,7 @@ class WaitWatch:
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """In words, the statements that waited longer than the bound, and what kept us from looking."""
         told = [
             f"{self._words(one)} waited for {seconds:.0f} s for the metadata lock of a table of this dump, and "
             "others behind it"

@@ -115,6 +115,7 @@ class TableWatch:
         return table_names(self._session)
 
     def close(self) -> None:
+        """End its session."""
         self._session.close()
 
     def _definitions_of(self, asked: Collection[TableName]) -> dict[TableName, Mark]:

@@ -22,7 +22,7 @@ from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.job import Progress
 from backupd.model.table import TableName, quote_name
-from restore.cutover.cutover import Goal, HandedOver, Patience, hand_over
+from restore.cutover.cutover import CutOverResult, Goal, Patience, cut_over
 from tests.support.restores.rolling import Kind
 from tests.support.servers.server import Server
 
@@ -111,9 +111,9 @@ class Shop:
     def goal(self, name: TableName, target: TableName | None = None, *, rows: str = "") -> Goal:
         return Goal(self.stage(name, rows=rows), target or name, self.definitions[name])
 
-    def hand(self, *goals: Goal, connection: Connection | None = None, **options: Any) -> HandedOver:
+    def hand(self, *goals: Goal, connection: Connection | None = None, **options: Any) -> CutOverResult:
         given = {"replace": True, "aside": ASIDE, "patience": IMPATIENT, **options}
-        return hand_over(connection or self.connection, goals, **given)
+        return cut_over(connection or self.connection, goals, **given)
 
     def created(self, name: TableName) -> str:
         return str(self.server.query(f"SHOW CREATE TABLE {name}")[0][1])
@@ -196,7 +196,7 @@ def killed_at(
 
     def run() -> None:
         _Counted.sent, _Counted.limit = 0, statements
-        hand_over(mortal, goals, replace=True, aside=ASIDE, patience=IMPATIENT, report=die)
+        cut_over(mortal, goals, replace=True, aside=ASIDE, patience=IMPATIENT, report=die)
 
     def die(progress: Progress) -> None:
         if statements is None and progress.note.lower().startswith(note) and not progress.note.startswith("rename: "):

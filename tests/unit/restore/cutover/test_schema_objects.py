@@ -21,7 +21,7 @@ from backupd.transfer.seal.seal import Unsealer
 from restore.cutover.schema_objects import (
     SchemaObject,
     add_missing,
-    carry_scripts,
+    copy_scripts,
     create_missing,
     keep_scripts,
     remarks,
@@ -301,7 +301,7 @@ def test_scripts_of_a_dump_are_said_to_be_of_its_moment(tmp_path: Path) -> None:
     for name in ("shop", "other"):
         (base / "schemas" / name).mkdir(parents=True)
     (base / "schemas/shop/views.sql").write_text("x")
-    carry_scripts(base, rows, ["shop", "none"])
+    copy_scripts(base, rows, ["shop", "none"])
     assert [path.name for path in rows.rglob("*.sql")] == ["views.sql"]
     said = remarks(rows, ["other", "shop"], "b1", replayed=True, chosen=True)
     assert said == (

@@ -85,7 +85,7 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
         workers=2,
         watch=Stopwatch(phases.append),
         report=silent,
-        gate=gate,
+        thaw=gate,
     )
     assert gate.waited == [FULL, INCREMENT, INCREMENT]
     assert gate.reopened == [INCREMENT]
@@ -104,7 +104,7 @@ def test_each_member_is_read_when_its_part_is_there_and_again_when_it_went_away(
             workers=2,
             watch=Stopwatch(phases.append),
             report=silent,
-            gate=gate,
+            thaw=gate,
         )
 
 

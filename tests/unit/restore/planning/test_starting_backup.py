@@ -15,7 +15,7 @@ from backupd.model.server_facts import Position
 from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.plan import Rate
 from restore.planning.starting_backup import Choice, Manner, choose
-from restore.planning.target_resolution import Aim, Archive, History, Material, TargetResolver, Way
+from restore.planning.target_resolution import Archive, History, Material, Resolution, TargetResolver, Way
 from tests.unit.restore.planning.test_planner import backup
 
 STOP = Stop("main", "bin.000009", 500, "0-1-900")
@@ -45,7 +45,7 @@ def chosen(costs: dict[str, float], *ways: tuple[Way, Material]) -> Choice:
     resolver = cast("TargetResolver", archived)
     archive = Archive(History((), (), (), resolver), [each.base for each, _held in ways], now=datetime.now(UTC))
     return choose(
-        Aim(STOP, tuple(each for each, _held in ways)),
+        Resolution(STOP, tuple(each for each, _held in ways)),
         archive,
         resolver,
         Manner(ReplayMethod.APPLIER, "", Rate(1.0)),

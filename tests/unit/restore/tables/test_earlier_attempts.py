@@ -12,7 +12,7 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
-from restore.cutover.cutover import HandedOver
+from restore.cutover.cutover import CutOverResult
 from restore.load.staging_schema import Staging
 from restore.planning.table_plan import Source, goals
 from restore.tables import restore as tablerestore
@@ -46,8 +46,8 @@ def settling(
     def drop(_into: Connection, names: Sequence[str]) -> None:
         dropped.extend(names)
 
-    def settle(*_args: Any, **_more: Any) -> HandedOver:
-        return HandedOver(((placed, None),))
+    def settle(*_args: Any, **_more: Any) -> CutOverResult:
+        return CutOverResult(((placed, None),))
 
     monkeypatch.setattr(tablerestore, "stagings", lambda _into: (LEFT,))
     monkeypatch.setattr(tablerestore, "settle", settle)

@@ -11,7 +11,7 @@ from backupd.engine.schema.definitions import understand
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
-from restore.cutover.keys_and_triggers import Shelf
+from restore.cutover.keys_and_triggers import TableInventory
 from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
 from tests.support.restores.handing import shared
 from tests.support.restores.rolling import Kind, both
@@ -40,7 +40,7 @@ def connection(server: Server) -> Connection:
 @BOTH
 def test_names_of_views_and_of_the_servers_own_schemas_are_refused(server: Server) -> None:
     with connection(server).connect() as session:
-        shelf = Shelf.look(session, ["shop"])
+        shelf = TableInventory.look(session, ["shop"])
     refuse_unfit(shelf, [FREE])
     with pytest.raises(RefusedError, match=r"views of these names: shop\.v"):
         refuse_unfit(shelf, [FREE, VIEW])

@@ -25,7 +25,7 @@ from restore.load.staging_schema import Journal, drop_staging, staging_names
 from restore.planning.table_plan import Source, TableGoal
 from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec
-from restore.tables.tablespace_copy import Carried, Carrier, carry
+from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier, copy_tablespaces
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.oracle import Rows
@@ -68,8 +68,8 @@ class House:
     def sums(self, server: Server, names: Sequence[TableName], *, staged: bool = False) -> list[object]:
         return Rows(checksum(server, TableName(STAGING[name.schema], name.table) if staged else name) for name in names)
 
-    def carry(self, folder: Path, names: Sequence[TableName] = ()) -> Carried:
-        return carry(at(self.source), at(self.target), names or self.names, STAGING, folder, report=silent)
+    def carry(self, folder: Path, names: Sequence[TableName] = ()) -> CopiedTables:
+        return copy_tablespaces(at(self.source), at(self.target), names or self.names, STAGING, folder, report=silent)
 
     def restore(self, restore_id: str) -> TablesOutcome:
         names = (PLAIN, NAMED, TEXTS)
@@ -169,7 +169,7 @@ def test_what_can_go_goes_as_files_and_the_load_takes_it_as_its_own(empty: House
     assert (done.rows, done.failed) == (dict.fromkeys(FIT, 1000), {})
     assert set(done.unfit) == set(empty.names) - set(FIT)
     assert "full-text" in done.unfit[TEXTS]
-    assert Carrier(at(empty.target), STAGING).holds(done.tables, tmp_path)
+    assert TablespaceCopier(at(empty.target), STAGING).holds(done.tables, tmp_path)
     rest = dump_quiet(at(empty.source), sorted(done.unfit), tmp_path)
     loaded = load(at(empty.target), tmp_path, [*done.tables, *rest], STAGING)
     assert (loaded.failed, loaded.warnings) == ({}, ())
@@ -184,7 +184,9 @@ def test_what_can_go_goes_as_files_and_the_load_takes_it_as_its_own(empty: House
 
 
 def test_a_server_with_a_binary_log_gets_no_file_and_nothing_is_made_there(house: House, tmp_path: Path) -> None:
-    done = carry(at(house.target), at(house.source), [TableName("live", "t0")], STAGING, tmp_path, report=silent)
+    done = copy_tablespaces(
+        at(house.target), at(house.source), [TableName("live", "t0")], STAGING, tmp_path, report=silent
+    )
     assert "binary log" in done.unfit[TableName("live", "t0")]
     assert (done.rows, done.failed, done.remarks) == ({}, {}, ())
     assert not house.source.query("SHOW DATABASES LIKE 'backupd\\_%'")
@@ -229,7 +231,7 @@ def test_an_attempt_that_is_killed_is_made_anew_and_never_taken_for_whole(
     assert (done.rows, done.failed) == (dict.fromkeys(names, 1000), {})
     assert empty.sums(empty.target, names, staged=True) == empty.sums(empty.source, names)
     dying(lambda: empty.carry(tmp_path, names), owner, step, after=after)
-    assert not Carrier(at(empty.target), STAGING).holds(done.tables, tmp_path)
+    assert not TablespaceCopier(at(empty.target), STAGING).holds(done.tables, tmp_path)
     if step != "set_state":
         loaded = load(at(empty.target), tmp_path, done.tables, STAGING)
         assert PLAIN not in loaded.rows
