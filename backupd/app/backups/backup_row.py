@@ -17,7 +17,7 @@ from storage.contract import layout
 
 
 def behind(wiring: Wiring, server: str) -> timedelta:
-    """How far this host's clock stands before the end of the newest backup, normally not at all.
+    """How far this host's clock is before the end of the newest backup, normally not at all.
 
     The recorded times of the next backup follow that one: their order must survive a clock that was set back. Leases
     and tombstones go by the clock itself, which is the same for everybody here.

@@ -1,7 +1,7 @@
 """Taking a server out of rotation while it is backed up, and bringing it back whatever happens.
 
-That it is away stands in the catalog before the program that takes it out is started, and until the one that brings it
-back has succeeded. Should the process that backs it up die, the service runs that program, again and again if need be.
+The catalog says that it is away before the program that takes it out is started, and until the one that brings it
+back has succeeded. If the process of the backup dies, the service runs that program, again where necessary.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class _Try:
 
 
 class AbsenceWatch:
-    """The service's look at servers that nobody brings back any more: their backup is over, and they are still away.
-    Each is brought back in a thread of its own, so that a program which hangs holds up nothing."""
+    """The service's watch on servers that nobody brings back any more: their backup is over, and they are still
+    away. Each is brought back in its own thread, so that a program which hangs delays nothing else."""
 
     def __init__(self) -> None:
         self._tries: dict[tuple[str, str], _Try] = {}

@@ -1,7 +1,7 @@
 """`backupd binlog search`: which transactions touched a table, when, and what to restore to before one of them.
 
-Read from the sealed indexes, one segment after the other, so the memory does not grow with the archive. A segment that
-no destination gives is not passed over in silence: what the others hold is told first, then it fails.
+Read from the sealed indexes, one segment after the other, so the memory does not grow with the archive. A segment
+that no destination gives is an error: what the others hold is given first, then the search fails.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TooLongError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A transaction and where it lies: in ``file`` of ``branch``, within ``segment``. ``changes``: those of its changes
-    that were looked for; ``target``: what `backupd restore --to` takes to stop right before it."""
+    """A transaction and its position: in ``file`` of ``branch``, within ``segment``. ``changes``: those of its
+    changes that were searched for; ``target``: what `backupd restore --to` takes to stop right before it."""
 
     transaction: Transaction
     file: str
@@ -223,7 +223,7 @@ def _segments(
     branches: Sequence[str],
     wanted: Wanted,
 ) -> Iterator[tuple[SegmentRecord, int]]:
-    """Each with the first of its bytes that no segment before it has told of."""
+    """Each with the first of its bytes that no segment before it has covered."""
     binlogs = wiring.catalog.binlogs
     if wanted.gtid is not None:
         try:

@@ -92,7 +92,7 @@ class LogStatus:
 
 
 def status(wiring: Wiring, server: str | None = None) -> tuple[LogStatus, ...]:
-    """Of one server, or of all that stream or ever did. Raises NotFoundError for one that nobody knows."""
+    """Of one server, or of all that stream or ever did. Raises NotFoundError for an unknown one."""
     known = wiring.catalog.binlogs.servers()
     if server is not None:
         if server not in known:
@@ -184,7 +184,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
-    """How its stream stands, for a plan of the newest moment; None where its policy asks for none."""
+    """The state of its stream, for a plan of the newest moment; None where its policy asks for none."""
     if not server.usable or not streams(server.policy):
         return None
     now = wiring.clock()
@@ -246,7 +246,7 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
 
 
 def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:
-    """Why the windows do not go on as they should, by what the stream told last."""
+    """Why the recovery windows do not grow as they should, by the last row of the stream."""
     again = "`backupd serve` streams it, where the server is not paused"
     if said is None:
         yield f"the binary log of {server} has never been streamed: {again}"

@@ -219,7 +219,7 @@ class StreamRun:
         return Flavour(branches[-1].flavour) if branches else source.look().flavour
 
     def _wanted(self) -> Position | None:
-        """Where the oldest restorable backup stands: a first stream begins there. Raises CatalogError."""
+        """The position of the oldest restorable backup: a first stream begins there. Raises CatalogError."""
         if self._spool.branches():
             return None
         name = self._server.name
@@ -306,7 +306,7 @@ class StreamRun:
 
     def _meet(self, branch_id: str) -> None:
         """Compare who answers with those that answered before, once for each branch. What keeps it from that now is
-        told by the stream itself; until then nothing that is streamed counts as of the server."""
+        reported by the stream itself; until then nothing that is streamed counts as of the server."""
         branch = next((one for one in self._spool.branches() if one.id == branch_id), None)
         if branch is None or branch_id == self._met:
             return
@@ -397,7 +397,7 @@ class LogFollower(threading.Thread):
                 self._halt.wait(LONGEST)
 
     def standing(self) -> dict[str, Any]:
-        """As a stream's row tells of a destination."""
+        """As a stream's row reports a destination."""
         with self._lock:
             return {"behind_since": format_time(self._since) if self._since else None, "error": self._trouble}
 

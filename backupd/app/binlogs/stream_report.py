@@ -102,8 +102,8 @@ class CatalogRecorder:
         self._scribe.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
 
     def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
-        """Kept until ``flush``: on an idle server this is all that ever happens. An older moment tells nothing new, but
-        for one of which the clock now says that it has not come yet: then that was told by a clock that was ahead."""
+        """Kept until ``flush``: on an idle server this is all that ever happens. An older moment adds nothing,
+        unless the known one has not come yet by the clock now: then it was taken from a clock that was ahead."""
         now = self._clock()
         with self._lock:
             before = self._confirmed.get(destination)
@@ -138,7 +138,8 @@ class CatalogRecorder:
             return dict(self._confirmed)
 
     def flush(self) -> None:
-        """Write down how far the destinations are, and how far behind they were at worst. Raises CatalogError."""
+        """Write down how far the destinations are, and their largest lag since the last call, in seconds. Raises
+        CatalogError."""
         with self._lock:
             due = {name: one for name, one in self._confirmed.items() if self._written.get(name) != one}
             lags, self._lags = self._lags, {}
@@ -283,7 +284,7 @@ class StreamReport:
                 self._purge = event
 
     def beat(self, status: StreamStatus, behind: Mapping[str, Behind], troubles: Mapping[str, str]) -> None:
-        """Write everything down. A catalog that takes nothing is told in the log, once, by the scribe."""
+        """Write everything down. A catalog that takes nothing is reported in the log, once, by the catalog writer."""
         now = self._clock()
         told = [*self._of_stream(status, now), *self._of_destinations(behind, now)]
         document = self._document(status, behind, troubles, now)

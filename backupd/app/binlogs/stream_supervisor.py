@@ -1,8 +1,8 @@
 """The service's part of the streams: one process for each server whose policy asks for its binary log.
 
-They are started, started again with growing pauses when they end, and started anew when settings change that they go
-by. A server that is paused has none. Nothing here waits for the catalog but to hear of pauses and to tell of failures:
-a catalog that hangs keeps no stream from running.
+They are started, restarted with growing pauses when they end, and restarted when settings change that they go by. A
+server that is paused has none. The catalog is needed only to learn of pauses and to report failures: one that hangs
+keeps no stream from running.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StreamWatch(ProcessWatch):
         }
 
     def step(self) -> None:
-        """One look. Raises CatalogError at the end when pauses could not be asked for, or an event not be told."""
+        """One round. Raises CatalogError at the end where pauses could not be read, or an event not be written."""
         troubles: list[Exception] = []
         self._safely(self._look_at_pauses, troubles)
         wiring = self._wiring

@@ -1,6 +1,7 @@
-"""Where a target lies in the archived binary logs of a server, to one transaction.
+"""Which position in the archived binary logs of a server a target means, to one transaction.
 
-Catalog rows tell in which segment a place must lie; then that one's sealed index is read, from the best destination.
+Rows of the catalog say in which segment it must be; then the sealed index of that one is read, from the best
+destination.
 """
 
 from __future__ import annotations
@@ -224,8 +225,8 @@ class Targets:
         return False
 
     def split(self, leg: ReplayLeg, place: Position) -> tuple[ReplayLeg, ...]:
-        """The leg up to ``place`` and the rest of it; one leg where it ends there, none where the place is not behind
-        its start and on its way: by file and position, and where both are known by what was executed there."""
+        """The leg up to ``place`` and the rest of it; one leg where it ends there, none where the place is not after
+        its start and within it: by file and position, and where both are known by what was executed there."""
         where = place_of(place)
         begin, end = _place(leg.start.file, leg.start.pos), _place(leg.stop.file, leg.stop.pos)
         if where is None or not begin < where <= end or _basename(place.file) != _basename(leg.stop.file):

@@ -143,7 +143,7 @@ def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> Back
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A transaction where it lies. ``before``: the one right before it in the same segment, None for the first."""
+    """A transaction at its position. ``before``: the one right before it in the same segment, None for the first."""
 
     record: SegmentRecord
     transaction: Transaction
@@ -156,7 +156,7 @@ class Met:
 
     @property
     def text(self) -> str:
-        """Its GTID, place and time, for a message."""
+        """Its GTID, position and time, for a message."""
         one = self.transaction
         at = format_time(one.at)
         return f"{one.gtid or 'a transaction'} at {self.record.segment.file}:{one.start}, {at}"
@@ -292,7 +292,7 @@ class Moments:
     def _behind(
         self, cut: Cut[Met], record: SegmentRecord, first: datetime, last: datetime, start: Place, end: Place
     ) -> None:
-        """What lies behind something that is later than the moment may show that its time was false."""
+        """What comes after something that is later than the moment may show that its time was false."""
         if first > cut.moment:
             cut.skip(record.segment.transactions, first)
         elif last <= cut.moment and cut.last is not None and first >= cut.last:

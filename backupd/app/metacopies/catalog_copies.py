@@ -164,8 +164,8 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
 
 def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tuple[Damage, ...]:
     """Read again all that was put at the destinations (of proofs those of ``server``), without ``whole`` RECOVER.md
-    alone; what is damaged or stale is replaced, and told. Nothing is read while another process makes copies, or where
-    none could be made."""
+    alone; what is damaged or stale is replaced, and reported. Nothing is read while another process makes copies, or
+    where none could be made."""
     try:
         told = write_copies(wiring, turn=of_server(server) if whole else lambda _key: False, put=False)
     except BackupdError as error:
@@ -183,11 +183,11 @@ def write_copies(
     wiring: Wiring, *, now: bool = False, turn: Turn | None = None, put: bool = True, wait: float = 0.0
 ) -> tuple[Copied, ...]:
     """Bring every destination that can be reached up to date; ``now``: also where the last copy is younger than
-    ``PAUSE``. ``turn``: what is read again first, and replaced where it is damaged; with ``put`` False nothing else is.
-    ``wait``: seconds for another process that is at it.
+    ``PAUSE``. ``turn``: what is read again first, and replaced where it is damaged; with ``put`` False nothing else
+    is. ``wait``: seconds for another process that makes copies.
 
-    A destination that fails is told in the answer. Raises KeyUnusableError, CatalogError, RefusedError for the spool,
-    BusyError when another process is at it.
+    A destination that fails is reported in the result. Raises KeyUnusableError, CatalogError, RefusedError for the
+    spool, BusyError when another process makes copies.
     """
     with wiring.locked("copies", "another process is just copying the catalog to the destinations", wait=wait):
         usable = wiring.usable_destinations()
@@ -347,7 +347,7 @@ class _Writer:
         return (Damage(destination.name, layout.RECOVER, problem.text, repaired_from=HERE, aged=aged),)
 
     def _note_marker(self, destination: Destination) -> None:
-        """What the marker of the place is, so that it is known again."""
+        """Note the marker of the destination, so that it is recognised later."""
         try:
             marker = get_bytes(destination, layout.REPOSITORY)
         except ObjectMissingError:

@@ -73,7 +73,7 @@ class CopyNote:
         self._write()
 
     def marker(self, destination: str) -> bytes | None:
-        """The marker of the place, as it was seen there."""
+        """The marker of the destination, as it was seen there."""
         found = self.get(destination, layout.REPOSITORY)
         return found.encode() if found is not None else None
 
@@ -102,8 +102,8 @@ def of_server(server: str | None) -> Turn:
 
 
 def find_damaged(destination: Destination, recorded: Mapping[str, str], turn: Turn) -> dict[str, str]:
-    """What is wrong, by key, with those whose turn it is, and with the newest of each folder. ``recorded``: SHA-256 by
-    key. What is not there at all is not damaged: it is put anew anyway. Raises DestinationError."""
+    """What is wrong, by key, with those whose turn it is, and with the newest of each folder. ``recorded``: SHA-256
+    by key. What is missing is not damaged: it is put again anyway. Raises DestinationError."""
     newest: dict[str, str] = {}
     for key in recorded:
         if layout.copy_of(key) is not None:
@@ -117,7 +117,7 @@ def find_damaged(destination: Destination, recorded: Mapping[str, str], turn: Tu
 
 
 def problem(destination: Destination, key: str, digest: str) -> str:
-    """Why what lies under ``key`` is not what was put there; "" where it is, or is not there."""
+    """Why the object ``key`` is not what was put there; "" where it is, or is missing."""
     try:
         with destination.get(key) as stream:
             same = _digest(stream) == digest
@@ -263,7 +263,7 @@ def report(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
 
 
 def _only_unsigned(destination: Destination, key: str, digest: str) -> bool:
-    """Is what lies there what was put there, before anything had to be signed?"""
+    """Is it what was put there, before anything had to be signed?"""
     with suppress(ObjectMissingError, DamagedError):
         return (
             isinstance(destination, SignedDestination)

@@ -1,6 +1,8 @@
 """Proofs and witnesses, kept at every destination beside the backups that they are about, so that they outlive the
-catalog. Whatever is missing there is put, so it does not matter when this was last done. What a catalog does not know
-may be what it has lost: it goes by what lies at the destination alone.
+catalog.
+
+Whatever is missing there is put, so it does not matter when this was last done. What a catalog does not know may be
+what it has lost: only what is stored at the destination counts.
 """
 
 from __future__ import annotations

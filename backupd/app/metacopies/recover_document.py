@@ -117,7 +117,7 @@ def rows_in(text: str) -> dict[str, str]:
 
 
 def made_by(text: bytes) -> str | None:
-    """The version that wrote a text; None where that is not told."""
+    """The version that wrote a text; None where it names none."""
     found = re.search(rb"made by backupd (\S+?)[.] ", text)
     return found[1].decode() if found else None
 
@@ -164,7 +164,7 @@ def _place(name: str, config: DestinationConfig) -> _Place:
 
 
 def _cold(config: DestinationConfig) -> list[str]:
-    """Classes in which something lies that has to be thawed before it can be read."""
+    """Archive classes that hold something which has to be thawed before it can be read."""
     used = {config.storage_class, config.binlog_storage_class} if isinstance(config, S3Config) else set()
     return sorted(f"`{name}`" for name in used & {"GLACIER", "DEEP_ARCHIVE"})
 

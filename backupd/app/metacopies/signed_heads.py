@@ -1,8 +1,8 @@
-"""Heads of histories at the destinations: renewed while backups are taken, compared when a catalog is made anew.
+"""Signed heads of histories at the destinations: renewed while backups are taken, compared when a catalog is
+rebuilt.
 
-A rebuild cannot know that the head that it finds is the last one. It says how old each is, and holds them against
-each other, against the counter in the last report mail, and against the time at which the operator says that all was
-lost.
+A rebuild cannot know that the head that it finds is the last one. It says how old each is, and compares them with
+each other, with the counter in the last report mail, and with the time at which the operator says that all was lost.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Noted:
 def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "") -> int:
     """Put a new head of each server whose policy is `signed` and whose last one is older than ``every``; gives how
     many. ``former``: a key that signed up to the head before, and counts for nothing now. A destination that fails
-    keeps nobody from the others, and is told; one that was turned back is an incident. Raises CatalogError, BusyError,
+    is reported and delays no other; one that was rolled back is an incident. Raises CatalogError, BusyError,
     RefusedError for the spool."""
     now = wiring.clock()
     due = [
@@ -195,7 +195,7 @@ def is_turned_back(wiring: Wiring, place: Destination, server: str) -> bool:
 
 
 def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | None) -> tuple[Head | None, bool]:
-    """The head that is believed there, and whether the place was turned back."""
+    """The head that is believed there, and whether the destination was rolled back."""
     try:
         found, why = _there(place, server)
     except DestinationError as error:
@@ -260,7 +260,7 @@ def settle(wiring: Wiring, place: Destination, server: str) -> None:
 
 
 def noted(wiring: Wiring) -> Mapping[str, Noted]:
-    """The last head of each server, by the spool. What cannot be read there is made anew from the destinations."""
+    """The last head of each server, by the spool. What cannot be read there is made again from the destinations."""
     try:
         found = json.loads(_file(wiring).read_text(encoding="utf-8"))
         return {
@@ -309,7 +309,7 @@ def _file(wiring: Wiring) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``lines``: what each destination's head says; ``suspicions``: why a place may have been turned back."""
+    """``lines``: what each destination's head says; ``suspicions``: why a destination may have been rolled back."""
 
     lines: tuple[str, ...]
     suspicions: tuple[str, ...]
@@ -386,7 +386,7 @@ def _outdated(wiring: Wiring, place: Destination, server: str) -> str:
 
 
 def _lacking(place: Destination, server: str, head: Head) -> list[str]:
-    """What its own head tells of, and is not there: somebody may take away the newest, and leave the head."""
+    """What its own head names and is missing: somebody may take away the newest, and leave the head."""
     said, told = [], f"its head of {format_time(head.at)}"
     if head.newest and not _is_there(place, server, head.newest):
         said.append(
@@ -473,7 +473,8 @@ def _listed(place: Destination) -> dict[str, set[str]]:
 
 
 class HeadWatch:
-    """Renews them while the service runs: a thread, because a place that hangs must not hold up the rounds."""
+    """Renews them while the service runs: in a thread, because a destination that hangs must not delay the service's
+    rounds."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring

@@ -53,8 +53,9 @@ class Vouched:
 
 
 def vouch(wiring: Wiring, name: str, *, unproven: bool = False) -> Vouched:
-    """Sign what lies unsigned at destination ``name`` and is, byte by byte, what the runs of this catalog stored; for
-    backups that are older than `signed: true`. ``unproven``: also what merely agrees with all that the catalog knows.
+    """Sign what is unsigned at destination ``name`` and is, byte by byte, what the runs of this catalog stored; for
+    backups that are older than `signed: true`. ``unproven``: also what merely agrees with all that the catalog
+    knows.
 
     Raises RefusedError where no policy wants anything signed, KeyUnusableError, DestinationError.
     """
@@ -110,8 +111,8 @@ def _vouch(wiring: Wiring, name: str, allowed: _Allowed) -> Vouched:
 
 
 def _look(destination: SignedDestination, key: str, judge: _Judge, *, keeps: bool) -> str | None:
-    """Sign what lies under ``key`` where that may be; why it may not be, "" where it was, None where nothing is to do.
-    ``keeps``: signatures that are there stay."""
+    """Sign the object ``key`` where that may be; why it may not be, "" where it was, None where nothing is to do.
+    ``keeps``: existing signatures stay."""
     try:
         document = destination.as_it_lies(key)
         doubt = destination.doubt(key, document)
@@ -205,11 +206,11 @@ class _Judge:
         return problem or self._allowed.why_not(document, signature, found=self.from_destination)
 
     def digest(self) -> str:
-        """SHA-256 of the true document, "" where nobody knows it."""
+        """SHA-256 of the true document, "" where it is not known."""
         return ""
 
     def disagreement(self, document: bytes) -> str:
-        """What it tells otherwise than the catalog, or than what lies there; "" where nothing."""
+        """What it says otherwise than the catalog, or than what is stored; "" where nothing."""
         raise NotImplementedError
 
 

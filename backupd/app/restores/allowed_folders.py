@@ -1,4 +1,4 @@
-"""Where a restore may go: what can be told before it begins, and for whom."""
+"""Where a restore may write, and for whom: everything that can be checked before it begins."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from restore.datadir.staging import INSIDE, read_marker, unfinished
 
 
 def at_real_place(request: RestoreRequest) -> RestoreRequest:
-    """With its folder as the system calls it: without symbolic links, dots and doubled slashes. One folder has one name
-    then, and a job can tell whether it is still the one that was allowed."""
+    """With its folder as the system calls it: without symbolic links, dots and doubled slashes. One folder has one
+    name then, and a job can check that it is still the one that was allowed."""
     return replace(
         request, **{name: os.path.realpath(folder) for name in ("datadir", "sql") if (folder := getattr(request, name))}
     )
@@ -34,8 +34,8 @@ def refuse_unseen(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None
 
 
 def refuse_place(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
-    """Raises ForbiddenError for a folder that ``actor`` may not restore into, RefusedError for one in which something
-    lies that is not of this very restore; what that is, only those who see all servers are told. ``request`` is
+    """Raises ForbiddenError for a folder that ``actor`` may not restore into, RefusedError for one that holds
+    something else than this very restore; what that is, only those who see all servers are shown. ``request`` is
     ``at_real_place``."""
     folder = request.folder
     if not folder:
@@ -45,8 +45,8 @@ def refuse_place(wiring: Wiring, actor: Actor, request: RestoreRequest) -> None:
 
 
 def refuse_changed(request: RestoreRequest) -> None:
-    """For the job, once it begins: raises RefusedError where the folder has become another one since it was asked for,
-    or not fit any more. Whoever sees the server may read that, so nothing that lies there is named."""
+    """For the job, once it begins: raises RefusedError where the folder has become another one since the request, or
+    can no longer be used. Everybody who sees the server may read that, so nothing that the folder holds is named."""
     folder = request.folder
     if not folder:
         return
@@ -101,8 +101,8 @@ def _refuse_taken(request: RestoreRequest, *, named: bool) -> None:
 
 
 def _refuse_foreign(datadir: Path, request: RestoreRequest) -> None:
-    """What an interrupted restore of the same server left is no obstacle: whether it is of the same backup, and nobody
-    lives there, the restore itself looks at."""
+    """What an interrupted restore of the same server left is no obstacle: the restore itself checks that it is of
+    the same backup, and that no server runs on it."""
     earlier = unfinished(datadir)
     if earlier is not None and earlier.server == request.server:
         return

@@ -1,7 +1,7 @@
-"""Restores as jobs: planned under an id, started by it, done by a process of the service, gone on with when asked for
-again.
+"""Restores as jobs: planned under an id, started by that id, done by a process of the service, continued when they
+are requested again.
 
-The row of a restore stays the same however often it is taken up; each attempt is a job of its own.
+The row of a restore stays the same however often it is taken up; each attempt is a job.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PlanChangedError(RefusedError):
 
 
 class UnconfirmedError(RefusedError):
-    """Data may be replaced, and nobody has said so. ``confirm``: the name to repeat."""
+    """Data may be replaced, and that is not confirmed. ``confirm``: the name to repeat."""
 
     problem_type = "unconfirmed"
 
@@ -72,7 +72,8 @@ def make_plan(wiring: Wiring, actor: Actor, request: RestoreRequest) -> StoredPl
 def request_restore(
     wiring: Wiring, actor: Actor, wanted: str | RestoreRequest, confirm: str | None
 ) -> tuple[RestoreRecord, JobRecord]:
-    """Queue it. Raises whatever would make it fail as far as that can be told now."""
+    """Queue a plan by its id, or a request. Raises whatever would make the restore fail, as far as that can be
+    checked now."""
     shown = wiring.catalog.plans.get(wanted, wiring.clock()) if isinstance(wanted, str) else None
     request = RestoreRequest.from_json(shown.request) if shown is not None else wanted
     if isinstance(request, str):
@@ -172,8 +173,8 @@ def _store(wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan |
 
 
 def _difference(shown: Mapping[str, Any], now: Mapping[str, Any], request: RestoreRequest) -> str:
-    """How two promises differ, in a line each. The newest moment is another one each time, and that is what it means:
-    then the place does not count."""
+    """How two promises differ, a line each. For ``latest`` the position is not compared: it is another one each
+    time, as was meant."""
     ignored = {"until"} if isinstance(parse_target(request.target).goal, Latest) else set()
     return "\n".join(
         f"{name}: {now[name]}, was {shown[name]}"

@@ -46,7 +46,7 @@ def preview(wiring: Wiring, name: str, since: datetime) -> RecoveredVersions:
 
 
 def if_deleted(destination: Destination) -> str:
-    """What else to do about a place that seems to be empty."""
+    """What else to do about a destination that seems to be empty."""
     if as_versioned(destination) is None:
         return ""
     return f" If somebody deleted it: `backupd bring-back {destination.name} --since TIME` shows what its versions have"

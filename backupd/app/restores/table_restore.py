@@ -147,9 +147,9 @@ def restore_tables(
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What an unfinished restore of tables left on a server. ``pending``: the hand-over of tables that it was in the
-    middle of (None: none); ``finished``: its tables were in their places, and what they lacked was put on now (one that
-    was dropped and not finished was taken back); ``dropped``: it is not there any more."""
+    """What an unfinished restore of tables left on a server. ``pending``: the cut-over of tables that it was in the
+    middle of (None: none); ``finished``: its tables had their final names, and what they lacked was added now (a
+    dropped one that is not finished was taken back); ``dropped``: it was removed."""
 
     staging: Staging
     pending: Pending | None = None
@@ -183,9 +183,10 @@ class Leftover:
 
 
 def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> tuple[Leftover, ...]:
-    """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that nobody is at) these
-    are removed, after a hand-over that had begun is taken back, or finished where its tables are in their places.
-    Raises UnknownNameError, BusyError, ServerError, RefusedError where another server than the one meant answers."""
+    """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that no process works
+    at) these are removed, after a cut-over that had begun is taken back, or finished where its tables have their
+    final names. Raises UnknownNameError, BusyError, ServerError, RefusedError where another server than the
+    configured one answers."""
     connection = wiring.settings.server(server_name).restore_connection()
     refuse_stranger(
         wiring, server_name, connection, "what is on it is not the remains of a restore into the configured server"
@@ -246,8 +247,8 @@ def _sql_folder(request: RestoreRequest) -> Path | None:
 
 
 def place_of(chosen: TablePlan, request: RestoreRequest) -> str:
-    """What tells one restore from another in the catalog, where those of whole servers have their data directory. An
-    interrupted one is gone on with only for the very same rows (``latest`` is another place each time) and names."""
+    """What identifies a restore of tables in the catalog, where one of a whole server has its data directory. An
+    interrupted one is continued only for the very same rows (``latest`` is another position each time) and names."""
     wanted = request.table_options
     tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
     name = f" as {wanted.renaming.schema}.{wanted.renaming.table}" if wanted.renaming else ""

@@ -179,7 +179,7 @@ class _Examination:
 
 
 def _planned(wiring: Wiring, server: str, target: str) -> Plan:
-    """A test goes on with what there is, and its proof tells how old that is."""
+    """A test uses what there is; its proof says how old that is."""
     return plan(
         wiring,
         server,

@@ -293,7 +293,7 @@ def moment_of(chosen: Plan, record: BackupRecord) -> datetime:
 
 
 def _witness_at_the_end(wiring: Wiring, chosen: Plan, record: BackupRecord) -> Witness | None:
-    """A witness of the very place that is restored."""
+    """A witness of the very position that is restored."""
     if chosen.replay is None:
         return wiring.catalog.witnesses.of_backup(record.id)
     stop = chosen.replay.stop
@@ -337,7 +337,7 @@ def statements(server: ServerSettings) -> tuple[str, ...]:
 
 
 def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool = False) -> RestoreRecord | None:
-    """The interrupted restore at ``place`` that ``chosen`` goes on with. ``exactly``: only to the very same target,
+    """The interrupted restore into ``place`` that ``chosen`` continues. ``exactly``: only to the very same target,
     which without a replay says no more than the backup does."""
     restores = wiring.catalog.restores
     restores.abandon_dead(owner_is_alive, wiring.clock())
