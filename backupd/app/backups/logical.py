@@ -39,7 +39,9 @@ from storage.contract.destination import Destination
 BY_HAND = "by hand"
 """The set of tables that somebody named for one run. No set of a policy can have a name with a space."""
 _DEFAULTS = Logical.model_validate({"schedule": "every 24h"})
-_TOLD = 50
+_NAMED = 50
+"""Tables that a record names one by one."""
+_MISSING = ("is missing", "are missing")
 
 
 def dump_tables(
@@ -72,8 +74,8 @@ def dump_tables(
         (
             *outcome.facts.warnings,
             *throttle.warnings,
-            *_missing_lines(outcome.dump.failed),
-            *_skipped_lines(outcome.dump.skipped),
+            *_lines(outcome.dump.failed, *_MISSING),
+            *_lines(outcome.dump.skipped, "was skipped", "were skipped"),
         ),
     )
     add_row(wiring, spec, record)
@@ -239,17 +241,9 @@ def _folder(wiring: Wiring, server: ServerSettings) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _missing_lines(failed: Sequence[DumpedTable]) -> tuple[str, ...]:
-    return _lines(failed, "is missing", "are missing")
-
-
-def _skipped_lines(skipped: Sequence[DumpedTable]) -> tuple[str, ...]:
-    return _lines(skipped, "was skipped", "were skipped")
-
-
 def _lines(tables: Sequence[DumpedTable], one: str, many: str) -> tuple[str, ...]:
-    lines = tuple(f"{table.name.shown} {one}: {table.reason}" for table in tables[:_TOLD])
-    return lines if len(tables) <= _TOLD else (*lines, f"and {len(tables) - _TOLD} tables more {many}")
+    lines = tuple(f"{table.name.shown} {one}: {table.reason}" for table in tables[:_NAMED])
+    return lines if len(tables) <= _NAMED else (*lines, f"and {len(tables) - _NAMED} tables more {many}")
 
 
 def _problem(record: BackupRecord, failed: Sequence[DumpedTable]) -> BackupdError | None:
@@ -258,7 +252,7 @@ def _problem(record: BackupRecord, failed: Sequence[DumpedTable]) -> BackupdErro
     count = "1 table is" if len(failed) == 1 else f"{len(failed)} tables are"
     return BackupdError(
         f"{count} missing in the logical backup {record.id}; the others can be restored",
-        detail="\n".join(_missing_lines(failed)),
+        detail="\n".join(_lines(failed, *_MISSING)),
         hint="repair what is named (CHECK TABLE, REPAIR TABLE, a restore of that table from an older backup), "
         "then take "
         "the backup again",

@@ -112,7 +112,8 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
         runs.setdefault(run.destination, []).append(run)
     told: Mapping[str, Any] = stream.get("destinations", {}) if stream is not None else {}
     worst = wiring.catalog.lags.worst(server, now - DAY)
-    names = dict.fromkeys([*_places(wiring, server), *sorted(runs), *sorted(told)])
+    expected = wiring.settings.server(server).preferred if _is_streamed(wiring, server) else ()
+    names = dict.fromkeys([*expected, *sorted(runs), *sorted(told)])
     return LogStatus(
         server,
         state_of(wiring, server, stream),
@@ -170,13 +171,6 @@ def _is_streamed(wiring: Wiring, server: str) -> bool:
         return False
     found = wiring.settings.server(server)
     return found.usable and streams(found.policy)
-
-
-def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
-    if not _is_streamed(wiring, server):
-        return ()
-    found = wiring.settings.server(server)
-    return (*found.required, *found.others)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -223,7 +223,7 @@ class _Writer:
         self._made: dict[str, tuple[Path, str]] = {}
 
     def write(self, destination: Destination, *, put: bool) -> Copied:
-        catalog = configuration = ""
+        catalog = configuration = failure = ""
         recover = False
         proofs: frozenset[str] = frozenset()
         damages: tuple[Damage, ...] | None = None
@@ -253,8 +253,8 @@ class _Writer:
                 self._note_marker(destination)
             damages = (*found.damages, *texts) if self._turn is not None else None
         except (DestinationError, KeyUnusableError) as error:
-            return Copied(destination.name, catalog, configuration, recover, len(proofs), str(error), damages)
-        return Copied(destination.name, catalog, configuration, recover, len(proofs), "", damages)
+            failure = str(error)
+        return Copied(destination.name, catalog, configuration, recover, len(proofs), failure, damages)
 
     def _put(self, destination: Destination, folder: str, maker: str, key: str, damaged: Collection[str]) -> str:
         stored = self._note.stored(destination.name)

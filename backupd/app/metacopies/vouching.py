@@ -33,6 +33,20 @@ from backupd.transfer.seal.seal import Unsealer
 from storage.contract import layout, objects
 
 _BATCH = 256
+_IN_BOTH = (
+    "server",
+    "parent",
+    "started_at",
+    "finished_at",
+    "stats",
+    "from_lsn",
+    "to_lsn",
+    "server_uuid",
+    "reason",
+    "table_set",
+    "tables_missing",
+)
+"""What a manifest says of its backup, and its row in the catalog, too."""
 _OTHERWISE = "it agrees with the catalog, which holds no digest of it: with --unproven it is signed all the same"
 _FOUND = (
     "the catalog took it in from a destination, where whoever has the former key could have put it: with "
@@ -237,7 +251,7 @@ class _Backup(_Judge):
         record = self._record
         if record is None:
             return "the catalog knows no such backup"
-        if _told(header) != _known(record):
+        if not _agree(header, record):
             return "it tells other sizes, times or positions than the catalog"
         missing = [item.name for item in header.objects if not self._presence.holds(item)]
         if missing:
@@ -260,39 +274,10 @@ class _Backup(_Judge):
         return "" if same else "its body tells another parent, position or version than the catalog"
 
 
-def _told(header: Header) -> tuple[object, ...]:
-    return (
-        header.backup_id,
-        header.server,
-        header.parent,
-        header.kind,
-        header.started_at,
-        header.finished_at,
-        header.stats,
-        header.from_lsn,
-        header.to_lsn,
-        header.server_uuid,
-        header.reason,
-        header.table_set,
-        header.tables_missing,
-    )
-
-
-def _known(record: BackupRecord) -> tuple[object, ...]:
-    return (
-        record.id,
-        record.server,
-        record.parent,
-        str(record.kind),
-        record.started_at,
-        record.finished_at,
-        record.stats,
-        record.from_lsn,
-        record.to_lsn,
-        record.server_uuid,
-        record.reason,
-        record.table_set,
-        record.tables_missing,
+def _agree(header: Header, record: BackupRecord) -> bool:
+    """Does a manifest say the same as the row of its backup?"""
+    return (header.backup_id, header.kind) == (record.id, str(record.kind)) and all(
+        getattr(header, name) == getattr(record, name) for name in _IN_BOTH
     )
 
 
