@@ -48,7 +48,7 @@ from storage.contract.destination import Destination
 EVERY = timedelta(minutes=15)
 AT_MOST_EVERY = timedelta(minutes=1)
 GRACE = timedelta(minutes=5)
-"""How much older than ``EVERY`` a head may be before the place counts as turned back."""
+"""How much older than ``EVERY`` a head may be before the destination counts as rolled back."""
 ROLLED_BACK = Pair("rolled-back", "rolled-back-over")
 _NOTE = "heads.json"
 _WAIT = 60.0
@@ -85,7 +85,13 @@ def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "")
         usable = {one.name: one for one in wiring.usable_destinations()}
         for name in due:
             server = wiring.settings.server(name)
-            _renew(wiring, name, [usable[place] for place in server.preferred if place in usable], now, former)
+            _renew(
+                wiring,
+                name,
+                [usable[destination] for destination in server.preferred if destination in usable],
+                now,
+                former,
+            )
     return len(due)
 
 
@@ -97,8 +103,8 @@ def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
     for server in sorted(wanting(wiring.settings)):
         told = [
             one
-            for place in wiring.usable_destinations()
-            if (head := _there(place, server)[0]) is not None
+            for destination in wiring.usable_destinations()
+            if (head := _there(destination, server)[0]) is not None
             for one in head.retired
             if one.key == former
         ]
@@ -107,15 +113,15 @@ def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
     return found
 
 
-def countersign(wiring: Wiring, place: SignedDestination) -> None:
+def countersign(wiring: Wiring, destination: SignedDestination) -> None:
     """Put the signature of the key that signs now beside that of the heads which were put last."""
     with wiring.locked("heads", "another process is just renewing the heads", wait=_WAIT):
         for server, last in noted(wiring).items():
             key = layout.head_key(server)
             try:
-                document = place.as_it_lies(key)
-                if hashlib.sha256(document).hexdigest() == last.digest and place.doubt(key, document):
-                    place.sign(key, document, beside=place.signature(key))
+                document = destination.as_it_lies(key)
+                if hashlib.sha256(document).hexdigest() == last.digest and destination.doubt(key, document):
+                    destination.sign(key, document, beside=destination.signature(key))
             except ObjectMissingError:
                 continue  # the next renewal puts one
 
@@ -130,11 +136,15 @@ def renew_or_log(wiring: Wiring) -> None:
         say("head-not-renewed", str(error), level=logging.WARNING)
 
 
-def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime, former: str) -> None:
+def _renew(wiring: Wiring, server: str, destinations: list[Destination], now: datetime, former: str) -> None:
     before = noted(wiring).get(server)
     records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
     audit = next(iter(wiring.catalog.audit.list(limit=1)), None)
-    there = [found for place in places if (found := _compared(wiring, place, server, before)[0]) is not None]
+    there = [
+        found
+        for destination in destinations
+        if (found := _compared(wiring, destination, server, before)[0]) is not None
+    ]
     counter = max([before.counter if before else 0, *(one.counter for one in there)]) + 1
     retired = max(there, key=lambda head: head.counter).retired if there else ()
     if former and former not in {one.key for one in retired}:
@@ -150,20 +160,20 @@ def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime
         audit.digest if audit else "",
         retired,
         {
-            place.name: Reached(runs[-1].branch, *last_of(runs[-1]))
-            for place in places
-            if (runs := wiring.catalog.binlogs.runs(server, place.name))
+            destination.name: Reached(runs[-1].branch, *last_of(runs[-1]))
+            for destination in destinations
+            if (runs := wiring.catalog.binlogs.runs(server, destination.name))
         },
     )
     took = dict(before.places) if before else {}
-    for place in places:
+    for destination in destinations:
         try:
-            heads.put(place, made)
-            took[place.name] = counter
+            heads.put(destination, made)
+            took[destination.name] = counter
         except BackupdError as error:
             say(
                 "head-not-renewed",
-                f"the head of {server} cannot be written to {place.name}: {error.message}",
+                f"the head of {server} cannot be written to {destination.name}: {error.message}",
                 level=logging.WARNING,
                 server=server,
             )
@@ -180,28 +190,28 @@ def _runbook(wiring: Wiring, head: Head) -> str:
         return ""  # whoever reads the backup tells why it cannot be read
 
 
-def _there(place: Destination, server: str) -> tuple[Head | None, str]:
+def _there(destination: Destination, server: str) -> tuple[Head | None, str]:
     """The head that is there, and why none is believed, "" for one that is not there. Raises DestinationError."""
     try:
-        return heads.read(place, server), ""
+        return heads.read(destination, server), ""
     except DamagedError as error:
         return None, " ".join((error.detail or error.message).split())
 
 
-def is_turned_back(wiring: Wiring, place: Destination, server: str) -> bool:
+def is_turned_back(wiring: Wiring, destination: Destination, server: str) -> bool:
     """Does it hold an older head of ``server`` than it took from here, or none? Then that is an incident. Raises
     CatalogError, DestinationError."""
-    return server in wanting(wiring.settings) and _compared(wiring, place, server, noted(wiring).get(server))[1]
+    return server in wanting(wiring.settings) and _compared(wiring, destination, server, noted(wiring).get(server))[1]
 
 
-def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | None) -> tuple[Head | None, bool]:
+def _compared(wiring: Wiring, destination: Destination, server: str, before: Noted | None) -> tuple[Head | None, bool]:
     """The head that is believed there, and whether the destination was rolled back."""
     try:
-        found, why = _there(place, server)
+        found, why = _there(destination, server)
     except DestinationError as error:
         say(
             "head-unread",
-            f"the head of {server} at {place.name} cannot be read: {error.message}",
+            f"the head of {server} at {destination.name} cannot be read: {error.message}",
             level=logging.WARNING,
             server=server,
         )
@@ -209,11 +219,11 @@ def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | N
     if why:
         say(
             "head-unread",
-            f"the head of {server} at {place.name} is not believed: {why}",
+            f"the head of {server} at {destination.name} is not believed: {why}",
             level=logging.WARNING,
             server=server,
         )
-    took = before.places.get(place.name) if before else None
+    took = before.places.get(destination.name) if before else None
     if before is None or took is None or (found is not None and found.counter >= took):
         return found, False
     now = wiring.clock()
@@ -230,31 +240,32 @@ def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | N
             ROLLED_BACK.broken,
             Severity.ERROR,
             server=server,
-            subject=place.name,
+            subject=destination.name,
             message=(
-                f"{place.name} was possibly rolled back: of {server} it took the head with counter {took}, and {told}"
+                f"{destination.name} was possibly rolled back: of {server} it took the head with counter {took}, "
+                f"and {told}"
             ),
             detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
             hint=f"find out who writes there. `backupd verify {server}` names what is missing, and `backupd replicate "
-            f"{server} --to {place.name}` copies it again where another destination has it. This ends when a "
+            f"{server} --to {destination.name}` copies it again where another destination has it. This ends when a "
             "verification finds all of it",
         ),
     )
     return found, True
 
 
-def settle(wiring: Wiring, place: Destination, server: str) -> None:
+def settle(wiring: Wiring, destination: Destination, server: str) -> None:
     """Everything of ``server`` that the catalog expects there is there."""
-    if not is_turned_back(wiring, place, server):
+    if not is_turned_back(wiring, destination, server):
         Incidents(wiring.catalog).mended(
             ROLLED_BACK,
             Event(
                 wiring.clock(),
                 ROLLED_BACK.mended,
                 Severity.INFO,
-                f"{place.name} holds all that it should of {server}, and its newest head",
+                f"{destination.name} holds all that it should of {server}, and its newest head",
                 server=server,
-                subject=place.name,
+                subject=destination.name,
             ),
         )
 
@@ -268,7 +279,7 @@ def noted(wiring: Wiring) -> Mapping[str, Noted]:
                 int(one["counter"]),
                 parse_time(one["at"]),
                 str(one["digest"]),
-                {place: int(counter) for place, counter in one.get("places", {}).items()},
+                {destination: int(counter) for destination, counter in one.get("places", {}).items()},
                 str(one.get("runbook", "")),
             )
             for name, one in found.items()
@@ -332,28 +343,28 @@ def compare(
     now = wiring.clock()
     for server in sorted(wanting(wiring.settings)):
         found: dict[str, Head] = {}
-        for place in wiring.usable_destinations():
+        for destination in wiring.usable_destinations():
             try:
-                head = heads.read(place, server)
-                lacking = _lacking(place, server, head) if head is not None else []
+                head = heads.read(destination, server)
+                lacking = _lacking(destination, server, head) if head is not None else []
             except BackupdError as error:
                 suspicions.append(
-                    f"the head of {server} at {place.name} is not believed: "
+                    f"the head of {server} at {destination.name} is not believed: "
                     f"{' '.join((error.detail or error.message).split())}"
-                    f"{_outdated(wiring, place, server)}"
+                    f"{_outdated(wiring, destination, server)}"
                 )
                 continue
             if head is None:
-                lines.append(f"{place.name} holds no head of {server}")
-                if _had_heads(place, server):
+                lines.append(f"{destination.name} holds no head of {server}")
+                if _had_heads(destination, server):
                     suspicions.append(
-                        f"{place.name} was possibly rolled back: it holds backups of {server}, and "
+                        f"{destination.name} was possibly rolled back: it holds backups of {server}, and "
                         "somebody took away the head that was put with them"
                     )
                 continue
-            found[place.name] = head
+            found[destination.name] = head
             lines.append(
-                f"head of {server} at {place.name}: counter {head.counter}, of {format_time(head.at)}, "
+                f"head of {server} at {destination.name}: counter {head.counter}, of {format_time(head.at)}, "
                 f"{format_duration(max((now - head.at).total_seconds(), 0.0))} ago; {head.backups} backups, "
                 f"the newest {head.newest or 'none'}"
                 + "".join(
@@ -366,13 +377,13 @@ def compare(
     return Comparison(tuple(lines), tuple(suspicions))
 
 
-def _outdated(wiring: Wiring, place: Destination, server: str) -> str:
+def _outdated(wiring: Wiring, destination: Destination, server: str) -> str:
     """Of a head that is not believed: does it say that a key which counts here was replaced? Then it may be the
     configuration that is old. Anybody could write that, so nothing follows from it but these words."""
-    if not isinstance(place, SignedDestination):
+    if not isinstance(destination, SignedDestination):
         return ""
     try:
-        retired = heads.decode(place.as_it_lies(layout.head_key(server)), server).retired
+        retired = heads.decode(destination.as_it_lies(layout.head_key(server)), server).retired
     except (DamagedError, ObjectMissingError):
         return ""
     trusted = signing(wiring.settings).trusted
@@ -385,43 +396,43 @@ def _outdated(wiring: Wiring, place: Destination, server: str) -> str:
     )
 
 
-def _lacking(place: Destination, server: str, head: Head) -> list[str]:
+def _lacking(destination: Destination, server: str, head: Head) -> list[str]:
     """What its own head names and is missing: somebody may take away the newest, and leave the head."""
     said, told = [], f"its head of {format_time(head.at)}"
-    if head.newest and not _is_there(place, server, head.newest):
+    if head.newest and not _is_there(destination, server, head.newest):
         said.append(
-            f"{place.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
+            f"{destination.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
             "marked deleted there: where no other destination has it, somebody took it away"
         )
-    reached = head.logs.get(place.name)
+    reached = head.logs.get(destination.name)
     if reached is not None:
         ends = [
             (owner[1].number, owner[1].end)
-            for info in place.list(layout.branch_folder(server, reached.branch))
+            for info in destination.list(layout.branch_folder(server, reached.branch))
             if (owner := layout.segment_of(info.key)) is not None and owner[2] == layout.SEGMENT
         ]
         number, end = max(ends, default=(0, 0))
         if (number, end) < (reached.number, reached.end):
             said.append(
-                f"binary logs of {server} at {place.name} end at byte {end} of file {number} of branch "
+                f"binary logs of {server} at {destination.name} end at byte {end} of file {number} of branch "
                 f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
                 "where no other destination has more, somebody took them away"
             )
     return said
 
 
-def _is_there(place: Destination, server: str, backup_id: str) -> bool:
+def _is_there(destination: Destination, server: str, backup_id: str) -> bool:
     try:
-        place.stat(layout.manifest_key(server, backup_id))
+        destination.stat(layout.manifest_key(server, backup_id))
     except ObjectMissingError:
         return False
-    return (server, backup_id) not in marks(place)
+    return (server, backup_id) not in marks(destination)
 
 
-def _had_heads(place: Destination, server: str) -> bool:
+def _had_heads(destination: Destination, server: str) -> bool:
     """Is its newest backup of the time since when heads are put?"""
-    newest = next(reversed(backup_ids(place, server)), None)
-    found = read(place, *newest) if newest is not None else None
+    newest = next(reversed(backup_ids(destination, server)), None)
+    found = read(destination, *newest) if newest is not None else None
     return found is not None and isinstance(found.header, Header) and found.header.is_bound
 
 
@@ -451,7 +462,7 @@ def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | No
 def lists_compared(wiring: Wiring) -> tuple[str, ...]:
     """What each destination that answers has more of than another one, in words: of each server the backups that are
     not marked deleted there. Not each has to hold all: policies and retention say which."""
-    there = {place.name: _listed(place) for place in wiring.usable_destinations()}
+    there = {destination.name: _listed(destination) for destination in wiring.usable_destinations()}
     return tuple(
         f"{one} holds {len(more)} backup{'s' if len(more) > 1 else ''} of {server} that {other} does not: "
         f"{', '.join(sorted(more, reverse=True)[:_NAMED])}{', ...' if len(more) > _NAMED else ''}"
@@ -463,10 +474,10 @@ def lists_compared(wiring: Wiring) -> tuple[str, ...]:
     )
 
 
-def _listed(place: Destination) -> dict[str, set[str]]:
-    dying = marks(place)
+def _listed(destination: Destination) -> dict[str, set[str]]:
+    dying = marks(destination)
     found: dict[str, set[str]] = {}
-    for server, backup_id in backup_ids(place):
+    for server, backup_id in backup_ids(destination):
         if (server, backup_id) not in dying:
             found.setdefault(server, set()).add(backup_id)
     return found
