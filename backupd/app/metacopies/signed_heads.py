@@ -198,7 +198,7 @@ def _there(destination: Destination, server: str) -> tuple[Head | None, str]:
         return None, " ".join((error.detail or error.message).split())
 
 
-def is_turned_back(wiring: Wiring, destination: Destination, server: str) -> bool:
+def is_rolled_back(wiring: Wiring, destination: Destination, server: str) -> bool:
     """Does it hold an older head of ``server`` than it took from here, or none? Then that is an incident. Raises
     CatalogError, DestinationError."""
     return server in wanting(wiring.settings) and _compared(wiring, destination, server, noted(wiring).get(server))[1]
@@ -256,7 +256,7 @@ def _compared(wiring: Wiring, destination: Destination, server: str, before: Not
 
 def settle(wiring: Wiring, destination: Destination, server: str) -> None:
     """Everything of ``server`` that the catalog expects there is there."""
-    if not is_turned_back(wiring, destination, server):
+    if not is_rolled_back(wiring, destination, server):
         Incidents(wiring.catalog).mended(
             ROLLED_BACK,
             Event(

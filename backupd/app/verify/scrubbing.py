@@ -160,7 +160,7 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
     if all(damage.repaired_from for damage in found):
         heads.settle(wiring, destination, server)
     else:
-        heads.is_turned_back(wiring, destination, server)
+        heads.is_rolled_back(wiring, destination, server)
     settle_tampering(
         wiring.catalog,
         wiring.clock,

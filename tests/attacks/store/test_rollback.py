@@ -241,7 +241,7 @@ def brought_back(tmp_path: Path, place: str) -> None:
     (tmp_path / f"{place}.then").rename(tmp_path / place)
 
 
-def test_a_place_that_is_turned_back_is_an_incident_until_all_is_there_again(house: Wiring, tmp_path: Path) -> None:
+def test_a_place_that_is_rolled_back_is_an_incident_until_all_is_there_again(house: Wiring, tmp_path: Path) -> None:
     rowed(house, 1)
     copied(tmp_path, "local")
     later(house, 120)
