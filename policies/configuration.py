@@ -1,7 +1,5 @@
-"""What the configuration says about archive classes: how to thaw, and what that costs.
-
-The configuration file of the service: servers, destinations, keys.
-"""
+"""The configuration file of the service: servers, destinations, keys, and how to thaw what lies in archive classes and
+what that costs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Cron expressions: five fields as in crontab(5), with names for months and days of the week.
-
-Blackout windows: hours of some days of the week in which nothing starts.
-"""
+"""Cron expressions, five fields as in crontab(5) with names for months and days of the week; and blackout windows:
+hours of some days of the week in which nothing starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What each field allows by itself and the fields together do not: schedules that can never keep their own rules.
-
-What is valid and still deserves a word: what is missing, what cannot be kept, what this version does not do yet.
-"""
+"""What the fields of a policy allow each and together do not (schedules that can never keep their own rules), and what
+is valid and still deserves a word: what is missing, what cannot be kept, what this version does not do yet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a policy says about proving its backups.
-
-A policy: what is backed up when, where it is kept and how it is proved. One YAML file each.
-"""
+"""A policy: what is backed up when, where it is kept and how it is proved. One YAML file each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""How a message fared, whichever way it went.
+"""Channels other than mail, and how a message fared by any of them.
 
-Other ways than mail: chats and webhooks, by the library Apprise, from a file with one of its URLs a line.
-
-The URLs are secrets: a channel is called by its kind and a digest of its URL, and no error names it otherwise.
+Chats and webhooks are reached by the library Apprise, from a file with one of its URLs a line. The URLs are secrets: a
+channel is called by its kind and a digest of its URL, and no error names it otherwise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""From events to incidents: which one each opens, adds to or closes, and when somebody has to be told. No I/O.
-
-Which news go into one letter: many about one destination, one server or one sort of trouble at once are told
-together.
-"""
+"""From events to incidents: which one each opens, adds to or closes, when somebody has to be told, and which news go
+into one message: many about one destination, one server or one sort of trouble at once are told together. No I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What a letter about incidents says: one incident, several at once, or that there are too many for letters.
-
-The regular letter: what is recoverable, when that was proved, and what is open.
-"""
+"""What messages say: of one incident, of several at once, that there are too many for messages, and the regular report
+of what is recoverable, when that was proved, and what is open."""
 
 from __future__ import annotations
 

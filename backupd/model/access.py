@@ -1,7 +1,4 @@
-"""Who asks, and what that person may do.
-
-The question whether somebody can still open what is sealed for a key.
-"""
+"""Who asks and what that person may do; and whether somebody can still open what is sealed for a key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What happened that somebody should know: the ground for mail, metrics and the audit.
-
-Incidents as people are told of them, and the messages that tell.
-"""
+"""What happened that somebody should know: events, the incidents that they open and close, and the messages about
+those. The ground for mail, metrics and the audit."""
 
 from __future__ import annotations
 

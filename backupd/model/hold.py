@@ -1,7 +1,5 @@
-"""What an operator forbids for a while: deleting a server's backups, or starting its jobs.
-
-What an installation itself knows of a mark of deletion, whatever the mark says of itself.
-"""
+"""What keeps backups: an operator's hold or pause on a server, and what this installation itself knows of a mark of
+deletion."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Work as the catalog remembers it: jobs of any kind, and restores, which can be taken up again.
-
-What long work tells while it runs.
-"""
+"""Work as the catalog remembers it: jobs of any kind, restores, which can be taken up again, and the progress of
+both."""
 
 from __future__ import annotations
 

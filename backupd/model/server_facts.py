@@ -1,7 +1,4 @@
-"""What a database server is: flavour, version and everything a later restore has to know about it.
-
-Who answers under a server's name.
-"""
+"""What a database server is: flavour, version, identity, and everything that a later restore has to know about it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""Names of tables, and patterns of them as operators write them.
+"""Tables and what a backup holds of them: names and patterns, the inventory in a manifest, the layout of a dump.
 
-The tables that a server had at the position of a backup, as the backup's manifest lists them.
-
-What a logical backup holds: its layout in files, and what became of every table.
-
-The layout does not depend on the tool that took it. ``E(name)`` is the name with all of ASCII but letters, digits,
-``_`` and ``-``, and whatever cannot be printed, as ``%`` and two hex digits per byte of UTF-8: different names stay
-different, none leaves its folder, and 64 characters of any script fit into the 255 bytes that file systems allow::
+The layout of a logical backup does not depend on the tool that took it. ``E(name)`` is the name with all of ASCII but
+letters, digits, ``_`` and ``-``, and whatever cannot be printed, as ``%`` and two hex digits per byte of UTF-8:
+different names stay different, none leaves its folder, and 64 characters of any script fit into the 255 bytes that file
+systems allow::
 
     schemas/E(schema)/create.sql              CREATE DATABASE
     schemas/E(schema)/views.sql               views

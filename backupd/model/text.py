@@ -1,9 +1,4 @@
-"""Time as a value that is passed in, so that decisions can be tested at any moment.
-
-Sizes in bytes and durations in seconds, as people write and read them.
-
-Names that we give, and the names that users may give.
-"""
+"""How times, durations, sizes and ids are written and read."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""Folders for the time of one job, that the next job removes when this one was killed.
+"""Files and folders that outlive a kill, a power cut and another user's tricks.
 
-Who works in such a folder holds a lock on it; where nobody does, its owner is dead.
-
-Files that a power cut leaves whole: the old content or the new one, and names that stay.
-
-Folders that belong to another user: never writing through a link that was laid there, nor into a file that was, and
-reading nothing but files.
-
-Who owns a folder may put a symbolic link in the place of any name in it, at any moment. So each name is made anew
-(``O_EXCL``), or looked up once without following (``O_NOFOLLOW``) and changed as what was found then. Where links are
-to be followed, as in the data directory of a living server, root does it with the powers of that user (``powers_of``).
+* Folders for the time of one job, that the next job removes when this one was killed. Who works in such a folder holds
+  a lock on it; where nobody does, its owner is dead.
+* Files that a power cut leaves whole: the old content or the new one, and names that stay.
+* Folders that belong to another user: never writing through a link that was laid there, nor into a file that was, and
+  reading nothing but files. Who owns a folder may put a symbolic link in the place of any name in it, at any moment. So
+  each name is made anew (``O_EXCL``), or looked up once without following (``O_NOFOLLOW``) and changed as what was
+  found then. Where links are to be followed, as in the data directory of a living server, root does it with the powers
+  of that user (``powers_of``).
 """
 
 from __future__ import annotations

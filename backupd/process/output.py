@@ -1,10 +1,8 @@
-"""Taking secrets and table data out of what tools print, before it reaches an error text or a log.
+"""What tools print: passed on line by line, kept as a bounded tail, written to a log, without secrets and table data.
 
-Known to leak: mariadb-backup prints SHOW GRANTS with password hashes when a privilege is missing, and the hex
-and ASCII dump of a whole page (rows of users) when a checksum is wrong; xtrabackup prints the SQL of long
-queries; servers print the running statement when they crash.
-
-What programs say on stderr: passed on line by line, kept as a bounded tail, written to a log.
+Known to leak: mariadb-backup prints SHOW GRANTS with password hashes when a privilege is missing, and the hex and ASCII
+dump of a whole page (rows of users) when a checksum is wrong; xtrabackup prints the SQL of long queries; servers print
+the running statement when they crash.
 """
 
 from __future__ import annotations

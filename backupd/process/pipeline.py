@@ -1,9 +1,7 @@
-"""Programs joined by pipes, whose end of file is a promise.
+"""Programs joined by pipes, whose end of file is a promise, and one program run to its end.
 
-A tool that dies halfway closes its stdout, and a reader who takes that for the end commits a truncated
-object. Here the end is reported only after every program has exited with 0; otherwise reading raises.
-
-Running one program to its end.
+A tool that dies halfway closes its stdout, and a reader who takes that for the end commits a truncated object. Here the
+end is reported only after every program has exited with 0; otherwise reading raises.
 """
 
 from __future__ import annotations

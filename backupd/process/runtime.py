@@ -1,9 +1,8 @@
-"""The private directory where this process keeps sockets and files with secrets.
+"""The private directory where this process keeps sockets and files with secrets, option files among them: how a
+password reaches a database tool without being seen in its argv.
 
-Option files: how a password reaches a database tool without being seen in its argv.
-
-Format: https://mariadb.com/kb/en/configuring-mariadb-with-option-files/ and the parser in mysys/my_default.c.
-mydumper reads another format (GLib key files); nothing here is for it.
+Format: https://mariadb.com/kb/en/configuring-mariadb-with-option-files/ and the parser in mysys/my_default.c. mydumper
+reads another format (GLib key files); nothing here is for it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Starting programs so that none outlives us, and ending them so that none is left.
+"""Starting programs so that none outlives us, and ending them and everything below them so that none is left.
 
-Every child is wrapped in ``setpriv --pdeathsig KILL``: the kernel kills it when its parent dies, even by
-SIGKILL. That "parent" is the *thread* that started it, so a child started by a worker thread would be killed
-when that thread ends, in the middle of its work. Therefore one thread, which lives as long as the process,
-starts all of them.
-
-A process and everything below it.
+Every child is wrapped in ``setpriv --pdeathsig KILL``: the kernel kills it when its parent dies, even by SIGKILL. That
+"parent" is the *thread* that started it, so a child started by a worker thread would be killed when that thread ends,
+in the middle of its work. Therefore one thread, which lives as long as the process, starts all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How fast bytes may flow: a token bucket, and what anything that slows a backup down looks like.
+"""How fast bytes may flow: a token bucket of one process, and one that several processes share.
 
-A rate that several processes keep to together: each job, copy and stream of the service is a process of its own.
+Each job, copy and stream of the service is a process of its own, and they keep to a destination's rate together.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Where what was committed after a moment begins in a binary log, by times of which some are false. Pure.
+"""Where in a binary log what was committed after a moment begins, and what is executed at a position there. Pure.
 
-A session may stamp what it commits with any time (SET timestamp), and a statement that ran for long carries the time at
-which it began. What the log's order contradicts is not believed; what then lies right at the moment's place may belong
-to either side of it and is left out, so that a restore to the moment before a mistake never holds the mistake.
-
-What is executed at a place in a binary log, one transaction after the other. Pure.
+Times: some are false. A session may stamp what it commits with any time (SET timestamp), and a statement that ran for
+long carries the time at which it began. What the log's order contradicts is not believed; what then lies right at the
+moment's place may belong to either side of it and is left out, so that a restore to the moment before a mistake never
+holds the mistake.
 """
 
 from __future__ import annotations

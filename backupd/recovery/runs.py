@@ -1,16 +1,14 @@
-"""Runs: archived binary logs folded, so that a million segments are a few hundred values. Pure.
+"""Archived binary logs folded into runs, and the branches of a server's history that they belong to. Pure.
 
-What proves that one file follows another: their numbers, that the first one has ended and is known to be whole, and,
-where the server writes GTIDs, that everything executed at the end of the one is what was executed at the beginning of
-the other. Where nobody knows whether the first one is whole (``Ending.CUT``), GTIDs alone prove it. Within one file the
-bytes themselves do.
+Runs: a million segments are a few hundred values. What proves that one file follows another: their numbers, that the
+first one has ended and is known to be whole, and, where the server writes GTIDs, that everything executed at the end of
+the one is what was executed at the beginning of the other. Where nobody knows whether the first one is whole
+(``Ending.CUT``), GTIDs alone prove it. Within one file the bytes themselves do.
 
-Branches: which of a server's histories a backup belongs to, and how they descend from each other. Pure.
-
-A place in a binary log means something only together with its branch, and a GTID may repeat over time. So a backup's
-branch is taken from everything that is recorded (when it was taken, its place, what it had executed, who the server
-was), and where one of these speaks against it, or nothing speaks for it, the backup is on none: it is a point then,
-restored as it is, and nothing is replayed on it.
+Branches: a place in a binary log means something only together with its branch, and a GTID may repeat over time. So a
+backup's branch is taken from everything that is recorded (when it was taken, its place, what it had executed, who the
+server was), and where one of these speaks against it, or nothing speaks for it, the backup is on none: it is a point
+then, restored as it is, and nothing is replayed on it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Routes: through which archived files a replay goes from a restored backup to a stop, across forks where they are
-known. Pure. A route that is given back has no hole; whatever cannot be shown to be without one is refused.
-
-Two kinds of forks. A lost tail: the names of the files go on, and up to the fork a place means the same on both
-branches, so both are replayed in one go. All others: another sequence of files, which is entered by GTID alone, from
-the state that both share; that takes a replay of its own. The files of a server that took over (failover) repeat what
-it got from the old one, and that is skipped; all others must begin exactly at the fork.
-
-Windows: the moments that a server can be recovered to, and what interrupts them. Pure.
+"""Windows: the moments that a server can be recovered to, and what interrupts them; and the routes that lead there.
+Pure.
 
 A window begins at the moment of a backup that a replay can begin from and reaches as far as the logs behind it are
 archived without a hole. How far that is, was confirmed when the server was asked ("everything committed by then is in
 here"). Only where it never was, the latest commit in the logs tells, itself excluded, since others of that very moment
 may be missing. A backup that nothing can be replayed on is a window of one moment.
+
+A route says through which archived files a replay goes from a restored backup to a stop, across forks where they are
+known. One that is given back has no hole; whatever cannot be shown to be without one is refused. Two kinds of forks. A
+lost tail: the names of the files go on, and up to the fork a place means the same on both branches, so both are
+replayed in one go. All others: another sequence of files, which is entered by GTID alone, from the state that both
+share; that takes a replay of its own. The files of a server that took over (failover) repeat what it got from the old
+one, and that is skipped; all others must begin exactly at the fork.
 """
 
 from __future__ import annotations

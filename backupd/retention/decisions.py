@@ -1,7 +1,5 @@
-"""What the solver looks at: one server's backups and binary logs at one destination.
-
-What the solver says: of every backup whether it stays, and why.
-"""
+"""What the solver looks at, one server's backups and binary logs at one destination, and what it says of each: whether
+it stays, and why."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Hours, days, weeks, months and years as the people of a time zone count them.
-
-The rules of a policy, each applied to the backups that count: which it keeps and, of any other, why it does not.
-"""
+"""The rules of a policy, each applied to the backups that count: which it keeps and, of any other, why it does not.
+Hours, days, weeks, months and years are those of the policy's time zone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Which moments the kept backups and binary logs allow to restore, and which of a window they do not.
-
-What one server's backups at one destination become under its rules. Pure: no clock, no file, no catalog.
+"""What one server's backups at one destination become under its rules, and which moments those that stay allow to
+restore. Pure: no clock, no file, no catalog.
 
 Only what could be restored from this destination counts for a rule: sound, unmarked, with everything it builds on, and
 not of the future. So a damaged copy never pushes a good one out. A backup stays while anything wants it, and what it
