@@ -1,0 +1,1 @@
+"""Running programs: commands as values, pipelines whose end is a promise, redaction, throttle."""

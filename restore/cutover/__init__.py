@@ -1,0 +1,1 @@
+"""Restored tables take the place of the live ones by one RENAME."""

@@ -1,0 +1,1 @@
+"""Fetching and verifying the objects of a chain, and preparing it."""

@@ -1,0 +1,1 @@
+"""The plan: target, starting backup, steps, tables, estimates. Pure but for what it is given to ask."""

@@ -1,0 +1,1 @@
+"""Rolling forward with archived binary logs, on a private server."""

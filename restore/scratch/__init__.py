@@ -1,0 +1,1 @@
+"""A private server on a restored copy: for tables, proofs and subsets."""

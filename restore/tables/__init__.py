@@ -1,0 +1,1 @@
+"""Restoring single tables and schemas."""

@@ -1,0 +1,1 @@
+"""What every destination can do, and how everything there is named."""

@@ -1,0 +1,1 @@
+"""A bucket as a destination; boto3 is imported here alone."""

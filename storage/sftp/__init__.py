@@ -1,0 +1,1 @@
+"""Another host by SFTP; paramiko is imported here alone."""

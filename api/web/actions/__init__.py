@@ -1,0 +1,1 @@
+"""What forms and buttons of the web pages do."""

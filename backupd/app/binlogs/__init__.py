@@ -1,0 +1,1 @@
+"""Archived binary logs: streams and their supervisor, the search, targets of restores."""

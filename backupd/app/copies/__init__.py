@@ -1,0 +1,1 @@
+"""Copies at the other destinations: replication, protection, repair."""

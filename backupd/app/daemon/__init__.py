@@ -1,0 +1,1 @@
+"""The service: its threads, its workers, the process of the API."""

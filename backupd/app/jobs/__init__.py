@@ -1,0 +1,1 @@
+"""The life of a job: admitted, claimed, run, ended, recovered after a crash."""

@@ -1,0 +1,1 @@
+"""What the catalog says against what lies at the destinations."""

@@ -1,0 +1,1 @@
+"""What retention decided is previewed, marked, deleted, and taken back."""

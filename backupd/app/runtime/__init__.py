@@ -1,0 +1,1 @@
+"""What keeps a process alive and honest: child processes, periodic work, the leader, the clock."""

@@ -1,0 +1,1 @@
+"""When something is due: the calendar, missed runs, the timetable."""

@@ -1,0 +1,1 @@
+"""Reading stored files again: verification, its rotation, samples out of archive classes."""

@@ -1,0 +1,1 @@
+"""What is shown: overview, server, timeline, policies, destinations, metrics."""

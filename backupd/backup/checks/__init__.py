@@ -1,0 +1,1 @@
+"""What is looked at before a backup, and what `backupd check` reports."""

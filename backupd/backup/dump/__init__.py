@@ -1,0 +1,1 @@
+"""A logical backup: the short lock, the passes, row counts."""

@@ -1,0 +1,1 @@
+"""The database under the catalog: connection, transactions, migrations, pages, the leader."""

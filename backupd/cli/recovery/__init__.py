@@ -1,0 +1,1 @@
+"""The commands for an incident: plan, restore, tables, thaw, timeline."""

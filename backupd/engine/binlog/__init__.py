@@ -1,0 +1,1 @@
+"""Reading binary logs: events, transactions, row changes, statements, the index."""

@@ -1,0 +1,1 @@
+"""Logical dumps: mydumper, the server's dump client, the exact reader, files of rows."""

@@ -1,0 +1,1 @@
+"""Private servers: launched in a sandbox, with the options that a backup needs."""

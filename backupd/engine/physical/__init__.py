@@ -1,0 +1,1 @@
+"""Physical backups: mariadb-backup, XtraBackup, CLONE; their streams, files and preparation."""

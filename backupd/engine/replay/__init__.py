@@ -1,0 +1,1 @@
+"""Applying archived binary logs to a private server."""

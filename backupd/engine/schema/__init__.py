@@ -1,0 +1,1 @@
+"""Definitions of objects: reading, comparing, and writing them as scripts; accounts."""

@@ -1,0 +1,1 @@
+"""The connection: client, option files, TLS, dialects, tokens of SQL."""

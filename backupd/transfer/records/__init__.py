@@ -1,0 +1,1 @@
+"""The documents at a destination: manifests, segments, proofs, heads, signatures."""

@@ -1,0 +1,1 @@
+"""Compression, OpenPGP, and the identity of contents."""

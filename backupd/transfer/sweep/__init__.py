@@ -1,0 +1,1 @@
+"""Deleting what nothing names any more."""
