@@ -13,7 +13,6 @@ from typing import BinaryIO
 from backupd.model.errors import DestinationError, ObjectMissingError
 from backupd.model.text import Clock
 from storage.contract import layout
-from storage.contract import layout as treenames
 from storage.contract.destination import Capability, ObjectInfo, Space
 
 _DEVICE = 0
@@ -103,7 +102,7 @@ class MemoryDestination:
 
     def link(self, key: str, tree: str, path: str) -> None:
         layout.check_tree(tree)
-        treenames.check_tree_path(path)
+        layout.check_tree_path(path)
         blob = self._find(key)
         with self._lock:
             self._partial.setdefault(tree, {})[path] = blob

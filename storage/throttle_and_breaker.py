@@ -1,10 +1,7 @@
-"""A destination that passes everything on to another one: what a destination that adds something of its own builds on.
+"""Destinations that pass every call on to another one: the base class, a bandwidth limit, and a circuit breaker.
 
-It has the methods of every capability; which of them mean something, ``capabilities`` says, as everywhere.
-
-A destination that is written and read no faster than it may be. Everything else passes through unchanged.
-
-A destination over a network that is not asked again and again while it does not answer.
+``ForwardingDestination`` has the methods of every capability; ``capabilities`` says which of them mean something, as
+everywhere.
 """
 
 from __future__ import annotations
@@ -33,6 +30,11 @@ from storage.contract.destination import (
     Version,
     VersionedDestination,
 )
+
+PIECE = 256 * 1024
+"""Bytes that are asked for at a time: small enough that streams beside each other share a bandwidth evenly."""
+PAUSE = 30.0
+"""Seconds for which a place that did not answer counts as silent: finding that out takes as long, each time."""
 
 
 class ForwardingDestination:
@@ -154,10 +156,6 @@ class ForwardingDestination:
         return DestinationError(f"destination {self.name} has no {what}")
 
 
-PIECE = 256 * 1024
-"""Bytes that are asked for at a time: small enough that streams beside each other share a bandwidth evenly."""
-
-
 def throttled(destination: Destination, *, put: Throttle | None = None, get: Throttle | None = None) -> Destination:
     """``destination`` with what is put into it and got from it passing ``put`` and ``get``; with all it can do. Streams
     that pass nothing stay what they are: a driver may be able to share the memory of one, and to go back in it."""
@@ -213,10 +211,6 @@ class _Slowed(io.RawIOBase):
 
 def _buffered(raw: _Slowed) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(raw, PIECE))
-
-
-PAUSE = 30.0
-"""Seconds for which a place that did not answer counts as silent: finding that out takes as long, each time."""
 
 
 class BreakerDestination(ForwardingDestination):

@@ -1,17 +1,16 @@
-"""Is another MariaDB server's binary log that of a replica of the one before?
+"""Where a connection to the server begins, after the spool was compared with the server's files.
 
-Its GTIDs alone do not show that: a domain, a server_id and a number, which two servers that know nothing of each other
-give as well. (Those of MySQL hold the uuid of the server that gave them.) So transactions that both have by their GTIDs
-are compared: a replica that keeps its log (log_slave_updates) writes the same tables and the same commit times.
+``continuity`` decides; here is what it needs (scans, SQL, a file fetched once more) and what follows from it: branches
+and gaps in the spool, events for listeners.
+
+Is another MariaDB server's binary log that of a replica of the one before (``is_kin``)? Its GTIDs alone do not show
+that: a domain, a server_id and a number, which two unrelated servers give as well. (Those of MySQL hold the uuid of the
+server that gave them.) So transactions that both have by their GTIDs are compared: a replica that keeps its log
+(log_slave_updates) writes the same tables and the same commit times.
 
 Measured with MariaDB 10.11.19, its replicas with and without parallel threads: the time is the same, but of a
 transaction of several statements, for which the replica writes the time of the last one, not of COMMIT; so it may be
 earlier there, and is never later. XA transactions and rows of statements are as in the source's log.
-
-Where a connection to the server begins, after what is here was held against what is there.
-
-The decisions are continuity's; here is what they need (scans, SQL, a file fetched once more) and what follows from
-them: branches and gaps in the spool, events for whoever listens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What the server says of itself while its binary log comes: does it contradict that, and does anything still come?
+"""What the server says while its binary log comes: does it contradict that, and will it remove a file too early?
 
-Will the server remove a binary log before it is archived everywhere?
-
-The server removes a file by itself when it was last written to longer ago than its setting says, or when all its files
-together are larger than another setting allows. It looks when it begins a new file and when it starts.
+The server removes a file when it was last written to longer ago than its setting says, or when all its files together
+are larger than another setting allows. It looks when it begins a new file and when it starts.
 """
 
 from __future__ import annotations

@@ -1,14 +1,4 @@
-"""How far a binary log that lies here can be read, and what a fresh copy of one is worth.
-
-A file in the spool that is damaged is still good up to its last whole transaction before that. A copy that has just
-come and is damaged shows nothing, neither of the server nor of the spool: it may have been altered on its way.
-
-Files of the spool that are damaged, fetched from their server again.
-
-What lies here may be damaged although the server has it whole, and so may one copy of it. So a file is damaged *at the
-server* only where two copies, each over a connection of its own, have the same bytes; then, and where the server no
-longer has the file, nothing mends it, and the archive records a gap. Everything else is tried again.
-"""
+"""Damaged files of the spool: how far one can be read, what a fresh copy is worth, and fetching it once more."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Copying a finished backup to another destination, as it is stored. Needs no private key.
+"""Copying finished backups and archived binary logs to another destination, as they are stored. Needs no private key.
 
-As with a backup, the intent comes first and the manifest last; nothing that a kill leaves is a backup, and whoever goes
-on later sends only what is not there. While it copies, a pin keeps the backup at its sources. Bytes are compared with
-the manifest as they pass; what is damaged at one source is read from the next.
+As with a backup, the intent comes first and the manifest last; nothing that a kill leaves is a backup, and the copy
+that goes on later sends only what is not there. While it copies, a pin keeps the backup at its sources. Bytes are
+compared with the manifest as they pass; what is damaged at one source is read from the next.
 
 Where the target shows trees, and nobody can open the body for its paths, the tree shows each object by its name.
-
-Copying archived binary logs to another destination, as they are stored. Needs no private key.
 
 As when they were stored first, a segment's parts and index come before its ``segment.json``.
 """

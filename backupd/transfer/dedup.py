@@ -1,11 +1,7 @@
-"""The key under which plaintext is recognised again. Losing it costs only dedup: the next backup stores all anew.
-
-What a new backup may reuse instead of storing it again.
+"""What a new backup need not store again: the key that recognises content, and what a destination holds already.
 
 Only objects that a committed backup names and that nobody is about to collect count as known. An object alone proves
 nothing: it may belong to a run that died, or be on its way out.
-
-Which objects a destination's pool holds, asked of one listing instead of object by object, in 8 bytes for each.
 """
 
 from __future__ import annotations

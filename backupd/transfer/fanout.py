@@ -13,7 +13,6 @@ from backupd.model.errors import BackupdError, LockedError, ObjectMissingError
 from backupd.model.manifest import CODEC, Entry, StoredObject
 from backupd.transfer.seal.seal import Sealer
 from storage.contract import layout, objects
-from storage.contract import layout as treenames
 from storage.contract.destination import Destination, as_tree
 
 
@@ -170,7 +169,7 @@ class Fanout:
         """Make the trees afresh from the finished ``entries``."""
         for tree in self._trees:
             tree.remove_tree(self._tree)
-            for path, name in treenames.tree_links(entries):
+            for path, name in layout.tree_links(entries):
                 tree.link(layout.object_key(name), self._tree, path)
 
     @property

@@ -49,7 +49,6 @@ from backupd.transfer.sweep.clean_up_lease import sweeps
 from backupd.transfer.sweep.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.sweep.deletion import marks
 from storage.contract import layout
-from storage.contract import layout as treenames
 from storage.contract.destination import Destination, ObjectInfo, TreeDestination, as_tree
 
 
@@ -326,7 +325,7 @@ def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
             problem = comparison.of_sets()
         else:
             try:
-                problem = comparison.of_paths(dict(treenames.tree_links(read_body(header).entries)))
+                problem = comparison.of_paths(dict(layout.tree_links(read_body(header).entries)))
             except DamagedError as error:
                 yield Finding(Invariant.BODY_PRESENT, header.backup_id, error.detail, repairable=False)
                 continue
@@ -429,7 +428,7 @@ def _told(subjects: list[str], what: str) -> str:
 
 def _rebuild(tree: TreeDestination, header: Header, body: Body) -> None:
     name = layout.tree_name(header.server, header.backup_id)
-    for path, object_name in treenames.tree_links(body.entries):
+    for path, object_name in layout.tree_links(body.entries):
         tree.link(layout.object_key(object_name), name, path)
     tree.publish(name)
 

@@ -1,10 +1,8 @@
-"""Pieces of binary logs that a larger segment has made superfluous, and taking them away.
+"""Parts of binary logs that nobody needs: pieces that a larger segment replaced, and parts that dead uploads left.
 
-Whoever stored the larger one does that. A sweep does not: whether a piece is what the larger one says of the same bytes
-cannot be told from what is stored without a private key. So where whoever stores may not remove, and where a piece is
-not what its file says, it stays until retention lets the logs go.
-
-What lies among the binary logs of a destination and belongs to no segment; what dead uploads left is removed.
+The process that stored the larger segment removes its pieces. A sweep does not: without a private key nobody can tell
+whether a piece holds the same bytes as the larger segment. So a piece stays until retention removes the logs where the
+process that stores may not remove, and where a piece differs from its file.
 """
 
 from __future__ import annotations
@@ -20,6 +18,9 @@ from backupd.transfer.guards.lease import is_alive
 from backupd.transfer.guards.pins_and_intents import pins
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo
+
+SETTLED = timedelta(days=1)
+"""Parts without a ``segment.json`` that are older than this are nobody's."""
 
 
 def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
@@ -57,10 +58,6 @@ def drop_pieces(
 
 def _holds(key: SegmentKey, other: SegmentKey) -> bool:
     return other != key and key.start <= other.start and other.end <= key.end
-
-
-SETTLED = timedelta(days=1)
-"""Parts without a ``segment.json`` that are older than this are nobody's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
-"""Sealing one segment of a binary log into a folder: once, for all destinations.
+"""Segments of archived binary logs: sealing one, then storing, finding, reading, checking and removing it.
 
-What is in the folder is complete when its ``segment.json`` is there. Until then it is the rest of a process that died,
-and no byte of it was given to any destination; afterwards the same bytes go to all of them, however often.
+A segment is sealed into a local folder once, for all destinations. The folder is complete when its ``segment.json`` is
+there. Until then it is the rest of a process that died, and no byte of it was given to any destination; afterwards the
+same bytes go to all of them, however often.
 
-Archived binary logs at a destination: storing, finding, reading, checking and removing them.
-
-A segment's parts and index come first and its ``segment.json`` last; it goes first when the segment is removed. So a
-folder without ``segment.json`` holds what a dead process left, or what a living one is just writing: such parts are
-taken away once nothing was added to them for ``logstrays.SETTLED``. Whoever goes on with an upload after a long pause
-puts its parts again, so that they are young, before it commits.
+At a destination a segment's parts and index come first and its ``segment.json`` last; it goes first when the segment is
+removed. So a folder without ``segment.json`` holds what a dead process left, or what a living one is just writing: such
+parts are taken away once nothing was added to them for ``log_leftovers.SETTLED``. An upload that goes on after a long
+pause puts its parts again, so that they are young, before it commits.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from backupd.model.errors import StreamError, TablesChangedError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
 from backupd.transfer.fanout import Fanout, Placed
-from storage.contract import layout as treenames
+from storage.contract import layout
 
 IN_FLIGHT = 2 * PART_SIZE
 """Bytes of plaintext that may wait for the workers or be read by them, beside one part of each file being read."""
@@ -161,7 +161,7 @@ class Packer:
                 self._bundle()
             return
         if file.whole is None:
-            file.parts.append(self._submit(file, _shown_as(treenames.tree_path(path))))
+            file.parts.append(self._submit(file, _shown_as(layout.tree_path(path))))
             digest = ""  # one part: the part's digest is the file's
         else:
             self._cut(file)
@@ -264,7 +264,7 @@ class Packer:
         """Hand over the current part of a file of several parts."""
         if file.whole is None and file.buffer is not None:
             file.whole = hashlib.sha256(memoryview(file.buffer)[: file.filled])
-        file.parts.append(self._submit(file, _shown_as(treenames.tree_path(file.path, len(file.parts)))))
+        file.parts.append(self._submit(file, _shown_as(layout.tree_path(file.path, len(file.parts)))))
 
     def _submit(self, file: _Open, path: Callable[[str], str]) -> Future[_Stored]:
         buffer = file.buffer
@@ -333,7 +333,7 @@ class Packer:
         self._tiny_bytes = 0
 
     def _bundle_of(self, members: dict[str, bytes]) -> None:
-        folder = treenames.common_folder(members)
+        folder = layout.common_folder(members)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for path, content in members.items():
@@ -341,7 +341,7 @@ class Packer:
                 info.size, info.mode = len(content), 0o640
                 tar.addfile(info, io.BytesIO(content))
         content = packed.getvalue()
-        future = self._enqueue(content, len(content), lambda name: treenames.bundle_path(folder, name))
+        future = self._enqueue(content, len(content), lambda name: layout.bundle_path(folder, name))
         self._bundled.append((tuple(members), future))
 
 

@@ -1,15 +1,16 @@
-"""The contract of a place for stored bytes.
+"""The contract of a destination: where stored bytes are.
 
 A destination stores whole byte strings under keys (relative paths with forward slashes, made only by
 ``storage.contract.layout``). Everything that all destinations share is asked by one suite, ``tests/contract``;
-``storage.memory`` is the reference that runs.
+``storage.memory`` is the reference implementation.
 
-Which place a destination is, whatever a configuration calls it: by the id in the marker that it was given.
+A marker with an id says which repository a destination is, whatever a configuration calls it.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,9 +18,12 @@ from enum import Flag, StrEnum, auto
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from backupd.model.document import NOTE_LIMIT, parsed
-from backupd.model.errors import DamagedError, ObjectMissingError
-from backupd.model.text import parse_time
+from backupd.model.errors import DamagedError, ObjectMissingError, RefusedError
+from backupd.model.text import format_time, parse_time
 from storage.contract import layout
+
+FORMAT = "backupd-repository/1"
+"""What the marker of a repository names as its format."""
 
 
 class Capability(Flag):
@@ -332,6 +336,26 @@ def as_tree(destination: Destination) -> TreeDestination | None:
     return None
 
 
+def new_marker(now: datetime, *, links: bool) -> bytes:
+    """The marker of a repository that is made at ``now``, with a new id. ``links``: the file system knows hard
+    links."""
+    document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": links}
+    return _marker_bytes(document)
+
+
+def not_empty(where: str, strangers: Sequence[str], hint: str) -> RefusedError:
+    """Why the folder or bucket ``where``, which holds ``strangers``, cannot become a repository."""
+    return RefusedError(
+        f"{where} is not empty and is no destination of ours",
+        detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+        hint=hint,
+    )
+
+
+def _marker_bytes(document: object) -> bytes:
+    return (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
+
+
 def repository_id(destination: Destination) -> str | None:
     """The same under every name and by every way that leads there. None where the marker tells none: one that nobody
     can read, or a destination that needs no marker. Raises DestinationError where the place does not answer."""
@@ -350,7 +374,7 @@ def marker_problem(found: bytes, noted: bytes | None) -> str:
         return ""
     try:
         document = json.loads(found)
-        same = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode() == found
+        same = _marker_bytes(document) == found
         made = parse_time(document["created_at"])
         known = isinstance(document["id"], str) and isinstance(document["format"], int | str)
         before = json.loads(noted) if noted is not None else None

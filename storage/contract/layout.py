@@ -1,4 +1,4 @@
-"""Where everything lies at a destination: the only module that knows how keys are spelt.
+"""Where everything is at a destination: the only module that knows how keys are spelt.
 
     repository.json                                 marker and identity of the repository
     objects/<2 hex>/<object>                        sealed parts and bundles, immutable
@@ -33,7 +33,7 @@ An object is named ``<identity: 64 hex>-<first 16 hex of the SHA-256 of its stor
 strings never share a name. A segment's folder is called ``<file number, 10 digits>-<first byte, 12>-<byte after the
 last, 12>``, so that a branch lists in log order.
 
-How the files of a backup are called in its browsable tree of links.
+Also: what the files of a backup are called in its browsable tree of links.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ _SEALED_LOG = re.compile(r"(?:part-\d{5,}(?:\.piece)?|index-\d{5,})\.zst\.gpg")
 _COLD_LOG = re.compile(r"part-\d{5,}\.zst\.gpg")
 _COPY = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{12}(?:-[0-9a-f]{12})?)(?:\.tar)?\.zst\.gpg")
 _KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_PARTS = ".parts"
+_BUNDLE = ".bundle-"
+_NAME_MAX = 255
+"""Bytes in one file name on every Linux file system that matters."""
 
 
 # Objects
@@ -389,6 +393,12 @@ def check_key(key: str) -> None:
         raise DestinationError(f"{key!r} is not a key", hint="keys are made by storage.contract.layout only")
 
 
+def check_prefix(prefix: str) -> None:
+    """Raises DestinationError for what no key begins with: absolute, or with ``..``."""
+    if ".." in prefix.split("/") or prefix.startswith("/"):
+        raise DestinationError(f"{prefix!r} is not the beginning of a key")
+
+
 def check_tree(tree: str) -> None:
     """Raises DestinationError unless ``tree`` came from ``tree_name``."""
     owner = backup_of(tree)
@@ -425,10 +435,7 @@ def _id(text: str) -> str:
     return text
 
 
-_PARTS = ".parts"
-_BUNDLE = ".bundle-"
-_NAME_MAX = 255
-"""Bytes in one file name on every Linux file system that matters."""
+# Names inside a tree
 
 
 def tree_path(entry_path: str, part_index: int | None = None) -> str:

@@ -1,9 +1,9 @@
-"""Browsable trees of hard links into the pool, so that the file system counts the references.
-
-A destination in a folder of a mounted file system.
+"""A destination in a folder of a mounted file system.
 
 Every put is: temporary file, fsync, rename, fsync of the folder. What a kill or a power cut leaves is a temporary file
 that no listing shows and ``clear_leftovers`` removes.
+
+Its browsable trees are hard links into the pool, so that the file system counts the references.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import BinaryIO
 
 from backupd.model.errors import DestinationError, ObjectMissingError
 from storage.contract import layout
-from storage.contract import layout as treenames
 from storage.contract.destination import Capability, ObjectInfo, Space
-from storage.local.folder import FOLDER_MODE, Folder, folders_of
+from storage.local.folder import CHUNK, FOLDER_MODE, Folder, SourceFailedError, folders_of, read_source
 
 
 class LinkTree:
@@ -150,17 +149,6 @@ def _folders(parent: Path) -> list[str]:
         return []
 
 
-_CHUNK = 1 << 20
-
-
-class _SourceFailedError(Exception):
-    """Carries an error of the stream being read past the translation of our own errors."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class _Slice(io.RawIOBase):
     """``length`` bytes of a file from ``offset`` (to its end when None); disk errors come as DestinationError."""
 
@@ -228,14 +216,14 @@ class FilesystemDestination:
         self._folder.require(doing)
         try:
             with self._folder.guard(doing), self._folder.temporary() as temporary:
-                while chunk := _read(stream):
+                while chunk := read_source(stream):
                     view = memoryview(chunk)
                     while view:
                         view = view[os.write(temporary.descriptor, view) :]
                 os.fsync(temporary.descriptor)
                 status = os.fstat(temporary.descriptor)
                 self._folder.move(temporary, key)
-        except _SourceFailedError as failed:
+        except SourceFailedError as failed:
             raise failed.error from None
         return _info(key, status)
 
@@ -249,9 +237,8 @@ class FilesystemDestination:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         self._folder.require(f"listing {prefix}")
+        layout.check_prefix(prefix)
         above = prefix.rpartition("/")[0]
-        if ".." in above.split("/") or above.startswith("/"):
-            raise DestinationError(f"{prefix!r} is not the beginning of a key")
         with self._folder.guard(f"listing {prefix}"):
             for folder in folders_of(above):
                 if (self.root / folder).is_symlink():
@@ -329,7 +316,7 @@ class FilesystemDestination:
 
     def link(self, key: str, tree: str, path: str) -> None:
         layout.check_tree(tree)
-        treenames.check_tree_path(path)
+        layout.check_tree_path(path)
         layout.check_key(key)
         with self._folder.guard(f"linking {key}"):
             if not self._trees.link(key, tree, path):
@@ -362,7 +349,7 @@ class FilesystemDestination:
 
     def open_tree_file(self, tree: str, path: str) -> BinaryIO:
         layout.check_tree(tree)
-        treenames.check_tree_path(path)
+        layout.check_tree_path(path)
         return self._open(file_in(tree, path), f"reading {path} of {tree}", 0, None)
 
     def identity(self, key: str) -> tuple[int, int]:
@@ -390,7 +377,7 @@ class FilesystemDestination:
         with self._folder.guard(doing):
             try:
                 with self._folder.inside(above) as there:
-                    return io.BufferedReader(_Slice(there / name, offset, length, failure), _CHUNK)
+                    return io.BufferedReader(_Slice(there / name, offset, length, failure), CHUNK)
             except (FileNotFoundError, NotADirectoryError):
                 raise self._missing(key) from None
             except OSError as error:
@@ -402,13 +389,6 @@ class FilesystemDestination:
         """The error for a key that is not there: the destination's own absence is another thing and comes first."""
         self._folder.require(f"looking for {key}")
         return ObjectMissingError(f"destination {self.name} ({self.root}) has no {key}")
-
-
-def _read(stream: BinaryIO) -> bytes:
-    try:
-        return stream.read(_CHUNK)
-    except Exception as error:
-        raise _SourceFailedError(error) from error
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

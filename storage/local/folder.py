@@ -24,15 +24,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
-from backupd.model.errors import DestinationError, DestinationFullError, RefusedError
-from backupd.model.text import format_size, format_time
+from backupd.model.errors import DestinationError, DestinationFullError
+from backupd.model.text import format_size
 from storage.contract import layout
-from storage.contract.destination import Space
+from storage.contract.destination import Space, new_marker, not_empty
 
-FORMAT = "backupd-repository/1"
 FILE_MODE = 0o640
 FOLDER_MODE = 0o750
+CHUNK = 1 << 20
 _TEMPORARY = ".tmp"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TRASH = ".tree"
@@ -48,6 +49,22 @@ _NO_FILE = {errno.ELOOP, errno.ENXIO}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _ABANDONED_WITHOUT_LOCKS = 86400.0
 """Seconds after which a temporary file counts as abandoned where the file system knows no locks."""
+
+
+class SourceFailedError(Exception):
+    """Carries an error of the stream being read past the translation of our own errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def read_source(stream: BinaryIO) -> bytes:
+    """The next MiB of what is being stored. Raises SourceFailedError, whatever reading it raises."""
+    try:
+        return stream.read(CHUNK)
+    except Exception as error:
+        raise SourceFailedError(error) from error
 
 
 @dataclass(slots=True)
@@ -171,14 +188,9 @@ class Folder:
             self.sync(self.root.parent)
         strangers = sorted({path.name for path in self.root.iterdir()} - {"lost+found", _TEMPORARY, layout.REPOSITORY})
         if strangers:
-            raise RefusedError(
-                f"{self.root} is not empty and is no destination of ours",
-                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
-                hint=f"give destination {self.name} a folder of its own",
-            )
-        document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": True}
+            raise not_empty(str(self.root), strangers, f"give destination {self.name} a folder of its own")
         with self.temporary() as temporary:
-            self._write(temporary, document)
+            self._write(temporary, new_marker(now, links=True))
             try:
                 # A link fails where a rename would overwrite, so of two first users one wins.
                 os.link(temporary.path, self.marker)
@@ -187,7 +199,7 @@ class Folder:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                self._write(temporary, {**document, "links": False})
+                self._write(temporary, new_marker(now, links=False))
                 temporary.path.rename(self.marker)
                 temporary.kept = True
         self.sync(self.root)
@@ -200,8 +212,7 @@ class Folder:
             return True
 
     @staticmethod
-    def _write(temporary: Temporary, document: dict[str, object]) -> None:
-        raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
+    def _write(temporary: Temporary, raw: bytes) -> None:
         os.ftruncate(temporary.descriptor, 0)
         os.pwrite(temporary.descriptor, raw, 0)
         os.fsync(temporary.descriptor)

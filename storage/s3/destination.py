@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import secrets
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +16,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from botocore.exceptions import ClientError
 
-from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError, RefusedError
+from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError
 from backupd.model.text import Clock, format_time
 from storage.contract import layout
 from storage.contract.config import S3Config
-from storage.contract.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version
-from storage.local.folder import FORMAT
+from storage.contract.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version, new_marker, not_empty
 from storage.s3 import archive as s3archive
-from storage.s3 import versions as s3lock
 from storage.s3 import versions as s3versions
 from storage.s3.client import BEGIN_SECONDS, READ_SECONDS, Bucket
 from storage.s3.errors import code_of, is_missing, status_of
@@ -112,10 +108,10 @@ class S3Destination:
                 hint="look at the server's log; it is tried again later",
             )
         until = headers.get("ObjectLockRetainUntilDate")
-        if until is not None and not s3lock.is_locked(head, until):
+        if until is not None and not s3versions.is_locked(head, until):
             if head["ETag"] == done.etag:  # else it was there already, or somebody has put something else since
-                raise s3lock.not_locked(self._bucket, key, until)
-            s3lock.lengthen(self._bucket, key, head, until)
+                raise s3versions.not_locked(self._bucket, key, until)
+            s3versions.lengthen(self._bucket, key, head, until)
         return ObjectInfo(key, done.size, _second(head["LastModified"]))
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
@@ -135,8 +131,7 @@ class S3Destination:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         doing = f"listing {prefix}"
         self._require(doing)
-        if ".." in prefix.split("/") or prefix.startswith("/"):
-            raise DestinationError(f"{prefix!r} is not the beginning of a key")
+        layout.check_prefix(prefix)
         return self._list(prefix, doing)
 
     def _list(self, prefix: str, doing: str) -> Iterator[ObjectInfo]:
@@ -248,10 +243,10 @@ class S3Destination:
 
     def extend(self, key: str, since: datetime) -> bool:
         layout.check_key(key)
-        until = s3lock.locked_until(self._config, key, since)
+        until = s3versions.locked_until(self._config, key, since)
         if until is None:
             return False
-        return s3lock.lengthen(self._bucket, key, self._head(key, f"looking at {key}"), until)
+        return s3versions.lengthen(self._bucket, key, self._head(key, f"looking at {key}"), until)
 
     # The marker
 
@@ -279,16 +274,12 @@ class S3Destination:
             if item["Key"] not in {self._bucket.prefix, self._bucket.full(layout.REPOSITORY)}
         ]
         if strangers:
-            raise RefusedError(
-                f"{self._bucket.words.place} is not empty and is no destination of ours",
-                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
-                hint=f"give destination {self.name} a bucket or a prefix of its own",
+            raise not_empty(
+                self._bucket.words.place, strangers, f"give destination {self.name} a bucket or a prefix of its own"
             )
-        document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": False}
-        raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
         # Of two first users one wins, where the place knows conditions.
         Upload(self._bucket, layout.REPOSITORY, self._headers(layout.REPOSITORY), lambda _sha256, _token: True).store(
-            io.BytesIO(raw), self._running
+            io.BytesIO(new_marker(now, links=False)), self._running
         )
         if not self.is_initialised():
             raise DestinationError(
@@ -385,7 +376,7 @@ class S3Destination:
             headers["ServerSideEncryption"] = config.server_side_encryption
         if config.kms_key is not None:
             headers["SSEKMSKeyId"] = config.kms_key
-        return headers | s3lock.lock_headers(config, key, self._clock())
+        return headers | s3versions.lock_headers(config, key, self._clock())
 
     def _refuse_locked(self, key: str, doing: str) -> None:
         """Raises LockedError while an object lock keeps ``key``; ObjectMissingError."""

@@ -1,10 +1,11 @@
-"""Storing a stream in a bucket: one request for what fits into one, several parts for what does not.
+"""Streams to and from a bucket.
 
-Nothing is visible before the last request, which is the commit. Every part carries its SHA-256, which the server
-checks, and is sent again from memory. Memory of one put: ``WHOLE`` bytes for what fits into one request, else at most
-four parts (64 MiB while parts have 16 MiB), and two where parts are larger than 32 MiB.
+Upload: one request for what fits into one, several parts for what does not. Nothing is visible before the last request,
+which is the commit. Every part carries its SHA-256, which the server checks, and is sent again from memory. Memory of
+one put: ``WHOLE`` bytes for what fits into one request, else at most four parts (64 MiB while parts have 16 MiB), and
+two where parts are larger than 32 MiB.
 
-Reading from a bucket: a stream that goes on where it broke, and never ends early without saying so.
+Download: a stream that goes on where it broke, and never ends early without an error.
 """
 
 from __future__ import annotations

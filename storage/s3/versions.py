@@ -1,10 +1,9 @@
-"""What a bucket with versions still has of what was deleted or overwritten, and bringing it back.
+"""What a bucket keeps beyond deletions: earlier versions of a key, and object locks.
 
-A plain deletion puts a marker on top of the versions of a key; whoever may not delete versions, or finds them locked,
-can do no more than that. So what is brought back is uncovered, by taking the markers away, or stored once more.
+A plain deletion puts a marker on top of the versions of a key; credentials that may not delete versions, or find them
+locked, can do no more than that. So what is brought back is uncovered, by taking the markers away, or stored once more.
 
-Object lock: until when what is stored may not be deleted, and making that later. Nothing here ever makes it
-earlier.
+An object lock says until when what is stored may not be deleted. Nothing here ever makes that earlier.
 """
 
 from __future__ import annotations
@@ -35,6 +34,9 @@ _NONE = "null"
 """What a bucket that keeps no versions calls the only one."""
 
 Result = TypeVar("Result")
+SPARE = timedelta(days=1)
+"""By so much more a lock is lengthened, so that what every backup counts on is asked for once a day, not each time."""
+_ROUNDING = timedelta(seconds=1)
 
 
 def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Iterator[Version]:
@@ -158,11 +160,6 @@ def _version(bucket: Bucket, item: Mapping[str, Any], size: int | None) -> Versi
         bool(item.get("IsLatest")),
         size,
     )
-
-
-SPARE = timedelta(days=1)
-"""By so much more a lock is lengthened, so that what every backup counts on is asked for once a day, not each time."""
-_ROUNDING = timedelta(seconds=1)
 
 
 def locked_until(config: S3Config, key: str, since: datetime) -> datetime | None:

@@ -1,19 +1,16 @@
-"""The folder behind an SFTP destination: its marker, durable steps, temporary names, and errors in our words.
-
-A destination in a folder of another host, by SFTP.
+"""A destination in a folder of another host, by SFTP.
 
 A put is: temporary file, fsync, rename in place of what was there, fsync of the folder, the last as far as the server
 can. What a kill or a lost connection leaves is a temporary file in ``.tmp`` that no listing shows. Nobody can tell from
 here whether its writer lives, so it counts as left over when nothing was written to it for a day.
 
-It knows no hard links that could be counted, so it has no trees. Memory: 4 MiB for each stream that is open.
+SFTP has no hard links that could be counted, so there are no trees. Memory: 4 MiB for each stream that is open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import posixpath
 import secrets
 import threading
@@ -27,33 +24,26 @@ from backupd.model.errors import (
     DestinationError,
     DestinationFullError,
     ObjectMissingError,
-    RefusedError,
     UnreachableError,
 )
-from backupd.model.text import format_size, format_time
+from backupd.model.text import format_size
 from storage.contract import layout
 from storage.contract.config import SftpConfig
-from storage.contract.destination import Capability, ObjectInfo, Space
-from storage.local.folder import FOLDER_MODE, FORMAT, LINK_HINT, folders_of
+from storage.contract.destination import Capability, ObjectInfo, Space, new_marker, not_empty
+from storage.local.folder import FOLDER_MODE, LINK_HINT, SourceFailedError, folders_of, read_source
 from storage.sftp.session import ANSWER_SECONDS, Sessions
 from storage.sftp.stream import SYNC_SECONDS, Download, Upload
 from storage.sftp.wire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
 
-_CHUNK = 1 << 20
 _TEMPORARY = ".tmp"
 _ABANDONED_SECONDS = 86400
 _SCARCE = 1 << 20
 """Free bytes below which a refused write is taken for a full disk: the protocol has no word for it."""
 
 Listing = list[tuple[str, Attributes]]
-
-
-class SourceFailedError(Exception):
-    """Carries an error of the stream being read past the translation of our own errors."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+_BUFFER = 256 * 1024
+_FOLDERS_AT_ONCE = 8
+"""Folders that are listed in one go, so that a listing of the pool does not take a way there and back for each."""
 
 
 @dataclass(slots=True)
@@ -196,10 +186,8 @@ class RemoteFolder:
         """Make an empty or absent folder (not its parent) a destination. Raises RefusedError."""
         if not self.sessions.run(self._prepare):
             return
-        document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": False}
-        raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
         with self.temporary() as temporary:
-            self.upload(temporary, io.BytesIO(raw), "initialising")
+            self.upload(temporary, io.BytesIO(new_marker(now, links=False)), "initialising")
             self.sessions.run(lambda wire: self._mark(wire, temporary))
 
     def _mark(self, wire: Wire, temporary: Temporary) -> None:
@@ -231,11 +219,7 @@ class RemoteFolder:
             {name for name, _found in listing or ()} - {".", "..", "lost+found", _TEMPORARY, layout.REPOSITORY}
         )
         if strangers:
-            raise RefusedError(
-                f"{self.where} is not empty and is no destination of ours",
-                detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
-                hint=f"give destination {self.name} a folder of its own",
-            )
+            raise not_empty(self.where, strangers, f"give destination {self.name} a folder of its own")
         self._make(wire, self.path(_TEMPORARY))
         return True
 
@@ -270,7 +254,7 @@ class RemoteFolder:
                 upload = Upload(self.sessions, temporary.path)
             sure = False
             try:
-                while chunk := _read(stream):
+                while chunk := read_source(stream):
                     upload.write(chunk)
                 return upload.finish()
             except (StatusError, SourceFailedError):
@@ -371,18 +355,6 @@ def tolerating(code: int, call: Callable[[], object]) -> bool:
     return True
 
 
-def _read(stream: BinaryIO) -> bytes:
-    try:
-        return stream.read(_CHUNK)
-    except Exception as error:
-        raise SourceFailedError(error) from error
-
-
-_BUFFER = 256 * 1024
-_FOLDERS_AT_ONCE = 8
-"""Folders that are listed in one go, so that a listing of the pool does not take a way there and back for each."""
-
-
 class SftpDestination:
     """Nothing is touched before the first call. ``seconds``: how long an answer of the server may take."""
 
@@ -433,9 +405,8 @@ class SftpDestination:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         doing = f"listing {prefix}"
+        layout.check_prefix(prefix)
         above = prefix.rpartition("/")[0]
-        if ".." in above.split("/") or above.startswith("/"):
-            raise DestinationError(f"{prefix!r} is not the beginning of a key")
         self._folder.require_way(above, doing)
         above = f"{above}/" if above else ""
         with self._folder.guard(doing):

@@ -1,9 +1,8 @@
-"""The keys by which hosts are known, as ssh keeps them in a file (sshd(8), SSH_KNOWN_HOSTS).
+"""SSH connections to the host of an SFTP destination: made, checked, kept for the next caller, given up.
 
-SSH connections to the host of an SFTP destination: made, checked, kept for the next who needs one, given up.
-
-A key logs in, never a password; the host must show a key that stands in the file of known hosts. One connection serves
-one caller at a time, so that a caller who waits holds up nobody. Those who find a kept connection dead get a new one.
+A key logs in, never a password; the host must show a key that is in the file of known hosts, which is read as ssh does
+(sshd(8), SSH_KNOWN_HOSTS). One connection serves one caller at a time, so that a caller who waits delays nobody. A
+caller that finds a kept connection dead gets a new one.
 """
 
 from __future__ import annotations
@@ -31,6 +30,23 @@ from storage.sftp.wire import POSIX_RENAME, LostError, Wire
 
 _HASHED = "|1|"
 _REVOKED = "@revoked"
+ANSWER_SECONDS = 20.0
+"""How long an answer may take."""
+CONNECT_SECONDS = 15.0
+"""How long a new connection may take, altogether."""
+_PROBE_SECONDS = 5.0
+_FRESH_SECONDS = 20.0
+"""A connection that was used so lately is taken as it is, an older one is asked whether it is still there."""
+_KEEPALIVE_SECONDS = 30
+_KEPT = 4
+"""Connections that are kept when nobody uses them."""
+_AT_ONCE = 4
+"""Connections that are made at once: servers turn away whoever knocks too often (MaxStartups)."""
+Result = TypeVar("Result")
+_HINT_REACH = (
+    "is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "
+    "and what is missing there is sent later"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +114,6 @@ def _fits(pattern: str, name: str) -> bool:
     """``*`` and ``?`` alone mean more than themselves: brackets stand around hosts with ports."""
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
-
-ANSWER_SECONDS = 20.0
-"""How long an answer may take."""
-CONNECT_SECONDS = 15.0
-"""How long a new connection may take, altogether."""
-_PROBE_SECONDS = 5.0
-_FRESH_SECONDS = 20.0
-"""A connection that was used so lately is taken as it is, an older one is asked whether it is still there."""
-_KEEPALIVE_SECONDS = 30
-_KEPT = 4
-"""Connections that are kept when nobody uses them."""
-_AT_ONCE = 4
-"""Connections that are made at once: servers turn away whoever knocks too often (MaxStartups)."""
-
-Result = TypeVar("Result")
 
 # Its threads tell with whole tracebacks what is raised to us anyway.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
@@ -353,12 +354,6 @@ class Sessions:
     def _failure(self, detail: str, hint: str) -> UnreachableError:
         where = f"{self._config.user}@{self._config.host}:{self._config.port}"
         return UnreachableError(f"destination {self._name} ({where}) cannot be reached", detail=detail, hint=hint)
-
-
-_HINT_REACH = (
-    "is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "
-    "and what is missing there is sent later"
-)
 
 
 def _hang_up(transport: paramiko.Transport) -> None:

@@ -46,7 +46,7 @@ from backupd.transfer.copies import Copied, Order, TreePaths, replicate
 from backupd.transfer.guards.holds_and_marks import kept_at, put_hold, put_keep
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.relay import PAUSES
-from storage.contract import layout as treenames
+from storage.contract import layout
 from storage.contract.destination import Destination, as_tree
 
 _LOOKED_AT = timedelta(days=14)
@@ -433,7 +433,7 @@ class _Round:
 
         def paths(header: Header) -> Sequence[tuple[str, str]] | None:
             try:  # the body has just been copied, and compared on its way
-                return list(treenames.tree_links(load_body(target, header, unsealer).entries))
+                return list(layout.tree_links(load_body(target, header, unsealer).entries))
             except KeyUnusableError:
                 return None
 

@@ -1,6 +1,6 @@
-"""Work at one destination, on a thread of its own: one that hangs or is slow holds back nobody else.
+"""Work at one destination, on a thread of its own: a destination that hangs or is slow delays no other one.
 
-How it goes at one destination: what it is at, what failed, and when it is tried again.
+``Standing`` is how it goes there: what failed, and when it is tried again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ _CHUNK = 1 << 20
 _FLAGGED = 22
 _LOCKED_FOR = timedelta(days=1)
 """So long a branch's description is not looked at again for how long it is locked."""
+SLOW = 300.0
+"""Seconds after which one work at a destination is told of as trouble."""
+_LONGEST_PAUSE = 300
+_PAUSE_FOR_READERS = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +178,6 @@ def digest_of(path: Path, start: int, end: int) -> str:
                 data = clear_flag(data[:_FLAGGED]) + data[_FLAGGED:]
             digest.update(data)
     return digest.hexdigest()
-
-
-SLOW = 300.0
-"""Seconds after which one work at a destination is told of as trouble."""
-_LONGEST_PAUSE = 300
-_PAUSE_FOR_READERS = timedelta(minutes=1)
 
 
 @dataclass(slots=True)

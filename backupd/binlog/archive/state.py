@@ -1,13 +1,11 @@
-"""What the archive writes down in the spool's folder: how files were cut, and what each destination holds of them.
+"""What the archive knows: the state that it keeps in the spool's folder, and what the recorder has still to be given.
 
-It is only about files that are in the spool. Where it is lost, the files are cut anew from their beginning, and what
-destinations hold of them already is found there.
+The state says how files were cut, and what each destination holds of them. It is only about files that are in the
+spool. Where it is lost, the files are cut anew from their beginning, and what destinations hold of them already is
+found there. ``Outlook`` is one look at the spool beside that state.
 
-One look at the spool, beside what the archive knows of it.
-
-Whom the archive tells what it has done: the application writes it into the catalog.
-
-What the recorder is still to be told, in order. Only what it took counts as done.
+The ``Recorder`` of the application writes into the catalog. The ``Ledger`` gives it everything in order; only what the
+recorder took counts as done.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from backupd.process.folders import write_whole
 
 _FORMAT = "backupd-archive/1"
 _NAME = "archive.json"
+_FIRST_EVENT = 4
 
 
 @dataclass(slots=True)
@@ -158,9 +157,6 @@ def _read_cut(data: list[Any]) -> Cut:
 
 def _key(key: SegmentKey) -> list[Any]:
     return [key.branch, key.number, key.start, key.end]
-
-
-_FIRST_EVENT = 4
 
 
 @dataclass(frozen=True, slots=True)

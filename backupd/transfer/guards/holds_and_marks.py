@@ -1,13 +1,12 @@
-"""What is kept on purpose, written at the destination itself: whoever sweeps there sees it, whatever catalog they have.
+"""What stays and what goes, as the destination itself records it: holds and keeps, and marks of deletion.
 
-A hold covers all of one server, or of every server (``*``); a keep covers one backup. Where a note cannot be read it
-counts all the same: its key alone says what it is about.
+Holds and keeps are written at the destination, so every installation that sweeps there sees them, whatever catalog it
+has. A hold covers one server, or every server (``*``); a keep covers one backup. A note that cannot be read counts: its
+key alone says what it is about.
 
-Does a mark of deletion stand, and since when? Where nothing may be deleted a mark cannot be taken away: a document
-that takes it back lies in its place then, and counts as none.
-
-A mark is an ordinary file: whoever may put files can put one with any time in it. So what it says of itself never makes
-it count sooner than since it is known here.
+A mark of deletion is an ordinary file: everybody who may put files can put one with any time in it. So the time in a
+mark never makes it count sooner than since it is known here. Where nothing may be deleted a mark cannot be taken away:
+a document that takes it back replaces it then, and counts as no mark.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Removing many things at a place: several at once, since each takes a round trip, and past what may not go yet.
+"""Object locks: removing many keys past those that are locked, and keeping locked what a backup builds on.
 
-What is locked is no failure of whoever removes: it is told, and tried again by the next one.
+A locked key is no failure of the caller that removes: it is reported, and the next caller tries again.
 
-What a backup counts on, and did not store itself, stays locked as long as what it stored does.
-
-An object lock is given when something is stored. Without this, objects that are named again, and everything that an
-increment builds on, would be locked until the first backup's date only, and could be deleted under the last one.
+A destination locks an object when it is stored. Without ``lengthen``, objects that a backup names again, and everything
+that an increment builds on, would be locked until the first backup's date only, and could be deleted under the last
+one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The pin of a restore: the backups that somebody reads are not swept away meanwhile.
+"""Who uses backups at a destination: the pin of a restore, and the intent of a backup that is being written.
 
-The intent of a backup that is being written: it comes before the first object and goes after the commit.
+While a pin lives, no sweep removes the backups that the restore reads.
 
-While it lives, nothing that the backup stored or reused is collected. So: write the intent, *then* read what is known
-(``backupd.transfer.dedup``); in the other order a sweep in between could take away what the backup counts on.
+The intent comes before the first object and goes after the commit. While it lives, nothing that the backup stored or
+reused is collected. So: write the intent, *then* read what is known (``backupd.transfer.dedup``); in the other order a
+sweep in between could take away what the backup counts on.
 
 The same holds for the backups that an increment builds on. A deletion puts its mark first, and a sweep reads the marks
-before the intents and removes no backup of a server that is being backed up: so whoever has written its intent and
-*then* finds the parents unmarked keeps them until it ends, and from its commit on the manifest does.
+before the intents and removes no backup of a server that is being backed up. So a backup that has written its intent
+and *then* finds the parents unmarked keeps them until it ends, and from its commit on the manifest does.
 """
 
 from __future__ import annotations

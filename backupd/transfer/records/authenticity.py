@@ -1,16 +1,12 @@
-"""Detached OpenPGP signatures of the documents of record: who vouches for one, and is it still what was signed?
+"""Is a document at a destination the one that was written? Signatures, and digests that the catalog has recorded.
 
-A destination whose documents of record are signed: each is put behind its signature, and believed only with one.
+``SignedDestination``: manifests, descriptions of segments and of branches are what everything else is known by: they
+hold the digests of all the rest. Proofs, and copies of catalog and configuration, are sealed, which anybody can do who
+has a public key. The signature is beside its document and is put before it, so that no document is ever seen without
+one. Where a document replaces another one, both signatures are there for the moment in between.
 
-Manifests, descriptions of segments and of branches are what everything else is known by: they hold the digests of all
-the rest. Proofs, and copies of catalog and configuration, are sealed, which anybody can do who has a public key. The
-signature lies beside its document and is put before it, so that no document is ever seen without one. Where a document
-replaces another one, both signatures lie there for the moment in between.
-
-A destination whose documents are compared with what is recorded of them, before anybody believes a word.
-
-Every reader of manifests and of descriptions of binary logs goes through here, so none can forget to ask. It costs no
-request: a document is read whole anyway.
+``RecordedDestination``: every reader of manifests and of descriptions of binary logs goes through here, so none can
+forget to ask. It costs no request: a document is read whole anyway.
 """
 
 from __future__ import annotations
@@ -50,6 +46,15 @@ SIGNATURE_LIMIT = 64 * 1024
 """Bytes that a signature may have; ours have a few hundred."""
 _NO_AGENT = str(4 << 24 | 77)
 """GPG_ERR_NO_AGENT, as gpg itself reports it (libgpg-error: source and code)."""
+_REMEMBERED = 50_000
+"""Digests of documents whose signature was found good: about 8 MB."""
+_COPY_LIMIT = 4 * 1024**3
+"""Most bytes of a sealed copy of the catalog or of the configuration."""
+_UNSIGNED = "it has no signature"
+_NOT_OURS = (
+    "somebody put another one there: find out who writes there, then `backupd verify` puts back what another "
+    "destination has"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +206,6 @@ def _readable(content: bytes) -> Iterator[tuple[int, str]]:
         os.close(descriptor)
 
 
-_REMEMBERED = 50_000
-"""Digests of documents whose signature was found good: about 8 MB."""
-_COPY_LIMIT = 4 * 1024**3
-"""Most bytes of a sealed copy of the catalog or of the configuration."""
-_UNSIGNED = "it has no signature"
-
-
 class SignedDestination(ForwardingDestination):
     """``inner`` with signatures of the documents about those servers (``*``: about all) for which
     ``wanted`` says so.
@@ -330,12 +328,6 @@ class SignedDestination(ForwardingDestination):
             "restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "
             "--from FORMER"
         )
-
-
-_NOT_OURS = (
-    "somebody put another one there: find out who writes there, then `backupd verify` puts back what another "
-    "destination has"
-)
 
 
 class Records(Protocol):

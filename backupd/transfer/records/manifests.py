@@ -1,6 +1,6 @@
-"""Writing and reading the documents of a backup at a destination: the side files first, the manifest last.
+"""The documents of a backup at a destination: writing them (side files first, the manifest last), reading, listing.
 
-Which backups a destination holds: those with a manifest, and no others.
+A destination holds the backups that have a manifest, and no others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""A GnuPG home as gpg can use it: with a path that is short enough for sockets, with room to write beside the keys, and
-with an agent that ends when this process does.
+"""How gpg is called, for sealing and unsealing alike, and with which home.
 
 gpg-agent keeps its sockets in the home, and keys that it has opened in its memory. So gpg gets a private home in the
-runtime directory, in which everything is a link to the real one's content: it may be read-only (as under the unit, or
-in a volume of a container), and its agent ends as soon as the folder is gone.
-
-How gpg is called, for sealing and unsealing alike.
+runtime directory, in which everything is a link to the real one's content: its path is short enough for sockets, the
+real home may be read-only (as under the unit, or in a volume of a container), and the agent ends as soon as the folder
+is gone.
 """
 
 from __future__ import annotations
@@ -35,6 +33,22 @@ _OF_ONE_HOME = re.compile(r"S\..*|\.#lk.*|.*\.lock|.*\.tmp|.*~|random_seed")
 
 _guard = threading.Lock()
 _sockets: dict[Path, str] = {}
+_HARDENED = (
+    "--batch",
+    "--no-tty",
+    # Nobody's gpg.conf adds recipients (encrypt-to), signs, or turns off integrity protection.
+    "--no-options",
+    # Keys are pinned by fingerprint: no web of trust, and never a look-up in the network or a trustdb to
+    # write.
+    "--trust-model",
+    "always",
+    "--no-auto-key-locate",
+    "--disable-dirmngr",
+    "--no-auto-check-trustdb",
+    # Several of us run at once, perhaps on a read-only home: the seed file would only be a lock to wait for.
+    "--no-random-seed-file",
+)
+_READ = 64 * 1024
 
 
 def usable_home(home: Path) -> Path:
@@ -153,24 +167,6 @@ def _mirror(real: Path, home: Path, wanted: set[str]) -> None:
     for name in wanted:
         with contextlib.suppress(FileExistsError):
             (home / name).symlink_to(real / name)
-
-
-_HARDENED = (
-    "--batch",
-    "--no-tty",
-    # Nobody's gpg.conf adds recipients (encrypt-to), signs, or turns off integrity protection.
-    "--no-options",
-    # Keys are pinned by fingerprint: no web of trust, and never a look-up in the network or a trustdb to
-    # write.
-    "--trust-model",
-    "always",
-    "--no-auto-key-locate",
-    "--disable-dirmngr",
-    "--no-auto-check-trustdb",
-    # Several of us run at once, perhaps on a read-only home: the seed file would only be a lock to wait for.
-    "--no-random-seed-file",
-)
-_READ = 64 * 1024
 
 
 def gpg(home: Path, status: Status, *arguments: str) -> Command:

@@ -1,6 +1,6 @@
-"""Looking at the keys of a GnuPG home: who can be encrypted for, and what can be decrypted here.
+"""The keys of a GnuPG home: which can be encrypted for, which can decrypt here, and whether somebody holds one.
 
-A phrase for the holder of one key: sealed so that plain ``gpg -d`` shows it, and opened again.
+The last is asked with a phrase that is sealed so that plain ``gpg -d`` shows it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from backupd.transfer.seal.seal import passphrase_options
 
 WARN_DAYS = 30
 _HEX = re.compile(r"(?:0X)?([0-9A-F]{8,64})!?")
+_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +164,6 @@ def is_revoked(home: Path, fingerprint: str) -> bool:
         for part in _parts(key)
         if part["fingerprint"] == fingerprint
     )
-
-
-_GROUPS = 8
 
 
 def new_phrase() -> str:

@@ -1,7 +1,6 @@
-"""Sealing: zstd, padded, then OpenPGP for public keys. The mirror image is ``unseal``; both open with ``gpg -d | zstd
--d``.
+"""Sealing and unsealing. Sealed is: zstd, padded, then OpenPGP for public keys; ``gpg -d | zstd -d`` opens it, too.
 
-Unsealing: OpenPGP, then zstd, and nothing is believed before gpg has agreed to all of it.
+Unsealing returns nothing before gpg has agreed to all of it.
 """
 
 from __future__ import annotations
@@ -36,6 +35,29 @@ _REASONS = {
     "13": "is disabled",
 }
 _UNUSABLE = "cannot be used: it is revoked or disabled, or has no encryption key"
+AT_ONCE = 8
+"""gpg processes that may decrypt at the same time. gpg-agent 2.2 does it all within 32 KiB of locked memory:
+with sixteen RSA-4096 decryptions at once it fails with "Cannot allocate memory", which gpg reports as a
+missing key."""
+_ATTEMPTS = 6
+_SLICE = 256 * 1024
+_SIP = 2 * 1024
+"""Bytes that are decompressed at once where no size is told before: zstd makes up to 32,768 times more of them."""
+_slots = threading.BoundedSemaphore(AT_ONCE)
+# Codes of libgpg-error (the low 16 bits).
+_ALTERED_CODES = frozenset({4, 10, 12, 14, 18, 19, 30, 41, 65, 66, 67, 79, 89, 139})
+"""The secret key works but what it opens makes no sense: wrong checksum, padding, algorithm, length ..."""
+_OPENED = frozenset({"DECRYPTION_KEY", "DECRYPTION_INFO"})
+"""What gpg reports once it has the session key; the second only when it can read the head of the data, too."""
+_NO_AGENT = "can't connect to the agent"
+"""What gpg writes where it reports every secret key as missing, because there is nobody whom it could ask for them."""
+_PASSPHRASE_CODES = {
+    11: "the passphrase is wrong",
+    31: "the passphrase is missing",
+    85: "the passphrase is missing",
+    99: "the passphrase was not given",
+    177: "the passphrase is missing",
+}
 
 
 def _nothing() -> None:
@@ -177,33 +199,6 @@ def _explained(error: ToolError, lines: Sequence[StatusLine]) -> BackupdError:
         detail=error.detail,
         hint="import the key, or its prolonged version: gpg --homedir ... --import FILE",
     )
-
-
-AT_ONCE = 8
-"""gpg processes that may decrypt at the same time. gpg-agent 2.2 does it all within 32 KiB of locked memory:
-with sixteen RSA-4096 decryptions at once it fails with "Cannot allocate memory", which gpg reports as a
-missing key."""
-_ATTEMPTS = 6
-_SLICE = 256 * 1024
-_SIP = 2 * 1024
-"""Bytes that are decompressed at once where no size is told before: zstd makes up to 32,768 times more of them."""
-
-_slots = threading.BoundedSemaphore(AT_ONCE)
-
-# Codes of libgpg-error (the low 16 bits).
-_ALTERED_CODES = frozenset({4, 10, 12, 14, 18, 19, 30, 41, 65, 66, 67, 79, 89, 139})
-"""The secret key works but what it opens makes no sense: wrong checksum, padding, algorithm, length ..."""
-_OPENED = frozenset({"DECRYPTION_KEY", "DECRYPTION_INFO"})
-"""What gpg reports once it has the session key; the second only when it can read the head of the data, too."""
-_NO_AGENT = "can't connect to the agent"
-"""What gpg writes where it reports every secret key as missing, because there is nobody whom it could ask for them."""
-_PASSPHRASE_CODES = {
-    11: "the passphrase is wrong",
-    31: "the passphrase is missing",
-    85: "the passphrase is missing",
-    99: "the passphrase was not given",
-    177: "the passphrase is missing",
-}
 
 
 class Unsealer:

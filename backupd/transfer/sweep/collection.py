@@ -36,6 +36,14 @@ from backupd.transfer.sweep.deletion_limit import BRAKE, DAY, Brake, told_of_hea
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
 
+SKEW = timedelta(minutes=5)
+"""Clocks of several machines may differ so much, and a put may last so long."""
+_READERS = 4
+"""Manifests that are read at once: one of a large backup takes tens of megabytes."""
+_TRACES = (layout.SERVERS, layout.BINLOGS, layout.PROOFS, layout.CATALOGS)
+_BATCH = 512
+"""Objects that are removed between two looks whether we are still the one who removes."""
+
 
 @dataclass(slots=True)
 class Collected:
@@ -64,15 +72,6 @@ class Collected:
     """What the brake on mass deletes held back; each is among ``held``, too."""
     missing: list[Backup] = field(default_factory=list)
     """What was expected here and is not, so that no object was collected; ``held`` says it."""
-
-
-SKEW = timedelta(minutes=5)
-"""Clocks of several machines may differ so much, and a put may last so long."""
-_READERS = 4
-"""Manifests that are read at once: one of a large backup takes tens of megabytes."""
-_TRACES = (layout.SERVERS, layout.BINLOGS, layout.PROOFS, layout.CATALOGS)
-_BATCH = 512
-"""Objects that are removed between two looks whether we are still the one who removes."""
 
 
 @dataclass(slots=True)

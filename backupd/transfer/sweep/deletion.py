@@ -47,6 +47,8 @@ from storage.contract.destination import Destination, ObjectInfo, as_tree, read_
 
 _MANY = 256
 """A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
+Sizes = Callable[[], Mapping[str, int]]
+"""Gives the size of every stored object by its key."""
 
 
 def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
@@ -337,10 +339,6 @@ def _needed(found: list[_Outline], removable: set[Backup], held: list[str]) -> s
                 needed.add(above)
                 held.append(f"{above[1]} of {above[0]}: {child[1]} builds on it")
     return needed
-
-
-Sizes = Callable[[], Mapping[str, int]]
-"""Gives the size of every stored object by its key."""
 
 
 def is_whole(destination: Destination, server: str, backup_id: str, sizes: Sizes | None = None) -> bool:

@@ -24,7 +24,6 @@ from backupd.model.manifest import (
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from backupd.transfer.guards.holds_and_marks import Mark
 from storage.contract import layout, objects
-from storage.contract import layout as treenames
 from storage.contract.destination import Destination, as_tree
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
@@ -114,7 +113,7 @@ class Stock:
             digest = hashlib.sha256(content).hexdigest()
             entries.append(Entry(path, len(content), digest, parts=(Part(item.name, len(content), digest),)))
             if tree is not None:
-                tree.link(layout.object_key(item.name), layout.tree_name(self.server, name), treenames.tree_path(path))
+                tree.link(layout.object_key(item.name), layout.tree_name(self.server, name), layout.tree_path(path))
         put(self.destination, layout.body_key(self.server, name), b"body")
         put(self.destination, layout.unpack_key(self.server, name), b"unpack")
         put(self.destination, layout.runbook_key(self.server, name), b"runbook")

@@ -15,7 +15,6 @@ from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.deletion import mark
 from storage.contract import layout, objects
-from storage.contract import layout as treenames
 from storage.contract.destination import TreeDestination, as_tree
 from storage.local.destination import FilesystemDestination
 from storage.memory import MemoryDestination
@@ -223,7 +222,7 @@ def damage_tree(house: House, change: Callable[[dict[str, bytes]], dict[str, byt
     """Show the first backup's tree anew, as ``change`` wants it."""
     for path, content in change(dict(FILES)).items():
         item = named(content)
-        house.tree.link(layout.object_key(item.name), layout.tree_name("shop", FIRST), treenames.tree_path(path))
+        house.tree.link(layout.object_key(item.name), layout.tree_name("shop", FIRST), layout.tree_path(path))
     house.tree.publish(layout.tree_name("shop", FIRST))
 
 
@@ -248,7 +247,7 @@ def test_tree_matches_manifest(house: House, change: Callable[[dict[str, bytes]]
     assert [item.invariant for item in house.repair()] == [Invariant.TREE_MATCHES_MANIFEST]
     assert house.repair(key=True) == []
     assert dict(house.tree.tree_files(layout.tree_name("shop", FIRST))) == {
-        treenames.tree_path(path): house.tree.identity(layout.object_key(named(content).name))
+        layout.tree_path(path): house.tree.identity(layout.object_key(named(content).name))
         for path, content in FILES.items()
     }
 

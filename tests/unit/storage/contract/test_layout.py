@@ -10,7 +10,6 @@ from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.manifest import Entry, Part
 from storage.contract import layout
-from storage.contract import layout as treenames
 from tests.support.dice import thrown
 
 NAME = "ab" * 32 + "-" + "01" * 8
@@ -129,30 +128,30 @@ def test_a_strange_server_or_id_never_becomes_a_key(text: str) -> None:
 
 
 def test_tree_paths_look_like_the_files_they_show() -> None:
-    assert treenames.tree_path("shop/t.ibd") == "shop/t.ibd.zst.gpg"
-    assert treenames.tree_path("shop/t.ibd", 0) == "shop/t.ibd.parts/00000.zst.gpg"
-    assert treenames.tree_path("ibdata1", 12345) == "ibdata1.parts/12345.zst.gpg"
-    assert treenames.tree_path("größe/τ \"'\\.ibd") == "größe/τ \"'\\.ibd.zst.gpg"
-    assert treenames.bundle_path("shop", NAME).startswith("shop/.bundle-")
-    assert treenames.bundle_path("", NAME).endswith(".tar.zst.gpg")
+    assert layout.tree_path("shop/t.ibd") == "shop/t.ibd.zst.gpg"
+    assert layout.tree_path("shop/t.ibd", 0) == "shop/t.ibd.parts/00000.zst.gpg"
+    assert layout.tree_path("ibdata1", 12345) == "ibdata1.parts/12345.zst.gpg"
+    assert layout.tree_path("größe/τ \"'\\.ibd") == "größe/τ \"'\\.ibd.zst.gpg"
+    assert layout.bundle_path("shop", NAME).startswith("shop/.bundle-")
+    assert layout.bundle_path("", NAME).endswith(".tar.zst.gpg")
 
 
 @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "./a", "a\0"])
 def test_a_hostile_entry_path_has_no_tree_path(path: str) -> None:
     with pytest.raises(ValueError, match="relative path"):
-        treenames.tree_path(path)
+        layout.tree_path(path)
 
 
 @pytest.mark.parametrize("length", [246, 247, 248, 250, 255])
 def test_long_names_are_shortened_and_stay_apart(length: int) -> None:
     names = ["x" * (length - 1) + last for last in "ab"] + ["é" * (length // 2), "é" * (length // 2 - 1) + "e"]
     for part in (None, 0):
-        shown = [treenames.tree_path(f"s/{name}", part) for name in names]
+        shown = [layout.tree_path(f"s/{name}", part) for name in names]
         assert len(set(shown)) == len(names)
         for path in shown:
-            treenames.check_tree_path(path)
-    assert (treenames.tree_path("x" * 247) == "x" * 247 + ".zst.gpg") is True
-    assert "~" in treenames.tree_path("x" * 248)
+            layout.check_tree_path(path)
+    assert (layout.tree_path("x" * 247) == "x" * 247 + ".zst.gpg") is True
+    assert "~" in layout.tree_path("x" * 248)
 
 
 def test_names_that_imitate_ours_do_not_collide() -> None:
@@ -166,17 +165,17 @@ def test_names_that_imitate_ours_do_not_collide() -> None:
         "t/x",
         "T",
         ".bundle-1.tar",
-        treenames.bundle_path("", NAME).removesuffix(".zst.gpg"),
+        layout.bundle_path("", NAME).removesuffix(".zst.gpg"),
         "t~1",
         "t~",
         "~",
         "a.parts.zst.gpg",
     ]
-    tricky += [treenames.tree_path(name).removesuffix(".zst.gpg") for name in ("t~", "~", "x" * 250)]
+    tricky += [layout.tree_path(name).removesuffix(".zst.gpg") for name in ("t~", "~", "x" * 250)]
     shown = [(name, part) for name, part in itertools.product(dict.fromkeys(tricky), (None, 0, 1))]
-    paths = [treenames.tree_path(name, part) for name, part in shown] + [treenames.bundle_path("", NAME)]
+    paths = [layout.tree_path(name, part) for name, part in shown] + [layout.bundle_path("", NAME)]
     assert len(set(paths)) == len(paths)
-    singles = {treenames.tree_path(name) for name in dict.fromkeys(tricky)}
+    singles = {layout.tree_path(name) for name in dict.fromkeys(tricky)}
     folders = {path.rpartition("/")[0] for path in paths if "/" in path}
     above = {"/".join(folder.split("/")[:depth]) for folder in folders for depth in range(1, 9)}
     assert not singles & above, "one name would be a file and a folder"
@@ -193,7 +192,7 @@ paths = st.lists(suffixed, min_size=1, max_size=3).map("/".join)
 @given(paths, paths, st.none() | st.integers(0, 3), st.none() | st.integers(0, 3))
 def test_no_two_parts_share_a_tree_path(one: str, other: str, first: int | None, second: int | None) -> None:
     if (one, first) != (other, second):
-        assert treenames.tree_path(one, first) != treenames.tree_path(other, second)
+        assert layout.tree_path(one, first) != layout.tree_path(other, second)
 
 
 def test_the_links_of_a_body_are_parts_and_bundles() -> None:
@@ -204,14 +203,14 @@ def test_the_links_of_a_body_are_parts_and_bundles() -> None:
         Entry("shop/db.opt", 1, "0", bundle=NAME),
         Entry("shop/x.frm", 1, "0", bundle=NAME),
     ]
-    assert dict(treenames.tree_links(entries)) == {
+    assert dict(layout.tree_links(entries)) == {
         "shop/a.ibd.zst.gpg": parts[0].object,
         "shop/b.ibd.parts/00000.zst.gpg": parts[1].object,
         "shop/b.ibd.parts/00001.zst.gpg": parts[2].object,
-        treenames.bundle_path("shop", NAME): NAME,
+        layout.bundle_path("shop", NAME): NAME,
     }
     far = [Entry("shop/db.opt", 1, "0", bundle=NAME), Entry("zoo/db.opt", 1, "0", bundle=NAME)]
-    assert dict(treenames.tree_links(far)) == {treenames.bundle_path("", NAME): NAME}
+    assert dict(layout.tree_links(far)) == {layout.bundle_path("", NAME): NAME}
 
 
 def test_a_hundred_thousand_paths_stay_apart() -> None:
@@ -220,7 +219,7 @@ def test_a_hundred_thousand_paths_stay_apart() -> None:
         "".join(dice.choices("ab~.", k=dice.randint(1, 9))) + dice.choice(["", ".parts", ".zst.gpg"])
         for _ in range(100_000)
     } - {".", ".."}
-    assert len({treenames.tree_path(name) for name in names}) == len(names)
+    assert len({layout.tree_path(name) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize("server", ["*", "shop", "all", "every.json", "server.json"])
