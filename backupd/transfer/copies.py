@@ -26,11 +26,9 @@ from backupd.model.errors import (
     CancelledError,
     DamagedError,
     DestinationError,
-    NewerFormatError,
     NotFoundError,
     ObjectMissingError,
     RefusedError,
-    TamperedError,
 )
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header, StoredObject, decode_header
@@ -41,7 +39,6 @@ from backupd.transfer.guards.holds_and_marks import is_marked
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.guards.object_locks import lengthen_all
 from backupd.transfer.guards.pins_and_intents import Intent, Pin
-from backupd.transfer.log_segments import SegmentConflictError
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
 from backupd.transfer.relay import PAUSES, Check, Document, Relay
@@ -398,7 +395,7 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
     place, DamagedError, DestinationError.
     """
     document, header = good_copy(relay, server, key)
-    present = _present(relay.target, header)
+    present = segments.kept_header(relay.target, header)
     if present is not None and (present.parts, present.index) != (header.parts, header.index):
         return present  # the same bytes, sealed another time
     if present != header:
@@ -406,10 +403,10 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
             _bring(relay, header.folder + item.name, item, clock())
         relay.put(document)
     if gone := segments.absent(relay.target, header):
-        raise DestinationError(
-            f"destination {relay.target.name} does not keep what it is given",
-            detail="\n".join(f"{name} {problem}" for name, problem in gone),
-            hint="look at the medium and its log; it is tried again by itself",
+        raise objects.not_kept(
+            relay.target,
+            "\n".join(f"{name} {problem}" for name, problem in gone),
+            "look at the medium and its log; it is tried again by itself",
         )
     return header
 
@@ -437,29 +434,6 @@ def good_copy(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, Seg
     raise NotFoundError(
         f"no destination that can be reached holds binary log {key.number} of {server}, bytes {key.start} to {key.end}"
     )
-
-
-def _present(target: Destination, header: SegmentHeader) -> SegmentHeader | None:
-    """What lies under the key of ``header``, if it can be read. Raises as ``segments.put`` does."""
-    try:
-        found = segments.load_header(target, header.segment.server, header.segment.key)
-    except NewerFormatError:
-        raise
-    except TamperedError as error:
-        raise SegmentConflictError(
-            f"{header.key} at destination {target.name} is none of ours", detail=error.detail, hint=error.hint
-        ) from error
-    except (NotFoundError, DamagedError):
-        return None
-    if found.segment.sha256 != header.segment.sha256:
-        raise SegmentConflictError(
-            f"destination {target.name} holds another binary log as {header.segment.file}, bytes "
-            f"{header.segment.start} to {header.segment.end}",
-            detail=f"{target.name}:{header.key}: SHA-256 {found.segment.sha256} there, {header.segment.sha256} here",
-            hint="two installations, or a copy of one, write logs of the same server to this destination; nothing was "
-            "overwritten. Give one of them a destination of its own",
-        )
-    return found
 
 
 def _bring(relay: Relay, key: str, item: StoredObject, now: datetime) -> None:

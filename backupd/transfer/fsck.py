@@ -30,7 +30,6 @@ This looks at names and sizes; whether the bytes are still those that were store
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -49,7 +48,7 @@ from backupd.transfer.sweep.clean_up_lease import sweeps
 from backupd.transfer.sweep.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.sweep.deletion import marks
 from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo, TreeDestination, as_tree
+from storage.contract.destination import Destination, ObjectInfo, TreeDestination, as_tree, sha256_of
 
 
 class Invariant(StrEnum):
@@ -151,18 +150,13 @@ def examine(
     ]
     now = clock()
     findings += [
-        Finding(Invariant.NO_STALE_INTENT, lease.id, "its backup is no longer running", repairable=True)
-        for lease in intents(destination)
-        if not alive(lease, now)
-    ]
-    findings += [
-        Finding(Invariant.NO_STALE_PIN, lease.id, "its restore is no longer running", repairable=True)
-        for lease in pins(destination)
-        if not alive(lease, now)
-    ]
-    findings += [
-        Finding(Invariant.NO_STALE_PIN, lease.id, "its removal is no longer running", repairable=True)
-        for lease in sweeps(destination)
+        Finding(invariant, lease.id, f"its {work} is no longer running", repairable=True)
+        for invariant, leases, work in (
+            (Invariant.NO_STALE_INTENT, intents, "backup"),
+            (Invariant.NO_STALE_PIN, pins, "restore"),
+            (Invariant.NO_STALE_PIN, sweeps, "removal"),
+        )
+        for lease in leases(destination)
         if not alive(lease, now)
     ]
     running = living_intents(destination, now, alive)
@@ -412,11 +406,8 @@ class _Comparison:
         return _told(strange, "is not part of this backup") or _told(wrong, "is missing or shows something else")
 
     def _digest(self, path: str) -> str:
-        digest = hashlib.sha256()
         with self._tree.open_tree_file(self._name, path) as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-        return digest.hexdigest()
+            return sha256_of(stream)
 
 
 def _told(subjects: list[str], what: str) -> str:

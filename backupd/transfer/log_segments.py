@@ -200,7 +200,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
     there is another one under its key, DestinationError when the destination fails or gives back other bytes.
     """
     header = sealed.header
-    present = _present(destination, header)
+    present = kept_header(destination, header)
     bad = {} if present is None else problems(destination, present)
     if present is not None and present != header:
         # Sealed another time. Nothing of it is overwritten while it is good; only its end may have become known.
@@ -222,7 +222,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
     return Stored(header)
 
 
-def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
+def kept_header(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
     """What lies under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept, unless
     it reads well and is not ours. Raises SegmentConflictError, NewerFormatError."""
     try:
@@ -241,7 +241,7 @@ def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader |
             f"{header.segment.start} to {header.segment.end}",
             detail=f"{destination.name}:{header.key}: SHA-256 {found.segment.sha256} there, "
             f"{header.segment.sha256} here",
-            hint="two installations, or a copy of one, stream the same server to this destination; nothing was "
+            hint="two installations, or a copy of one, write logs of the same server to this destination; nothing was "
             "overwritten. Give one of them a destination of its own",
         )
     return found
@@ -270,10 +270,10 @@ def _commit(destination: Destination, header: SegmentHeader) -> None:
 
 
 def _lost(destination: Destination, key: str, problem: str) -> DestinationError:
-    return DestinationError(
-        f"destination {destination.name} does not keep what it is given",
-        detail=f"{destination.name}:{key}: {problem}",
-        hint="look at the medium and its log; what was to be stored stays in the spool, for later",
+    return objects.not_kept(
+        destination,
+        f"{destination.name}:{key}: {problem}",
+        "look at the medium and its log; what was to be stored stays in the spool, for later",
     )
 
 

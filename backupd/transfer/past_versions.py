@@ -3,7 +3,6 @@ keys what is asked for; changes nothing."""
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import StoredObject
 from storage.contract import layout
-from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned
+from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned, sha256_of
 
-_CHUNK = 1 << 20
 _PASSING = frozenset({layout.INTENTS, layout.PINS, layout.SWEEPS, layout.TOMBSTONES, layout.QUARANTINE, layout.MARKS})
 """What lies here is of the moment in which it was written."""
 _LEADING = frozenset({layout.MANIFEST, layout.SEGMENT, layout.BRANCH})
@@ -160,11 +158,8 @@ def earlier(destination: Destination, key: str, item: StoredObject) -> tuple[Ver
 
 
 def _digest(place: VersionedDestination, version: Version) -> str:
-    digest = hashlib.sha256()
     with place.open_version(version) as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return sha256_of(stream)
 
 
 def _none_kept(destination: Destination, why: str) -> RefusedError:

@@ -31,6 +31,7 @@ from backupd.transfer.past_versions import Past, Trail
 from backupd.transfer.records.authenticity import Records
 from backupd.transfer.records.manifests import read
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
+from backupd.transfer.relay import line_of
 from backupd.transfer.sweep.clean_up_lease import unswept
 from storage.contract import layout
 from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned
@@ -472,7 +473,7 @@ class _Work:
                 withdraw(destination, *owner, clock())
             except BackupdError as error:
                 with self._lock:
-                    self.failed[layout.mark_key(*owner)] = f"this mark of deletion stands yet: {_line(error)}"
+                    self.failed[layout.mark_key(*owner)] = f"this mark of deletion stands yet: {line_of(error)}"
                 return
             with self._lock:
                 self._unmarked.append(owner)
@@ -490,7 +491,7 @@ class _Work:
         for server, backup_id in found.backups():
             manifest = read(destination, server, backup_id)
             if manifest is not None and isinstance(manifest.header, DamagedError):
-                self.failed[layout.manifest_key(server, backup_id)] = _line(manifest.header)
+                self.failed[layout.manifest_key(server, backup_id)] = line_of(manifest.header)
         return Returned(
             tuple(key for key in self._done if key not in self.failed), self.failed, tuple(sorted(self._unmarked))
         )
@@ -505,16 +506,10 @@ class _Work:
             raise
         except BackupdError as error:
             with self._lock:
-                self.failed[one.key] = _line(error)
+                self.failed[one.key] = line_of(error)
             return
         with self._lock:
             self._done[one.key] = one.size
             self._bytes += one.size
             told = Progress("bring back", self._bytes, self._all[0], len(self._done), self._all[1])
         self._report(told)
-
-
-def _line(error: BackupdError) -> str:
-    if isinstance(error, DamagedError) and error.damages:
-        return error.damages[0]
-    return error.line

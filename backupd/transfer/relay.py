@@ -193,7 +193,7 @@ class Relay:
 
     def _note(self, failures: Sequence[BackupdError]) -> None:
         with self._lock:
-            self._remarks.update(dict.fromkeys(_line(error) for error in failures))
+            self._remarks.update(dict.fromkeys(line_of(error) for error in failures))
 
 
 def is_good(destination: Destination, key: str, item: StoredObject) -> bool:
@@ -299,7 +299,7 @@ def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) 
     damaged = [error for error in failures if isinstance(error, (DamagedError, ObjectMissingError))]
     if failures and not damaged:
         return failures[0]
-    lines = [_line(error) for error in failures] or [f"{key}: no destination holds it"]
+    lines = [line_of(error) for error in failures] or [f"{key}: no destination holds it"]
     return DamagedError(
         f"{key} cannot be copied to {target.name}: no destination has its true bytes",
         lines,
@@ -307,7 +307,8 @@ def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) 
     )
 
 
-def _line(error: BackupdError) -> str:
+def line_of(error: BackupdError) -> str:
+    """``error`` in one line: of damage the first thing that is damaged."""
     if isinstance(error, DamagedError) and error.damages:
         return error.damages[0]
     return error.line

@@ -7,7 +7,6 @@ What was damaged gives way first: a place that never overwrites would keep it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from backupd.model.binlog import SegmentKey
@@ -34,7 +33,8 @@ from backupd.transfer.records.segment_documents import SegmentHeader
 from backupd.transfer.relay import Check, Relay
 from backupd.transfer.scrub import recorded
 from storage.contract import layout, objects
-from storage.contract.destination import Destination, TreeDestination, as_versioned
+from storage.contract.destination import Destination, TreeDestination, as_versioned, sha256_of
+from storage.contract.objects import not_kept
 
 
 def put_right(target: Destination, key: str, item: StoredObject, sources: Sequence[Destination]) -> str:
@@ -61,10 +61,8 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
             target.delete(key)
         put_bytes(target, key, content)
         if problem := _problem(target, key, item):
-            raise DestinationError(
-                f"destination {target.name} does not keep what it is given",
-                detail=f"{target.name}:{key}: {problem}",
-                hint="look at the medium and its log: it may be about to fail",
+            raise not_kept(
+                target, f"{target.name}:{key}: {problem}", "look at the medium and its log: it may be about to fail"
             )
         _released(target, key, item)
         return source.name
@@ -119,10 +117,7 @@ def put_manifest_right(
                 target.delete(key)
                 put_bytes(target, key, raw)
             if get_bytes(target, key) != raw:
-                raise DestinationError(
-                    f"destination {target.name} does not keep what it is given",
-                    detail=f"{target.name}:{key} is not what was just written",
-                )
+                raise not_kept(target, f"{target.name}:{key} is not what was just written")
         return source.name
     raise _nowhere(f"no other destination has the manifest of {backup_id}", key, failures)
 
@@ -160,10 +155,7 @@ def put_segment_right(
             target.delete(place)
     header = copy_segment(relay, server, key, clock=clock)
     if problems := log_segments.problems(target, header):
-        raise DestinationError(
-            f"destination {target.name} does not keep what it is given",
-            detail="\n".join(f"{one}: {problem}" for one, problem in problems.items()),
-        )
+        raise not_kept(target, "\n".join(f"{one}: {problem}" for one, problem in problems.items()))
     return copied_from[0].name
 
 
@@ -199,11 +191,8 @@ def inode_of(tree: TreeDestination, key: str) -> tuple[int, int] | None:
 
 
 def _digest(tree: TreeDestination, name: str, path: str) -> str:
-    digest = hashlib.sha256()
     with tree.open_tree_file(name, path) as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return sha256_of(stream)
 
 
 def _problem(target: Destination, key: str, item: StoredObject) -> str:

@@ -9,6 +9,8 @@ A marker with an id says which repository a destination is, whatever a configura
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import secrets
 from collections.abc import Iterator, Sequence
@@ -24,6 +26,7 @@ from storage.contract import layout
 
 FORMAT = "backupd-repository/1"
 """What the marker of a repository names as its format."""
+_CHUNK = 1 << 20
 
 
 class Capability(Flag):
@@ -327,6 +330,19 @@ def read_note(destination: Destination, key: str) -> Any:
     """What the note under ``key`` tells. Raises ValueError for what is no JSON or no note by its length."""
     with destination.get(key) as stream:
         return parsed(stream.read(NOTE_LIMIT + 1), limit=NOTE_LIMIT)
+
+
+def write_note(destination: Destination, key: str, note: object) -> None:
+    """Put a note as JSON, in place of what is under ``key``."""
+    destination.put(key, io.BytesIO(json.dumps(note, sort_keys=True).encode("ascii")))
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """The digest (64 hex) of everything that ``stream`` still yields, read a MiB at a time."""
+    digest = hashlib.sha256()
+    while chunk := stream.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def as_tree(destination: Destination) -> TreeDestination | None:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
-from backupd.model.errors import ArchivedError, DamagedError, LockedError, ObjectMissingError
+from backupd.model.errors import ArchivedError, DamagedError, DestinationError, LockedError, ObjectMissingError
 from backupd.model.manifest import StoredObject
 from backupd.model.text import format_time
 from storage.contract import layout
-from storage.contract.destination import Destination, read_note
+from storage.contract.destination import Destination, read_note, write_note
 
 POOL_LIMIT = 80 * 1024 * 1024
 """Most bytes of an object in the pool, or of a part of a binary log, which hold 16 MiB; a file with holes costs its
@@ -115,10 +115,15 @@ def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
     )
 
 
+def not_kept(destination: Destination, detail: str, hint: str = "") -> DestinationError:
+    """The error for a destination that gives back other bytes than it was given. ``detail``: which, a line for each."""
+    return DestinationError(f"destination {destination.name} does not keep what it is given", detail=detail, hint=hint)
+
+
 def quarantine(destination: Destination, name: str, reason: str, now: datetime) -> None:
     """Remember that object ``name`` is damaged: later backups store its content afresh instead of naming it again."""
     note = {"object": name, "reason": reason, "at": format_time(now)}
-    destination.put(layout.quarantine_key(name), io.BytesIO(json.dumps(note, sort_keys=True).encode()))
+    write_note(destination, layout.quarantine_key(name), note)
 
 
 def release(destination: Destination, name: str) -> None:
@@ -129,7 +134,7 @@ def release(destination: Destination, name: str) -> None:
         destination.delete(key)
     except LockedError:
         note = {"object": name, _RELEASED: True}
-        destination.put(key, io.BytesIO(json.dumps(note, sort_keys=True).encode()))
+        write_note(destination, key, note)
 
 
 def quarantined(destination: Destination) -> frozenset[str]:

@@ -6,7 +6,6 @@ digests: who reads has the one that was stored, and compares.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import time
 from base64 import b64decode
@@ -20,7 +19,17 @@ from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingE
 from backupd.model.text import Clock, format_time
 from storage.contract import layout
 from storage.contract.config import S3Config
-from storage.contract.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version, new_marker, not_empty
+from storage.contract.destination import (
+    Capability,
+    Coldness,
+    ObjectInfo,
+    Space,
+    Tier,
+    Version,
+    new_marker,
+    not_empty,
+    sha256_of,
+)
 from storage.s3 import archive as s3archive
 from storage.s3 import versions as s3versions
 from storage.s3.client import BEGIN_SECONDS, READ_SECONDS, Bucket
@@ -30,7 +39,6 @@ from storage.s3.stream import SHA256, TOKEN, Upload, open_download
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListMultipartUploadsOutputTypeDef
 
-_CHUNK = 1 << 20
 _TRUSTED_SECONDS = 30.0
 """How long the marker, once seen, is not looked for again when a key is missing."""
 ABANDONED = timedelta(days=1)
@@ -420,11 +428,8 @@ class S3Destination:
         return False
 
     def _digest(self, key: str) -> str:
-        digest = hashlib.sha256()
         with open_download(self._bucket, key, 0, None) as stream:
-            while piece := stream.read(_CHUNK):
-                digest.update(piece)
-        return digest.hexdigest()
+            return sha256_of(stream)
 
     def _place(self, key: str) -> s3archive.Place:
         return s3archive.Place(bucket=self._config.bucket, name=self._bucket.full(key), key=key, destination=self.name)

@@ -11,8 +11,6 @@ a document that takes it back replaces it then, and counts as no mark.
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -22,7 +20,7 @@ from backupd.model.hold import EVERY_SERVER, Hold, HoldKind, Sighting
 from backupd.model.text import format_time, parse_time
 from backupd.transfer.guards.lease import exists
 from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo, read_note
+from storage.contract.destination import Destination, ObjectInfo, read_note, write_note
 
 Backup = tuple[str, str]
 """(server, backup id)"""
@@ -70,7 +68,7 @@ def kept_at(destination: Destination) -> Kept:
 def put_hold(destination: Destination, hold: Hold) -> None:
     """Write (again) that nothing of ``hold.server`` is deleted here."""
     note = {"server": hold.server, "reason": hold.reason, "by": hold.set_by, "since": format_time(hold.since)}
-    destination.put(layout.hold_key(hold.server), io.BytesIO(json.dumps(note, sort_keys=True).encode()))
+    write_note(destination, layout.hold_key(hold.server), note)
 
 
 def remove_hold(destination: Destination, server: str) -> bool:
@@ -82,7 +80,7 @@ def remove_hold(destination: Destination, server: str) -> bool:
 
 def put_keep(destination: Destination, server: str, backup_id: str, now: datetime) -> None:
     note = {"server": server, "backup": backup_id, "since": format_time(now)}
-    destination.put(layout.keep_key(server, backup_id), io.BytesIO(json.dumps(note, sort_keys=True).encode()))
+    write_note(destination, layout.keep_key(server, backup_id), note)
 
 
 def remove_keep(destination: Destination, server: str, backup_id: str) -> None:
@@ -165,4 +163,4 @@ def withdraw(destination: Destination, server: str, backup_id: str, now: datetim
         destination.delete(key)
     except LockedError:
         note = {"server": server, "backup": backup_id, _WITHDRAWN: format_time(now)}
-        destination.put(key, io.BytesIO(json.dumps(note, sort_keys=True).encode("ascii")))
+        write_note(destination, key, note)

@@ -16,8 +16,6 @@ Dead intents are removed before the manifests are listed. A run that was only as
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -34,7 +32,7 @@ from backupd.transfer.records.manifests import Committed, backup_ids, read
 from backupd.transfer.sweep.clean_up_lease import refusal, sweeping
 from backupd.transfer.sweep.deletion_limit import BRAKE, DAY, Brake, told_of_headless, told_of_missing
 from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
+from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note, write_note
 
 SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""
@@ -204,28 +202,28 @@ def pooled(destination: Destination) -> tuple[dict[str, ObjectInfo], list[str]]:
 
     A stranger's name makes no key, so whoever looked it up would take it for an altered manifest.
     """
-    pool: dict[str, ObjectInfo] = {}
-    strangers: list[str] = []
-    for info in destination.list(layout.OBJECTS):
-        name = layout.name_in(info.key)
-        if layout.is_object_name(name) and layout.object_key(name) == info.key:
-            pool[name] = info
-        else:
-            strangers.append(info.key)
-    return pool, strangers
+    return _named_below(destination, layout.OBJECTS, layout.object_key)
 
 
 def entombed(destination: Destination) -> tuple[list[ObjectInfo], list[str]]:
     """The tombstones, and the keys of files among them that are not ours."""
-    tombs: list[ObjectInfo] = []
+    tombs, strangers = _named_below(destination, layout.TOMBSTONES, layout.tombstone_key)
+    return list(tombs.values()), strangers
+
+
+def _named_below(
+    destination: Destination, folder: str, key_of: Callable[[str], str]
+) -> tuple[dict[str, ObjectInfo], list[str]]:
+    """What is in ``folder`` under the key that ``key_of`` gives for an object's name, by name; other files' keys."""
+    found: dict[str, ObjectInfo] = {}
     strangers: list[str] = []
-    for info in destination.list(layout.TOMBSTONES):
+    for info in destination.list(folder):
         name = layout.name_in(info.key)
-        if layout.is_object_name(name) and layout.tombstone_key(name) == info.key:
-            tombs.append(info)
+        if layout.is_object_name(name) and key_of(name) == info.key:
+            found[name] = info
         else:
             strangers.append(info.key)
-    return tombs, strangers
+    return found, strangers
 
 
 def orphans(pool: dict[str, ObjectInfo], references: References, running: list[Lease]) -> list[str]:
@@ -420,8 +418,7 @@ class _Collection:
         """Put a tombstone; the time in it is not older than its appearance by more than the allowance for that."""
         while True:
             at = self._clock()
-            note = json.dumps({"object": name, "at": format_time(at)}, sort_keys=True).encode("ascii")
-            self._destination.put(layout.tombstone_key(name), io.BytesIO(note))
+            write_note(self._destination, layout.tombstone_key(name), {"object": name, "at": format_time(at)})
             if self._clock() - at < SKEW:
                 return at
 

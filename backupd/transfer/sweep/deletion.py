@@ -5,8 +5,6 @@ Each step alone leaves either a whole backup or garbage that the next collection
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -43,7 +41,7 @@ from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
 from backupd.transfer.sweep.collection import Collected, collect_held, living_intents, living_pins, manifests, not_begun
 from backupd.transfer.sweep.deletion_limit import BRAKE, Brake
 from storage.contract import layout, objects
-from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note
+from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note, write_note
 
 _MANY = 256
 """A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
@@ -64,7 +62,7 @@ def mark(destination: Destination, server: str, backup_id: str, now: datetime, *
     if before is not None:
         return before.at
     note = {"server": server, "backup": backup_id, "at": format_time(now), "reason": reason}
-    destination.put(layout.mark_key(server, backup_id), io.BytesIO(json.dumps(note, sort_keys=True).encode("ascii")))
+    write_note(destination, layout.mark_key(server, backup_id), note)
     return now
 
 
