@@ -6,7 +6,7 @@ Each step alone leaves either a whole backup or garbage that the next collection
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 
@@ -174,13 +174,75 @@ def sweep_held(
     fence: Callable[[], None],
     expected: Collection[Backup] = (),
 ) -> Collected:
-    """The same by somebody who is ``sweeping`` already; ``fence`` raises when that has ended."""
+    """The same by a caller that is ``sweeping`` already; ``fence`` raises when that has ended."""
     now = clock()
     # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
     # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
+    marks = _read_marks(destination, now, grace, sightings, at_once, kept)
+    held = marks.held
+    removable = marks.due - _in_use(destination, marks.due, now, alive, held) if marks.due else set()
+    seen = _read_manifests(destination, removable) if marks.due else _Manifests()
+    held += [
+        f"{name} of {server}: a newer version of backupd wrote it, and only that removes it"
+        for server, name in sorted(removable & seen.newer)
+    ]
+    removable -= seen.newer
+    # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
+    present = [item.backup for item in seen.outlines if item.readable] if marks.due else backup_ids(destination)
+    braked = _braked(marks.unconfirmed, marks.strange, present, brake)
+    held += braked
+    removable = removable & marks.confirmed if braked else removable
+    locks = Locks()
+    removed: list[Backup] = []
+    if removable:
+        removable -= _last_whole(destination, seen.outlines, removable, marks.all, held, marks.confirmed)
+        missing = set(expected) - marks.dying - {one.backup for one in seen.outlines}
+        outlines = seen.outlines + [_Outline(owner, readable=False) for owner in sorted(missing)]
+        removable -= _needed(outlines, removable, held)
+        removed = _remove_children_first(destination, outlines, removable, held, locks, fence)
+    result = collect_held(
+        destination,
+        clock=clock,
+        alive=alive,
+        brake=brake,
+        fence=fence,
+        explained=frozenset().union(*(seen.objects.get(owner, frozenset()) for owner in removed)),
+        locks=locks,
+        expected=set(expected) - set(removed),
+        dying=marks.dying,
+    )
+    result.backups = [name for _server, name in removed]
+    result.held = held + result.held
+    result.braked = braked + result.braked
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """The marks at a destination. ``due``: their backups may go; ``dying``: their marks explain a missing manifest;
+    ``unconfirmed``: what no person wanted, and since when it is marked; ``strange``: marked by nobody here; ``held``:
+    why what is due stays."""
+
+    all: set[Backup]
+    due: set[Backup]
+    dying: set[Backup]
+    confirmed: frozenset[Backup]
+    unconfirmed: Mapping[Backup, datetime]
+    strange: set[Backup]
+    held: list[str]
+
+
+def _read_marks(
+    destination: Destination,
+    now: datetime,
+    grace: timedelta,
+    sightings: Sightings,
+    at_once: frozenset[Backup],
+    kept: Kept,
+) -> _Marks:
     notes = marked(destination)
     known = sightings(notes)
-    age = {owner: known[owner].since for owner in notes if owner in known}
+    since = {owner: known[owner].since for owner in notes if owner in known}
     due = {
         owner
         for owner, note in notes.items()
@@ -191,62 +253,62 @@ def sweep_held(
     for keeping in (kept, kept_at(destination)):
         staying = {owner for owner in due if keeping.covers(owner)}
         held += [f"{name} of {server}: {keeping.reason((server, name))}" for server, name in sorted(staying)]
-        due -= staying
-        age = {owner: at for owner, at in age.items() if not keeping.covers(owner)}
-    confirmed = at_once | {owner for owner in age if known[owner].confirmed}
-    removable = due - _in_use(destination, due, now, alive, held) if due else due
-    named: dict[Backup, frozenset[str]] = {}
-    newer: set[Backup] = set()
-    found: list[_Outline] = []
-    for one in manifests(destination, backup_ids(destination)) if due else ():
-        found.append(_outline(one))
-        if found[-1].backup in removable and isinstance(one.header, Header):
-            named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
-        elif isinstance(one.header, NewerFormatError):
-            newer.add(found[-1].backup)
-    held += [
-        f"{name} of {server}: a newer version of backupd wrote it, and only that removes it"
-        for server, name in sorted(removable & newer)
-    ]
-    removable -= newer
-    # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
-    there = [item.backup for item in found if item.readable] if due else backup_ids(destination)
-    strange = {owner for owner in age if not known[owner].ours}
-    braked = _braked({owner: at for owner, at in age.items() if owner not in confirmed}, strange, there, brake)
-    held += braked
-    removable = removable & confirmed if braked else removable
-    removed: list[Backup] = []
-    locks = Locks()
-    if removable:
-        removable -= _last_whole(destination, found, removable, set(notes), held, confirmed)
-        missing = set(expected) - dying - {one.backup for one in found}
-        found += [_Outline(owner, readable=False) for owner in sorted(missing)]
-        removable -= _needed(found, removable, held)
-        stuck: set[Backup] = set()
-        for server, backup_id in _children_first(found, removable):
-            fence()
-            if stuck and (server, backup_id) in _needed(found, removable - stuck, held):
-                continue  # what builds on it could not go
-            if _remove(destination, server, backup_id, locks):
-                removed.append((server, backup_id))
-            else:
-                stuck.add((server, backup_id))
-    explained = frozenset().union(*(named.get(owner, frozenset()) for owner in removed))
-    result = collect_held(
-        destination,
-        clock=clock,
-        alive=alive,
-        brake=brake,
-        fence=fence,
-        explained=explained,
-        locks=locks,
-        expected=set(expected) - set(removed),
+        due = due - staying
+        since = {owner: at for owner, at in since.items() if not keeping.covers(owner)}
+    confirmed = at_once | {owner for owner in since if known[owner].confirmed}
+    return _Marks(
+        all=set(notes),
+        due=due,
         dying=dying,
+        confirmed=confirmed,
+        unconfirmed={owner: at for owner, at in since.items() if owner not in confirmed},
+        strange={owner for owner in since if not known[owner].ours},
+        held=held,
     )
-    result.backups = [name for _server, name in removed]
-    result.held = held + result.held
-    result.braked = braked + result.braked
-    return result
+
+
+@dataclass(slots=True)
+class _Manifests:
+    """What is remembered of all manifests. ``objects``: names, only of backups that may be removed; ``newer``: backups
+    that a newer version of this program wrote."""
+
+    outlines: list[_Outline] = field(default_factory=list)
+    objects: dict[Backup, frozenset[str]] = field(default_factory=dict)
+    newer: set[Backup] = field(default_factory=set)
+
+
+def _read_manifests(destination: Destination, removable: set[Backup]) -> _Manifests:
+    seen = _Manifests()
+    for one in manifests(destination, backup_ids(destination)):
+        outline = _outline(one)
+        seen.outlines.append(outline)
+        if outline.backup in removable and isinstance(one.header, Header):
+            seen.objects[outline.backup] = frozenset(item.name for item in one.header.objects)
+        elif isinstance(one.header, NewerFormatError):
+            seen.newer.add(outline.backup)
+    return seen
+
+
+def _remove_children_first(
+    destination: Destination,
+    outlines: list[_Outline],
+    removable: set[Backup],
+    held: list[str],
+    locks: Locks,
+    fence: Callable[[], None],
+) -> list[Backup]:
+    """Remove those of ``removable`` on which nothing builds that cannot go; the backups that went."""
+    removed: list[Backup] = []
+    stuck: set[Backup] = set()
+    for server, backup_id in _children_first(outlines, removable):
+        fence()
+        if stuck and (server, backup_id) in _needed(outlines, removable - stuck, held):
+            continue  # what builds on it could not go
+        if _remove(destination, server, backup_id, locks):
+            removed.append((server, backup_id))
+        else:
+            stuck.add((server, backup_id))
+    return removed
 
 
 def _braked(
