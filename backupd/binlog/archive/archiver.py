@@ -24,10 +24,10 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from backupd.binlog.archive.checkpoint import Marks, next_piece
+from backupd.binlog.archive.checkpoint import LogCoordinate, Marks, next_piece
 from backupd.binlog.archive.cutter import Cutter, DamagedLogError
-from backupd.binlog.archive.shipper import Delivery, Dropped, Outcome, Shipper, Standing
-from backupd.binlog.archive.state import ArchiveState, Ledger, Outlook, Recorder, StateFile
+from backupd.binlog.archive.shipper import Delivery, DestinationProgress, Dropped, Outcome, Shipper
+from backupd.binlog.archive.state import ArchiveState, Ledger, Recorder, SpoolView, StateFile
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import BackupdError, BusyError
@@ -108,8 +108,9 @@ class Archiver:
         self._patience = patience
         self._most_sealed = most_sealed
         self._outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
-        self._standings = {
-            name: Standing(Shipper(destination, clock, self._outcomes)) for name, destination in destinations.items()
+        self._progress = {
+            name: DestinationProgress(Shipper(destination, clock, self._outcomes))
+            for name, destination in destinations.items()
         }
         self._state_file = StateFile(spool.folder)
         self._state = ArchiveState()
@@ -136,7 +137,7 @@ class Archiver:
                 hint="one stream per server: end the other one, or leave the work to it",
             ) from None
         try:
-            self._state = self._state_file.load(self._standings)
+            self._state = self._state_file.load(self._progress)
             self._cutter = Cutter(self._spool.folder / _SEALED, self._sealer, most_bytes=self._most_sealed)
         except BaseException:
             os.close(self._lock)
@@ -146,8 +147,8 @@ class Archiver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for standing in self._standings.values():
-            standing.shipper.stop(5.0)
+        for progress in self._progress.values():
+            progress.shipper.stop(5.0)
         os.close(self._lock)
 
     # -- from any thread
@@ -173,22 +174,22 @@ class Archiver:
         What passes is not raised but told in the result. Raises DamagedError and RefusedError where the spool itself
         cannot be used.
         """
-        outlook = self._look(now)
+        view = self._look(now)
         tally = _Tally()
         self._trouble, self._stuck = "", False
-        self._decide(outlook, now)
+        self._decide(view, now)
         deadline = time.monotonic() + self._patience
-        unrecorded = self._write(outlook, now)
+        unrecorded = self._write(view, now)
         while (found := self._next_outcome(deadline)) is not None:
-            self._take(outlook, *found, tally, now)
-            unrecorded = self._write(outlook, now)
-        removed = self._remove(outlook)
-        busy = [key for standing in self._standings.values() if (key := standing.shipper.key) is not None]
+            self._take(view, *found, tally, now)
+            unrecorded = self._write(view, now)
+        removed = self._remove(view)
+        busy = [key for progress in self._progress.values() if (key := progress.shipper.key) is not None]
         with self._staying():
-            self._cutter.tidy(outlook.unfinished(), busy)
+            self._cutter.tidy(view.unfinished(), busy)
             self._state_file.save(self._state)
-        unrecorded = self._confirm(outlook) or unrecorded
-        self._show(outlook)
+        unrecorded = self._confirm(view) or unrecorded
+        self._show(view)
         trouble = {name: behind.error for name, behind in self._behind.items() if behind.error}
         return Shipped(
             tuple(tally.stored),
@@ -199,40 +200,40 @@ class Archiver:
             unrecorded,
         )
 
-    def _look(self, now: datetime) -> Outlook:
-        outlook = Outlook(self._spool.branches(), self._spool.files(), self._state)
-        self._state.prune((file.branch, file.number) for file in outlook.files)
-        for branch in outlook.branches:
+    def _look(self, now: datetime) -> SpoolView:
+        view = SpoolView(self._spool.branches(), self._spool.files(), self._state)
+        self._state.prune((file.branch, file.number) for file in view.files)
+        for branch in view.branches:
             self._ledger.branch(branch)
         for gap in self._spool.gaps():
             self._ledger.gap(gap)
-        if (end := outlook.end()) is not None:
+        if (end := view.end()) is not None:
             self._growth.add(end, now)
         while self._positions:
             branch_id, number, pos, at = self._positions.popleft()
-            if (place := outlook.place(branch_id, number, pos)) is not None:
+            if (place := view.coordinate(branch_id, number, pos)) is not None:
                 self._claims.add(place, at)
-        return outlook
+        return view
 
-    def _decide(self, outlook: Outlook, now: datetime) -> None:
+    def _decide(self, view: SpoolView, now: datetime) -> None:
         """How files are cut from now on. A piece is sealed at once, since only scanning tells where it ends."""
-        for file in outlook.files:
-            log = outlook.log(file)
+        for file in view.files:
+            log = view.log(file)
             if file.ended is None:
                 if log.whole is not None:  # it is written to again
                     self._state.keep(replace(log, whole=None))
                 with self._staying():
-                    self._cut_piece(outlook, file, now)
+                    self._cut_piece(view, file, now)
             elif not log.damage and (log.whole is None or (log.whole.end, log.whole.ending) != (file.size, file.ended)):
                 self._state.keep(log.ended_at(file.size, file.ended))
-            self._tell_gap(outlook, file)
+            self._tell_gap(view, file)
 
-    def _tell_gap(self, outlook: Outlook, file: Spooled) -> None:
-        if (gap := outlook.gap_of(file)) is not None:
+    def _tell_gap(self, view: SpoolView, file: Spooled) -> None:
+        if (gap := view.gap_of(file)) is not None:
             self._ledger.gap(gap)
 
-    def _cut_piece(self, outlook: Outlook, file: Spooled, now: datetime) -> None:
-        log = outlook.log(file)
+    def _cut_piece(self, view: SpoolView, file: Spooled, now: datetime) -> None:
+        log = view.log(file)
         start = next_piece(log, file.size, now=now, cut_at=self._state.cut_at, checkpoint=self._checkpoint)
         if start is None or self._is_fetched_again(file):
             return
@@ -241,7 +242,7 @@ class Archiver:
         if before is not None and replace(before, trouble="") == seen:
             self._trouble = before.trouble
             return
-        branch = outlook.branch(file.branch)
+        branch = view.branch(file.branch)
         context = log.context if start else None
         safe = replace(file, size=min(file.size, self._spool.sync(file)))
         try:
@@ -280,45 +281,45 @@ class Archiver:
         except (BackupdError, OSError) as error:
             self._trouble, self._stuck = str(error), True
 
-    def _write(self, outlook: Outlook, now: datetime) -> str:
+    def _write(self, view: SpoolView, now: datetime) -> str:
         """Tell the recorder, write down the state, and then give everybody the next work."""
         unrecorded = self._ledger.write(self._state)
         with self._staying():
             self._state_file.save(self._state)
-        for name, standing in self._standings.items():
-            if not self._stuck and standing.may_start(now):
+        for name, progress in self._progress.items():
+            if not self._stuck and progress.may_start(now):
                 with self._staying():
-                    self._start_next(outlook, name, standing, now)
+                    self._start_next(view, name, progress, now)
         return unrecorded
 
-    def _start_next(self, outlook: Outlook, name: str, standing: Standing, now: datetime) -> None:
-        lacking = outlook.lacking(self._ledger.held(name, self._state))
+    def _start_next(self, view: SpoolView, name: str, progress: DestinationProgress, now: datetime) -> None:
+        lacking = view.lacking(self._ledger.held(name, self._state))
         if lacking:
             file, cut = lacking[0]
-            branch = outlook.branch(file.branch)
+            branch = view.branch(file.branch)
             if self._is_fetched_again(file):
                 return
             try:
-                sealed = self._cutter.sealed(file, branch, outlook.log(file), cut)
+                sealed = self._cutter.sealed(file, branch, view.log(file), cut)
             except DamagedLogError as error:
                 doubt = self._spool.doubt(file, error.good, "; ".join(error.damages))
                 self._trouble, self._stuck = _told(error, doubt), True
                 if doubt.verdict and file.ended is not None:
-                    self._state.keep(outlook.log(file).damaged(error.good, f"{doubt.why}; {doubt.verdict}", now))
-                    self._tell_gap(outlook, file)
+                    self._state.keep(view.log(file).damaged(error.good, f"{doubt.why}; {doubt.verdict}", now))
+                    self._tell_gap(view, file)
                 return
-            standing.shipper.store(sealed, branch, file.path)
+            progress.shipper.store(sealed, branch, file.path)
             return
         pieces = self._ledger.to_drop(name, self._state)
-        if pieces and outlook.branches and standing.may_drop(now):
-            standing.shipper.drop(outlook.server, pieces)
+        if pieces and view.branches and progress.may_drop(now):
+            progress.shipper.drop(view.server, pieces)
 
     def _next_outcome(self, deadline: float) -> tuple[str, Outcome] | None:
         """What a destination has done. Waits for those that began lately; who hangs does not delay each step."""
         waits = [
-            self._patience - standing.busy_for
-            for standing in self._standings.values()
-            if standing.shipper.busy_since is not None
+            self._patience - progress.busy_for
+            for progress in self._progress.values()
+            if progress.shipper.busy_since is not None
         ]
         timeout = min(deadline - time.monotonic(), max(waits, default=0.0))
         try:
@@ -326,37 +327,37 @@ class Archiver:
         except queue.Empty:
             return None
 
-    def _take(self, outlook: Outlook, name: str, outcome: Outcome, tally: _Tally, now: datetime) -> None:
-        standing = self._standings[name]
-        standing.shipper.done()
+    def _take(self, view: SpoolView, name: str, outcome: Outcome, tally: _Tally, now: datetime) -> None:
+        progress = self._progress[name]
+        progress.shipper.done()
         match outcome:
             case Delivery():
-                standing.went_well()
+                progress.went_well()
                 self._ledger.stored(name, outcome, now)
                 tally.stored.append((name, outcome.stored.header.segment.key))
                 tally.bytes += outcome.stored.bytes
             case Dropped():
-                standing.went_well()
-                standing.drops_wait(now, waits=outcome.waits)
-                self._ledger.dropped(name, outlook.server, outcome.keys)
+                progress.went_well()
+                progress.drops_wait(now, waits=outcome.waits)
+                self._ledger.dropped(name, view.server, outcome.keys)
                 tally.dropped += len(outcome.keys)
             case BackupdError() | OSError():
-                standing.failed(str(outcome), now)
+                progress.failed(str(outcome), now)
             case _:
                 raise outcome
 
-    def _remove(self, outlook: Outlook) -> int:
+    def _remove(self, view: SpoolView) -> int:
         """Files that every destination has whole leave the spool, oldest first, and not before the recorder knows."""
         removed = 0
         if self._stuck or not self._ledger.is_clear:
             return removed
-        for file in outlook.files:
+        for file in view.files:
             if file.ended is None or not all(
-                outlook.log(file).is_complete(holding.stored) for holding in self._state.holdings.values()
+                view.log(file).is_complete(holding.stored) for holding in self._state.holdings.values()
             ):
                 break
-            before = outlook.place(*self._state.passed) if self._state.passed else None
-            place = outlook.place(file.branch, file.number, file.size)
+            before = view.coordinate(*self._state.passed) if self._state.passed else None
+            place = view.coordinate(file.branch, file.number, file.size)
             if before is None or (place is not None and place > before):  # else it was brought back
                 self._state.passed = (file.branch, file.number, file.size)
             with self._staying():
@@ -365,28 +366,28 @@ class Archiver:
                 removed += 1
         return removed
 
-    def _confirm(self, outlook: Outlook) -> str:
+    def _confirm(self, view: SpoolView) -> str:
         """What the source had at a moment is there when the file that it wrote then is, as far as it had come. A later
         file says nothing: the end of the one before may have been lost before it was copied."""
         unrecorded = ""
-        reached = {name: outlook.frontier(holding.stored) for name, holding in self._state.holdings.items()}
+        reached = {name: view.frontier(holding.stored) for name, holding in self._state.holdings.items()}
         for name, place in reached.items():
             mark = self._claims.latest_within(place)
             if mark is not None and place is not None and mark[0][:2] == place[:2]:
                 (turn, number, pos), at = mark
-                unrecorded = self._ledger.confirm(name, outlook.branches[turn].id, (number, pos), at) or unrecorded
-        lowest = min(reached.values(), key=lambda place: place or (-1, 0, 0), default=None)
+                unrecorded = self._ledger.confirm(name, view.branches[turn].id, (number, pos), at) or unrecorded
+        lowest = min(reached.values(), key=lambda place: place or LogCoordinate(-1, 0, 0), default=None)
         self._claims.forget_within(lowest)
         self._growth.forget_within(lowest)
-        self._archived_to = outlook.archived_to()
+        self._archived_to = view.archived_to()
         return unrecorded
 
-    def _show(self, outlook: Outlook) -> None:
-        for name, standing in self._standings.items():
+    def _show(self, view: SpoolView) -> None:
+        for name, progress in self._progress.items():
             held = self._state.holdings[name].stored
-            lacking = outlook.missing_bytes(held)
-            since = self._growth.first_beyond(outlook.frontier(held)) if lacking else None
-            error = standing.trouble or self._trouble
+            lacking = view.missing_bytes(held)
+            since = self._growth.first_beyond(view.frontier(held)) if lacking else None
+            error = progress.trouble or self._trouble
             self._behind[name] = Behind(lacking, since, error)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from backupd.engine.binlog.scan import ScanContext
 from backupd.model.binlog import Ending, SegmentKey
@@ -17,11 +18,16 @@ from backupd.model.binlog import Ending, SegmentKey
 MOST_PIECES = 60
 """Pieces of one file before they are merged."""
 
-Place = tuple[int, int, int]
-"""Branch (its turn), file number, position: sorts in log order."""
-
 Held = Mapping[SegmentKey, Ending]
 """What a destination holds, with the ending that is written there."""
+
+
+class LogCoordinate(NamedTuple):
+    """A position in the spool's logs; sorts in log order. ``branch``: its turn among the branches, oldest first."""
+
+    branch: int
+    number: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +120,9 @@ class Marks:
 
     def __init__(self, most: int = 512) -> None:
         self._most = most
-        self._marks: list[tuple[Place, datetime]] = []
+        self._marks: list[tuple[LogCoordinate, datetime]] = []
 
-    def add(self, place: Place, at: datetime) -> None:
+    def add(self, place: LogCoordinate, at: datetime) -> None:
         """A place behind the last one replaces it where nothing changed in between; a smaller one is not believed."""
         if self._marks and place < self._marks[-1][0]:
             return
@@ -128,17 +134,17 @@ class Marks:
             half = self._most // 2
             self._marks = self._marks[:2] + self._marks[2:half:2] + self._marks[half:]
 
-    def latest_within(self, place: Place | None) -> tuple[Place, datetime] | None:
+    def latest_within(self, place: LogCoordinate | None) -> tuple[LogCoordinate, datetime] | None:
         """The last moment at which the log did not go beyond ``place``."""
         if place is None:
             return None
         return next((mark for mark in reversed(self._marks) if mark[0] <= place), None)
 
-    def first_beyond(self, place: Place | None) -> datetime | None:
+    def first_beyond(self, place: LogCoordinate | None) -> datetime | None:
         """The first moment at which the log went beyond ``place``."""
         return next((at for found, at in self._marks if place is None or found > place), None)
 
-    def forget_within(self, place: Place | None) -> None:
+    def forget_within(self, place: LogCoordinate | None) -> None:
         """Everybody is past ``place``: only the last mark that it holds is still of use."""
         if (last := self.latest_within(place)) is not None:
             self._marks = self._marks[self._marks.index(last) :]

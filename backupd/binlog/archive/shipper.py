@@ -1,6 +1,6 @@
 """Work at one destination, on a thread of its own: a destination that hangs or is slow delays no other one.
 
-``Standing`` is how it goes there: what failed, and when it is tried again.
+``DestinationProgress`` is how it goes there: what failed, and when it is tried again.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def digest_of(path: Path, start: int, end: int) -> str:
 
 
 @dataclass(slots=True)
-class Standing:
-    """How it goes at one destination."""
+class DestinationProgress:
+    """How the work at one destination goes, and what it waits for."""
 
     shipper: Shipper
     _failures: int = 0

@@ -2,7 +2,7 @@
 
 The state says how files were cut, and what each destination holds of them. It is only about files that are in the
 spool. Where it is lost, the files are cut anew from their beginning, and what destinations hold of them already is
-found there. ``Outlook`` is one look at the spool beside that state.
+found there. ``SpoolView`` is one look at the spool beside that state.
 
 The ``Recorder`` of the application writes into the catalog. The ``Ledger`` gives it everything in order; only what the
 recorder took counts as done.
@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from backupd.binlog.archive.checkpoint import Cut, Held, LogFile, Place
+from backupd.binlog.archive.checkpoint import Cut, Held, LogCoordinate, LogFile
 from backupd.binlog.archive.shipper import Delivery
 from backupd.binlog.spool_files import Spooled
 from backupd.engine.binlog.scan import ScanContext
@@ -160,7 +160,7 @@ def _key(key: SegmentKey) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class SpoolView:
     """``branches``: newest last; ``files``: in log order. ``state`` is the living one."""
 
     branches: tuple[Branch, ...]
@@ -179,9 +179,9 @@ class Outlook:
         """Which one, in time; None for a branch that the spool does not know."""
         return next((turn for turn, branch in enumerate(self.branches) if branch.id == name), None)
 
-    def place(self, branch: str, number: int, pos: int) -> Place | None:
+    def coordinate(self, branch: str, number: int, pos: int) -> LogCoordinate | None:
         turn = self.turn(branch)
-        return None if turn is None else (turn, number, pos)
+        return None if turn is None else LogCoordinate(turn, number, pos)
 
     def log(self, file: Spooled) -> LogFile:
         return self.state.file(file.branch, file.number)
@@ -208,16 +208,16 @@ class Outlook:
             if not self.log(file).is_complete(held)
         )
 
-    def frontier(self, held: Held) -> Place | None:
+    def frontier(self, held: Held) -> LogCoordinate | None:
         """Up to where a destination has everything, as far as the spool tells."""
-        place = self.place(*self.state.passed) if self.state.passed else None
+        place = self.coordinate(*self.state.passed) if self.state.passed else None
         for file in self.files:
             log = self.log(file)
             if log.is_complete(held):
-                place = _later(place, self.place(file.branch, file.number, file.size))
+                place = _later(place, self.coordinate(file.branch, file.number, file.size))
                 continue
             if reached := log.reach(held):
-                place = _later(place, self.place(file.branch, file.number, reached))
+                place = _later(place, self.coordinate(file.branch, file.number, reached))
             break
         return place
 
@@ -238,12 +238,12 @@ class Outlook:
             after = (file.number + 1, 0)
         return after
 
-    def end(self) -> Place | None:
+    def end(self) -> LogCoordinate | None:
         """Up to where the spool has come."""
         if not self.files:
-            return self.place(*self.state.passed) if self.state.passed else None
+            return self.coordinate(*self.state.passed) if self.state.passed else None
         last = self.files[-1]
-        return self.place(last.branch, last.number, last.size)
+        return self.coordinate(last.branch, last.number, last.size)
 
     def gap_of(self, file: Spooled) -> Gap | None:
         """The gap behind what could be read of a damaged file."""
@@ -267,7 +267,7 @@ class Outlook:
         )
 
 
-def _later(one: Place | None, other: Place | None) -> Place | None:
+def _later(one: LogCoordinate | None, other: LogCoordinate | None) -> LogCoordinate | None:
     """A file that was brought back lies before what has left the spool already."""
     return max((place for place in (one, other) if place is not None), default=None)
 

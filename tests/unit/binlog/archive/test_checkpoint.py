@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.binlog.archive.checkpoint import MOST_PIECES, Cut, LogFile, Marks, next_piece
+from backupd.binlog.archive.checkpoint import MOST_PIECES, Cut, LogCoordinate, LogFile, Marks, next_piece
 from backupd.model.binlog import Ending, SegmentKey
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
@@ -79,27 +79,27 @@ def test_a_damaged_file_is_complete_with_what_could_be_read() -> None:
 def test_marks_tell_the_last_moment_within_and_the_first_beyond() -> None:
     marks = Marks()
     for second, place in enumerate([(0, 1, 10), (0, 1, 20), (0, 1, 20), (0, 1, 20), (0, 2, 4), (1, 1, 4)]):
-        marks.add(place, at(second))
-    marks.add((0, 1, 5), at(99))  # smaller: not believed
+        marks.add(LogCoordinate(*place), at(second))
+    marks.add(LogCoordinate(0, 1, 5), at(99))  # smaller: not believed
     assert marks.latest_within(None) is None
-    assert marks.latest_within((0, 1, 9)) is None
-    assert marks.latest_within((0, 1, 25)) == ((0, 1, 20), at(3))
-    assert marks.latest_within((2, 0, 0)) == ((1, 1, 4), at(5))
-    assert marks.first_beyond((0, 1, 10)) == at(1)
-    assert marks.first_beyond((0, 1, 20)) == at(4)
+    assert marks.latest_within(LogCoordinate(0, 1, 9)) is None
+    assert marks.latest_within(LogCoordinate(0, 1, 25)) == ((0, 1, 20), at(3))
+    assert marks.latest_within(LogCoordinate(2, 0, 0)) == ((1, 1, 4), at(5))
+    assert marks.first_beyond(LogCoordinate(0, 1, 10)) == at(1)
+    assert marks.first_beyond(LogCoordinate(0, 1, 20)) == at(4)
     assert marks.first_beyond(None) == at(0)
-    assert marks.first_beyond((1, 1, 4)) is None
-    marks.forget_within((0, 1, 20))
-    assert marks.latest_within((0, 1, 25)) == ((0, 1, 20), at(3))
-    assert marks.first_beyond((0, 1, 20)) == at(4)
+    assert marks.first_beyond(LogCoordinate(1, 1, 4)) is None
+    marks.forget_within(LogCoordinate(0, 1, 20))
+    assert marks.latest_within(LogCoordinate(0, 1, 25)) == ((0, 1, 20), at(3))
+    assert marks.first_beyond(LogCoordinate(0, 1, 20)) == at(4)
 
 
 def test_marks_thin_out_and_keep_their_ends() -> None:
     marks = Marks(most=16)
     for second in range(10_000):
-        marks.add((0, 1, second), at(second))
+        marks.add(LogCoordinate(0, 1, second), at(second))
     assert marks.first_beyond(None) == at(0)
-    assert marks.latest_within((9, 9, 9)) == ((0, 1, 9999), at(9999))
-    within = marks.latest_within((0, 1, 9990))
+    assert marks.latest_within(LogCoordinate(9, 9, 9)) == ((0, 1, 9999), at(9999))
+    within = marks.latest_within(LogCoordinate(0, 1, 9990))
     assert within is not None
     assert within[1] <= at(9990)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.archive import checkpoint
-from backupd.binlog.archive import shipper as standing
+from backupd.binlog.archive import checkpoint, shipper
 from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Ending
 from backupd.model.errors import BusyError, DestinationError, DestinationFullError, KeyUnusableError
@@ -206,7 +205,7 @@ def test_a_destination_in_trouble_delays_only_itself(house: House, two: Faulty, 
 def test_one_that_hangs_holds_back_nobody_and_is_caught_up_later(
     house: House, two: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standing, "SLOW", 0.2)
+    monkeypatch.setattr(shipper, "SLOW", 0.2)
     logs = real_logs()
     two.hang = threading.Event()
     try:
