@@ -45,13 +45,16 @@ class MemoryDestination:
 
     @property
     def name(self) -> str:
+        """See ``Destination``."""
         return self._name
 
     @property
     def capabilities(self) -> Capability:
+        """TREE, or nothing."""
         return Capability.TREE if self._tree else Capability.NONE
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        """See ``Destination.put``."""
         layout.check_key(key)
         self._require()
         pieces: list[bytes] = []
@@ -63,14 +66,17 @@ class MemoryDestination:
         return ObjectInfo(key, len(blob.data), blob.modified_at)
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """See ``Destination.get``."""
         data = self._find(key).data
         return io.BytesIO(data[offset:] if length is None else data[offset : offset + length])
 
     def stat(self, key: str) -> ObjectInfo:
+        """See ``Destination.stat``."""
         blob = self._find(key)
         return ObjectInfo(key, len(blob.data), blob.modified_at)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ``Destination.list``: as it was when the listing began."""
         self._require()
         with self._lock:
             found = [(key, blob) for key, blob in self._blobs.items() if key.startswith(prefix)]
@@ -78,29 +84,36 @@ class MemoryDestination:
             yield ObjectInfo(key, len(blob.data), blob.modified_at)
 
     def delete(self, key: str) -> None:
+        """See ``Destination.delete``."""
         layout.check_key(key)
         self._require()
         with self._lock:
             self._blobs.pop(key, None)
 
     def space(self) -> Space | None:
+        """Nobody knows."""
         return None
 
     def is_initialised(self) -> bool:
+        """As it was made, or since ``initialise``."""
         return self._initialised
 
     def initialise(self, now: datetime) -> None:  # noqa: ARG002  the protocol's signature: nothing is written here
+        """Writes no marker."""
         self._initialised = True
 
     def leftovers(self) -> Iterator[str]:
+        """There are none: a put is one step."""
         self._require()
         return iter(())
 
     def clear_leftovers(self) -> int:
+        """Removes nothing."""
         self._require()
         return 0
 
     def link(self, key: str, tree: str, path: str) -> None:
+        """See ``TreeDestination.link``."""
         layout.check_tree(tree)
         layout.check_tree_path(path)
         blob = self._find(key)
@@ -108,6 +121,7 @@ class MemoryDestination:
             self._partial.setdefault(tree, {})[path] = blob
 
     def publish(self, tree: str) -> None:
+        """See ``TreeDestination.publish``."""
         layout.check_tree(tree)
         self._require()
         with self._lock:
@@ -117,6 +131,7 @@ class MemoryDestination:
                 raise ObjectMissingError(f"destination {self._name} has no tree {tree}")
 
     def remove_tree(self, tree: str) -> None:
+        """See ``TreeDestination.remove_tree``."""
         layout.check_tree(tree)
         self._require()
         with self._lock:
@@ -124,12 +139,14 @@ class MemoryDestination:
             self._published.pop(tree, None)
 
     def trees(self) -> Iterator[tuple[str, bool]]:
+        """See ``TreeDestination.trees``."""
         self._require()
         with self._lock:
             found = [(tree, False) for tree in self._partial] + [(tree, True) for tree in self._published]
         return iter(sorted(found))
 
     def tree_files(self, tree: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """See ``TreeDestination.tree_files``."""
         layout.check_tree(tree)
         self._require()
         with self._lock:
@@ -138,6 +155,7 @@ class MemoryDestination:
             yield path, (_DEVICE, blob.inode)
 
     def open_tree_file(self, tree: str, path: str) -> BinaryIO:
+        """See ``TreeDestination.open_tree_file``."""
         layout.check_tree(tree)
         self._require()
         with self._lock:
@@ -147,6 +165,7 @@ class MemoryDestination:
         return io.BytesIO(blob.data)
 
     def identity(self, key: str) -> tuple[int, int]:
+        """The device is always 0; every put makes a new inode."""
         return (_DEVICE, self._find(key).inode)
 
     def _require(self) -> None:

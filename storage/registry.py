@@ -28,6 +28,7 @@ def open_destination(name: str, config: DestinationConfig) -> Destination:
 
 
 def open_destinations(configs: Mapping[str, DestinationConfig]) -> dict[str, Destination]:
+    """``open_destination`` for each, by name."""
     return {name: open_destination(name, config) for name, config in configs.items()}
 
 

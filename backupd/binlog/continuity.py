@@ -33,6 +33,7 @@ class Tail:
 
     @property
     def place(self) -> Position:
+        """The end of the file as a position."""
         return Position(self.name, self.end, self.after)
 
 

@@ -44,6 +44,7 @@ class Seen:
     gtids: str
 
     def as_json(self) -> dict[str, Any]:
+        """The form in ``state.json`` of the spool."""
         return {
             "at": format_time(self.at),
             "server_uuid": self.server_uuid,
@@ -55,6 +56,7 @@ class Seen:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seen:
+        """Reads ``as_json``. Raises KeyError, ValueError, TypeError."""
         return cls(
             parse_time(data["at"]),
             str(data["server_uuid"]),

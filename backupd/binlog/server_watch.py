@@ -44,6 +44,7 @@ class Watch:
         return time.monotonic() - self._asked >= self._poll
 
     def asked(self) -> None:
+        """The server was asked just now."""
         self._asked = time.monotonic()
 
     def is_room_due(self) -> bool:
@@ -60,6 +61,7 @@ class Watch:
             self._moved = (count, time.monotonic())
 
     def is_stalled(self) -> bool:
+        """Has nothing come for as long as ``stall`` says?"""
         return time.monotonic() - self._moved[1] >= self._stall
 
     def contradiction(self, state: SourceState, number: int, size: int) -> str:

@@ -95,6 +95,7 @@ class Spool:
         return self._now().branches
 
     def gaps(self) -> tuple[Gap, ...]:
+        """All gaps that were noticed, oldest first."""
         return self._now().gaps
 
     def files(self) -> tuple[Spooled, ...]:
@@ -243,6 +244,7 @@ class Spool:
             self._sweep()
 
     def add_gap(self, gap: Gap) -> None:
+        """Remember a gap; one that is known already is not added again."""
         with self._guard:
             if all(
                 (known.branch, known.after, known.before) != (gap.branch, gap.after, gap.before)

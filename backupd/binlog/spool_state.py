@@ -53,6 +53,7 @@ class State:
 
 
 def encode(state: State) -> dict[str, Any]:
+    """``state.json`` as it is written; ``decode`` reads it."""
     return {
         "format": _FORMAT,
         "branches": [_branch(branch) for branch in state.branches],

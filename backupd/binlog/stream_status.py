@@ -15,6 +15,8 @@ NO_ROOM = "there is no room in the spool's file system"
 
 
 class StreamState(StrEnum):
+    """What a stream does: see each."""
+
     STREAMING = "streaming"
     """Every event comes as the server writes it."""
     WAITING = "waiting"
@@ -46,6 +48,7 @@ class StreamStatus:
     away: bool = False
 
     def as_json(self) -> dict[str, Any]:
+        """The form in which a stream reports its status to other processes."""
         return {
             "state": str(self.state),
             "since": format_time(self.since),
@@ -61,6 +64,7 @@ class StreamStatus:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StreamStatus:
+        """Reads ``as_json``. Raises KeyError, ValueError, TypeError."""
         return cls(
             state=StreamState(data["state"]),
             since=parse_time(data["since"]),
@@ -76,6 +80,8 @@ class StreamStatus:
 
 
 class StreamEventKind(StrEnum):
+    """What may happen to a stream, by the names that events have."""
+
     CONNECTED = "connected"
     LOST = "lost"
     """The connection broke, or the server cannot be reached."""

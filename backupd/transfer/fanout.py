@@ -49,6 +49,7 @@ class LoadMeter:
 
     @contextmanager
     def measure(self, size: int) -> Iterator[None]:
+        """Count the ``size`` bytes that the block gives the destination, and the time that it takes."""
         with self._lock:
             if not self._active:
                 self._since = self._clock()
@@ -63,6 +64,7 @@ class LoadMeter:
                     self._seconds += self._clock() - self._since
 
     def load(self) -> Load:
+        """What was measured until now."""
         with self._lock:
             return Load(self._name, self._bytes, self._seconds)
 
@@ -174,11 +176,13 @@ class Fanout:
 
     @property
     def new_objects(self) -> tuple[StoredObject, ...]:
+        """What this backup stored."""
         with self._lock:
             return tuple(self._new.values())
 
     @property
     def reused_objects(self) -> tuple[StoredObject, ...]:
+        """What the backup names and all destinations held already."""
         with self._lock:
             return tuple(self._reused.values())
 
@@ -202,6 +206,7 @@ class Fanout:
             self._known = {identity: stored for identity, stored in self._known.items() if stored.name not in idle}
 
     def publish(self) -> None:
+        """Make the finished trees visible, where there are trees."""
         for tree in self._trees:
             tree.publish(self._tree)
 

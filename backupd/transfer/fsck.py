@@ -52,6 +52,8 @@ from storage.contract.destination import Destination, ObjectInfo, TreeDestinatio
 
 
 class Invariant(StrEnum):
+    """What must hold at a destination, by the names that reports use; the head of this module explains each."""
+
     MANIFEST_INTACT = "manifest-intact"
     BODY_PRESENT = "body-present"
     OBJECTS_PRESENT = "objects-present"

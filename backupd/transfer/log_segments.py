@@ -152,6 +152,7 @@ class Sealed:
         return cls(folder, header) if whole else None
 
     def open(self, item: StoredObject) -> BinaryIO:
+        """The sealed bytes of one of ``header.sealed``; the caller closes the stream. Raises OSError."""
         return (self.folder / item.name).open("rb")
 
     @staticmethod
@@ -178,6 +179,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
+        """Size of everything that is stored of the segment."""
         return self.header.stored_bytes
 
 

@@ -40,6 +40,7 @@ class Trail:
 
     @property
     def is_hidden(self) -> bool:
+        """Is the newest state a deletion, so that a listing does not show the key?"""
         return bool(self.above)
 
     @property

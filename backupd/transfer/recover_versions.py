@@ -55,13 +55,16 @@ class Return:
 
     @property
     def key(self) -> str:
+        """The key that becomes visible again."""
         return self.version.key
 
     @property
     def size(self) -> int:
+        """Bytes of the version that comes back."""
         return self.version.size or 0
 
     def as_json(self) -> dict[str, Any]:
+        """One entry of ``returns`` in the command's JSON."""
         return {
             "key": self.key,
             "kind": self.kind,
@@ -91,6 +94,7 @@ class Found:
         return not self.returns and not self.marks
 
     def kinds(self) -> dict[str, list[Return]]:
+        """``returns`` by what they are (``MANIFEST``, ``OBJECT``, ...)."""
         found: dict[str, list[Return]] = {}
         for one in self.returns:
             found.setdefault(one.kind, []).append(one)
@@ -103,6 +107,7 @@ class Found:
         )
 
     def as_json(self) -> dict[str, Any]:
+        """The plan as the command and the REST interface show it."""
         return {
             "since": format_time(self.since),
             "returns": [one.as_json() for one in self.returns],
@@ -418,6 +423,7 @@ class Returned:
     unmarked: tuple[Backup, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """The result as the command and the REST interface show it."""
         return {
             "keys": list(self.keys),
             "failed": self.failed,

@@ -72,6 +72,7 @@ class Relay:
 
     @property
     def tally(self) -> Tally:
+        """What was brought until now."""
         with self._lock:
             return self._tally
 

@@ -184,6 +184,7 @@ def show_again(tree: TreeDestination, header: Header, before: Mapping[tuple[int,
 
 
 def inode_of(tree: TreeDestination, key: str) -> tuple[int, int] | None:
+    """(device, inode) of the object under ``key``; None where it is missing."""
     try:
         return tree.identity(key)
     except ObjectMissingError:

@@ -48,6 +48,7 @@ class Damage:
         return f"{self.destination}:{self.key}: {self.problem} ({owner})"
 
     def as_json(self) -> dict[str, Any]:
+        """One entry of ``damages`` in reports; ``binlog`` only for archived binary logs."""
         document: dict[str, Any] = {
             "destination": self.destination,
             "key": self.key,
@@ -90,6 +91,7 @@ def share_of(name: str) -> int:
 
 
 def always(_name: str) -> bool:
+    """A ``Due`` for a scrub that reads everything."""
     return True
 
 

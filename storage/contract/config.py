@@ -50,6 +50,7 @@ class Place(BaseModel):
 
     @property
     def is_off_site(self) -> bool:
+        """Is the destination away from the servers' site? By what it is where the configuration does not say."""
         return True if self.off_site is None else self.off_site
 
     @property
@@ -80,10 +81,12 @@ class FilesystemConfig(Place):
 
     @property
     def is_off_site(self) -> bool:
+        """Only where the configuration says so: a mounted folder is near."""
         return bool(self.off_site)
 
     @property
     def address(self) -> Address:
+        """The steps of the path."""
         return ("filesystem",), self.path.parts
 
     @field_validator("path")
@@ -162,14 +165,17 @@ class S3Config(Place):
 
     @property
     def address(self) -> Address:
+        """Endpoint and bucket; the steps of the prefix."""
         endpoint = (self.endpoint_url or "").rstrip("/").lower()
         return ("s3", endpoint, self.bucket), tuple(part for part in self.prefix.split("/") if part)
 
     def kept_in(self, *, logs: bool) -> str:
+        """The storage class that the configuration names for objects, or for whole binary logs."""
         return self.binlog_storage_class if logs else self.storage_class
 
     @property
     def takes_pieces(self) -> bool:
+        """Not in classes that have to be thawed."""
         return self.binlog_storage_class not in ("GLACIER", "DEEP_ARCHIVE")
 
     @model_validator(mode="after")
@@ -207,6 +213,7 @@ class SftpConfig(Place):
 
     @property
     def address(self) -> Address:
+        """User, host and port; the steps of the path."""
         steps = tuple(part for part in self.path.split("/") if part not in ("", "."))
         return ("sftp", self.user, self.host.lower(), str(self.port)), steps
 

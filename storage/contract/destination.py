@@ -79,10 +79,14 @@ class Destination(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What the configuration calls it."""
+        ...
 
     @property
-    def capabilities(self) -> Capability: ...
+    def capabilities(self) -> Capability:
+        """What it can do; may ask the destination at the first time."""
+        ...
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
         """Store everything ``stream`` yields under ``key``, or nothing.
@@ -100,7 +104,9 @@ class Destination(Protocol):
         """
         ...
 
-    def stat(self, key: str) -> ObjectInfo: ...
+    def stat(self, key: str) -> ObjectInfo:
+        """What is under ``key``. Raises ObjectMissingError."""
+        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every object whose key starts with ``prefix``, in key order; unfinished puts and tree links never."""

@@ -109,6 +109,7 @@ def object_name(identity: str, stored_sha256: str) -> str:
 
 
 def is_object_name(name: str) -> bool:
+    """Is ``name`` one that ``object_name`` gives?"""
     return _OBJECT.fullmatch(name) is not None
 
 
@@ -123,10 +124,12 @@ def object_key(name: str) -> str:
 
 
 def tombstone_key(name: str) -> str:
+    """Of the note that the object is about to be collected. Raises DamagedError as ``object_key``."""
     return f"{TOMBSTONES}{_object(name)}.json"
 
 
 def quarantine_key(name: str) -> str:
+    """Of the note that the object was found damaged. Raises DamagedError as ``object_key``."""
     return f"{QUARANTINE}{_object(name)}.json"
 
 
@@ -139,34 +142,42 @@ def name_in(key: str) -> str:
 
 
 def backup_folder(server: str, backup_id: str) -> str:
+    """Key of a backup's folder, with a slash at its end. Raises UsageError for what is no name or no id."""
     return f"{SERVERS}{_server(server)}/{_id(backup_id)}/"
 
 
 def manifest_key(server: str, backup_id: str) -> str:
+    """Of the manifest, which makes a backup."""
     return backup_folder(server, backup_id) + MANIFEST
 
 
 def body_key(server: str, backup_id: str) -> str:
+    """Of the sealed body of the manifest."""
     return backup_folder(server, backup_id) + BODY
 
 
 def unpack_key(server: str, backup_id: str) -> str:
+    """Of the sealed script that puts the parts together."""
     return backup_folder(server, backup_id) + UNPACK
 
 
 def config_key(server: str, backup_id: str) -> str:
+    """Of the sealed configuration of the source's host."""
     return backup_folder(server, backup_id) + CONFIG
 
 
 def runbook_key(server: str, backup_id: str) -> str:
+    """Of the text that says how to restore by hand."""
     return backup_folder(server, backup_id) + RUNBOOK
 
 
 def mark_key(server: str, backup_id: str) -> str:
+    """Of the note that a backup is marked deleted."""
     return f"{MARKS}{_server(server)}/{_id(backup_id)}.json"
 
 
 def keep_key(server: str, backup_id: str) -> str:
+    """Of the note that one backup is kept on purpose."""
     return f"{HELD}{_server(server)}/{_id(backup_id)}.json"
 
 
@@ -185,14 +196,17 @@ def held_server(key: str) -> str | None:
 
 
 def intent_key(backup_id: str) -> str:
+    """Of the lease of a backup that is being written."""
     return f"{INTENTS}{_id(backup_id)}.json"
 
 
 def pin_key(restore_id: str) -> str:
+    """Of the lease of a restore that reads backups."""
     return f"{PINS}{_id(restore_id)}.json"
 
 
 def sweep_key(sweep_id: str) -> str:
+    """Of the lease of a process that removes."""
     return f"{SWEEPS}{_id(sweep_id)}.json"
 
 
@@ -209,14 +223,17 @@ def backup_of(key: str) -> tuple[str, str] | None:
 
 
 def binlogs_folder(server: str) -> str:
+    """Below this key are all binary logs of a server; a slash is at its end."""
     return f"{BINLOGS}{_server(server)}/"
 
 
 def branch_folder(server: str, branch: str) -> str:
+    """Below this key are the segments of one branch; a slash is at its end."""
     return f"{binlogs_folder(server)}{_id(branch)}/"
 
 
 def branch_key(server: str, branch: str) -> str:
+    """Of the description of a branch."""
     return branch_folder(server, branch) + BRANCH
 
 
@@ -226,12 +243,14 @@ def file_prefix(server: str, branch: str, number: int) -> str:
 
 
 def segment_folder(server: str, key: SegmentKey) -> str:
+    """Key of a segment's folder, with a slash at its end. Raises UsageError for an empty range of bytes."""
     if not key.start < key.end:
         raise UsageError(f"bytes {key.start} to {key.end} are no part of a binary log")
     return f"{file_prefix(server, key.branch, key.number)}{_digits(key.start, 12)}-{_digits(key.end, 12)}/"
 
 
 def segment_key(server: str, key: SegmentKey) -> str:
+    """Of the description that makes a segment."""
     return segment_folder(server, key) + SEGMENT
 
 
@@ -354,6 +373,7 @@ def catalog_key(at: datetime, maker: str) -> str:
 
 
 def configuration_key(at: datetime, installation: str) -> str:
+    """Of a copy of configuration and policies that was made at ``at`` (UTC). ``installation``: 12 hex digits."""
     return f"{CONFIGURATIONS}{at:%Y%m%dT%H%M%SZ}-{installation}.tar{SEALED}"
 
 

@@ -68,6 +68,7 @@ class LinkTree:
         return True
 
     def publish(self, tree: str) -> None:
+        """Give the unfinished tree its final name, on the disk; an older one is removed first."""
         partial, final = _partial(tree), _final(tree)
         if not self._is_folder(partial):
             if self._is_folder(final):
@@ -87,6 +88,7 @@ class LinkTree:
             self._folder.sync(there)
 
     def remove(self, tree: str) -> None:
+        """Remove the tree in each of its states, and folders that are empty then."""
         for folder in (_partial(tree), _final(tree)):
             if self._folder.discard(folder):
                 self._folder.prune(folder.rpartition("/")[0])
@@ -99,6 +101,7 @@ class LinkTree:
             return False
 
     def all(self) -> Iterator[tuple[str, bool]]:
+        """(tree, is it published?) of every tree, sorted."""
         found: set[tuple[str, bool]] = set()
         servers = self._folder.root / layout.SERVERS
         for server in _folders(servers):
@@ -195,14 +198,17 @@ class FilesystemDestination:
 
     @property
     def name(self) -> str:
+        """See ``Destination``."""
         return self._folder.name
 
     @property
     def root(self) -> Path:
+        """The folder."""
         return self._folder.root
 
     @property
     def capabilities(self) -> Capability:
+        """SPACE, and TREE where the file system knew hard links when the destination was made."""
         if self._capabilities is None:
             found = Capability.SPACE | (Capability.TREE if self._folder.knows_links() else Capability.NONE)
             if not self.is_initialised():
@@ -211,6 +217,7 @@ class FilesystemDestination:
         return self._capabilities
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        """See ``Destination.put``: a temporary file, fsync, rename, fsync of the folder."""
         layout.check_key(key)
         doing = f"writing {key}"
         self._folder.require(doing)
@@ -228,14 +235,17 @@ class FilesystemDestination:
         return _info(key, status)
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """See ``Destination.get``. A symbolic link, or what is no file, is refused."""
         doing = f"reading {key}"
         layout.check_key(key)
         return self._open(key, doing, offset, length)
 
     def stat(self, key: str) -> ObjectInfo:
+        """See ``Destination.stat``."""
         return _info(key, self._status(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ``Destination.list``. Raises DestinationError where a symbolic link is on the way."""
         self._folder.require(f"listing {prefix}")
         layout.check_prefix(prefix)
         above = prefix.rpartition("/")[0]
@@ -270,6 +280,8 @@ class FilesystemDestination:
                     continue  # deleted while we list
 
     def delete(self, key: str) -> None:
+        """See ``Destination.delete``. On the disk afterwards, but for objects, which may come back after a power
+        cut."""
         layout.check_key(key)
         above, _, name = key.rpartition("/")
         doing = f"deleting {key}"
@@ -287,13 +299,16 @@ class FilesystemDestination:
                 self._folder.prune(above)
 
     def space(self) -> Space | None:
+        """What the file system tells (statvfs): bytes and inodes that this user may use."""
         with self._folder.guard("asking for free space"):
             return self._folder.space()
 
     def is_initialised(self) -> bool:
+        """Is the marker in the folder?"""
         return self._folder.is_initialised()
 
     def initialise(self, now: datetime) -> None:
+        """See ``Destination.initialise``. Makes the folder, not its parent."""
         try:
             self._folder.initialise(now)
         except OSError as error:
@@ -303,11 +318,13 @@ class FilesystemDestination:
             raise failure from error
 
     def leftovers(self) -> Iterator[str]:
+        """Temporary files that no process has locked, and trees whose removal did not end."""
         self._folder.require("looking for leftovers")
         with self._folder.guard("looking for leftovers"):
             yield from self._folder.leftovers()
 
     def clear_leftovers(self) -> int:
+        """See ``Destination.clear_leftovers``."""
         self._folder.require("clearing leftovers")
         with self._folder.guard("clearing leftovers"):
             return self._folder.clear_leftovers()
@@ -315,6 +332,7 @@ class FilesystemDestination:
     # Trees
 
     def link(self, key: str, tree: str, path: str) -> None:
+        """See ``TreeDestination.link``: a hard link."""
         layout.check_tree(tree)
         layout.check_tree_path(path)
         layout.check_key(key)
@@ -325,34 +343,40 @@ class FilesystemDestination:
                 self._trees.link(key, tree, path)
 
     def publish(self, tree: str) -> None:
+        """See ``TreeDestination.publish``: fsync of all folders, then a rename."""
         layout.check_tree(tree)
         self._folder.require(f"publishing {tree}")
         with self._folder.guard(f"publishing {tree}"):
             self._trees.publish(tree)
 
     def remove_tree(self, tree: str) -> None:
+        """See ``TreeDestination.remove_tree``: renamed out of sight, then removed."""
         layout.check_tree(tree)
         self._folder.require(f"removing {tree}")
         with self._folder.guard(f"removing {tree}"):
             self._trees.remove(tree)
 
     def trees(self) -> Iterator[tuple[str, bool]]:
+        """See ``TreeDestination.trees``."""
         self._folder.require("listing trees")
         with self._folder.guard("listing trees"):
             yield from self._trees.all()
 
     def tree_files(self, tree: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """See ``TreeDestination.tree_files``. Nothing where there is no such tree."""
         layout.check_tree(tree)
         self._folder.require(f"listing {tree}")
         with self._folder.guard(f"listing {tree}"):
             yield from self._trees.files(tree)
 
     def open_tree_file(self, tree: str, path: str) -> BinaryIO:
+        """See ``TreeDestination.open_tree_file``."""
         layout.check_tree(tree)
         layout.check_tree_path(path)
         return self._open(file_in(tree, path), f"reading {path} of {tree}", 0, None)
 
     def identity(self, key: str) -> tuple[int, int]:
+        """See ``TreeDestination.identity``."""
         status = self._status(key)
         return status.st_dev, status.st_ino
 

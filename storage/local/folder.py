@@ -118,6 +118,8 @@ class Folder:
             raise self.failure(deep, doing) from error
 
     def failure(self, error: OSError, doing: str) -> DestinationError:
+        """The DestinationError for ``error``, met while ``doing`` something: DestinationFullError for a full disk or
+        quota; the hint tells a missing marker from missing rights."""
         what = f"destination {self.name} ({self.root}): {doing} failed"
         detail = error.strerror or str(error)
         if error.errno in _FULL:
@@ -176,6 +178,7 @@ class Folder:
     # The marker
 
     def is_initialised(self) -> bool:
+        """Is the marker in the folder?"""
         return self.marker.is_file()
 
     def initialise(self, now: datetime) -> None:
@@ -289,6 +292,7 @@ class Folder:
             folder = above
 
     def space(self) -> Space:
+        """What the file system tells (statvfs): bytes and inodes that this user may use."""
         found = os.statvfs(self.root)
         return Space(
             total=found.f_blocks * found.f_frsize,
@@ -355,6 +359,7 @@ class Folder:
             yield f"{_TEMPORARY}/{name}"
 
     def clear_leftovers(self) -> int:
+        """Remove what ``leftovers`` names; how many went."""
         return sum(1 for _name in self._abandoned(remove=True))
 
     def _abandoned(self, *, remove: bool) -> Iterator[str]:

@@ -69,6 +69,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
+        """What the configuration calls the destination."""
         return self.words.name
 
     @property
@@ -116,6 +117,7 @@ class Bucket:
         raise AssertionError("unreachable")
 
     def explain(self, error: Exception, doing: str, key: str | None = None) -> BackupdError:
+        """``error`` of the client library as one of ours: see ``Explainer.explain``."""
         return self.words.explain(error, doing, key)
 
     def close(self) -> None:

@@ -49,6 +49,7 @@ _NEVER_REPLACED = frozenset({layout.MANIFEST})
 
 
 def utc_now() -> datetime:
+    """The time of this machine (aware, UTC)."""
     return datetime.now(UTC)
 
 
@@ -73,10 +74,13 @@ class S3Destination:
 
     @property
     def name(self) -> str:
+        """See ``Destination``."""
         return self._bucket.name
 
     @property
     def capabilities(self) -> Capability:
+        """By the configuration alone: CHECKSUMS and VERSIONS always, AUDITED at Amazon's own S3, LOCKS with an object
+        lock, ARCHIVE where a class has to be thawed, else RULES."""
         classes = {self._config.storage_class, self._config.binlog_storage_class}
         cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
         # Other servers keep the checksum of an upload beside the bytes, and tell it whatever became of these.
@@ -97,6 +101,8 @@ class S3Destination:
     # Objects
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        """See ``Destination.put``. Objects and manifests are stored only where nothing is under the key, as far as the
+        server knows such conditions; the size is compared afterwards, and the lock is checked."""
         layout.check_key(key)
         self._require(f"writing {key}")
         immutable = key.startswith(layout.OBJECTS) or key.rpartition("/")[2] in _NEVER_REPLACED
@@ -123,6 +129,7 @@ class S3Destination:
         return ObjectInfo(key, done.size, _second(head["LastModified"]))
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """See ``Destination.get``. The stream goes on by itself after a broken connection."""
         layout.check_key(key)
         self._require(f"reading {key}")
         try:
@@ -132,11 +139,14 @@ class S3Destination:
             raise
 
     def stat(self, key: str) -> ObjectInfo:
+        """See ``Destination.stat``: a HEAD request; times in whole seconds."""
         layout.check_key(key)
         head = self._head(key, f"looking at {key}")
         return ObjectInfo(key, head["ContentLength"], _second(head["LastModified"]))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ``Destination.list``: a page of a thousand keys at a time. Raises DestinationError for a server that does
+        not list in the order of keys."""
         doing = f"listing {prefix}"
         self._require(doing)
         layout.check_prefix(prefix)
@@ -176,6 +186,8 @@ class S3Destination:
         )
 
     def delete(self, key: str) -> None:
+        """See ``Destination.delete``. Raises LockedError while an object lock or a legal hold keeps the key, and where
+        the configuration says ``delete: false``."""
         layout.check_key(key)
         doing = f"deleting {key}"
         self._require(doing)
@@ -201,11 +213,13 @@ class S3Destination:
             raise self._bucket.words.locked(key, told.detail, told.hint) from error
 
     def space(self) -> Space | None:
+        """A bucket does not say."""
         return None
 
     # Archive classes and checksums
 
     def coldness(self, key: str) -> Coldness:
+        """See ``ArchiveDestination.coldness``: a HEAD request."""
         layout.check_key(key)
         doing = f"looking at {key}"
         self._require(doing)
@@ -213,6 +227,7 @@ class S3Destination:
         return self._bucket.call(doing, lambda client: s3archive.coldness(client, place, self._clock()), key=key)
 
     def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
+        """See ``ArchiveDestination.thaw``: RestoreObject between two HEAD requests."""
         layout.check_key(key)
         doing = f"thawing {key}"
         self._require(doing)
@@ -236,20 +251,25 @@ class S3Destination:
     # Versions and object lock
 
     def versions(self, prefix: str) -> Iterator[Version]:
+        """See ``VersionedDestination.versions``. Raises ForbiddenError naming the right that is missing."""
         return s3versions.versions(self._bucket, prefix, _is_ours)
 
     def open_version(self, version: Version) -> BinaryIO:
+        """See ``VersionedDestination.open_version``."""
         return s3versions.opened(self._bucket, version)
 
     def version_checksum(self, version: Version) -> str | None:
+        """See ``VersionedDestination.version_checksum``; None for what was uploaded in parts."""
         return s3versions.checksum(self._bucket, version)
 
     def bring_back(self, version: Version, above: Sequence[Version]) -> None:
+        """See ``VersionedDestination.bring_back``; locked afterwards as if it were stored now."""
         s3versions.bring_back(self._bucket, version, above, self._headers(version.key))
         self._seen = None if version.key == layout.REPOSITORY else self._seen
         self.extend(version.key, self._clock())
 
     def extend(self, key: str, since: datetime) -> bool:
+        """See ``LockingDestination.extend``; False where nothing is locked."""
         layout.check_key(key)
         until = s3versions.locked_until(self._config, key, since)
         if until is None:
@@ -259,6 +279,7 @@ class S3Destination:
     # The marker
 
     def is_initialised(self) -> bool:
+        """Is the marker in the bucket? False also for a bucket that does not exist."""
         where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(layout.REPOSITORY)}
         try:
             # Only an answer with a body tells a missing bucket from a missing key.
@@ -272,6 +293,7 @@ class S3Destination:
         return True
 
     def initialise(self, now: datetime) -> None:
+        """See ``Destination.initialise``. Does not make the bucket."""
         if self.is_initialised():
             return
         fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.prefix, "MaxKeys": 6}
@@ -304,6 +326,7 @@ class S3Destination:
             yield f"{key} (upload {upload})"
 
     def clear_leftovers(self) -> int:
+        """Abort the uploads that ``leftovers`` names; how many went."""
         self._require("clearing leftovers")
         return sum(self._give_up(key, upload) for key, upload in list(self._abandoned()))
 

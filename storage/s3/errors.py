@@ -139,6 +139,7 @@ def code_of(error: ClientError) -> str:
 
 
 def status_of(error: ClientError) -> int:
+    """The HTTP status of the answer, 0 where there is none."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -185,9 +186,11 @@ class Explainer:
         return f"destination {self.name} ({bucket})"
 
     def missing(self, key: str) -> ObjectMissingError:
+        """The error for a key that is not there."""
         return ObjectMissingError(f"{self.place} has no {key}")
 
     def locked(self, key: str, detail: str, hint: str) -> LockedError:
+        """The error for a key that may not be deleted yet."""
         return LockedError(f"{self.place}: {key} may not be deleted yet", detail=detail, hint=hint)
 
     def explain(self, error: Exception, doing: str, key: str | None) -> BackupdError:

@@ -361,20 +361,25 @@ class Download(io.RawIOBase):
         self._open(time.monotonic())
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # Buffer is not in 3.11
+        """The next bytes; asked for again from where the connection broke. Raises DestinationError, also where the
+        object was replaced meanwhile."""
         piece = self._read(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
 
     def readall(self) -> bytes:
+        """All bytes that are left. Raises as ``readinto``."""
         pieces: list[bytes] = []
         while piece := self._read(_CHUNK):
             pieces.append(piece)
         return b"".join(pieces)
 
     def close(self) -> None:
+        """Give the connection back."""
         if not self.closed:
             self._drop()
         super().close()

@@ -70,6 +70,7 @@ class RemoteFolder:
         self._lock = threading.Lock()
 
     def path(self, key: str) -> str:
+        """``key`` as the server's file system knows it."""
         return posixpath.join(self.root, key)
 
     def listings(self, folders: list[str]) -> list[Listing]:
@@ -78,6 +79,8 @@ class RemoteFolder:
         return [found or [] for found in self.sessions.run(lambda wire: wire.folders(paths))]
 
     def space(self) -> Space | None:
+        """What the server tells; None where it does not know statvfs. Raises StatusError, LostError."""
+
         def ask(wire: Wire) -> Space | None:
             self.tells_space = STATVFS in wire.extensions
             return wire.space(self.root) if self.tells_space else None
@@ -95,6 +98,8 @@ class RemoteFolder:
             raise self.failure(error, doing) from error
 
     def failure(self, error: StatusError | LostError, doing: str) -> DestinationError:
+        """The DestinationError for ``error``, met while ``doing`` something; UnreachableError for a server that does
+        not answer, DestinationFullError where there is no room."""
         what = f"destination {self.name} ({self.where}): {doing} failed"
         if isinstance(error, LostError):
             kind, why = (
@@ -143,6 +148,7 @@ class RemoteFolder:
     # The marker
 
     def has_marker(self, wire: Wire) -> bool:
+        """Is the marker in the folder? Raises StatusError, LostError."""
         return exists(wire, self.path(layout.REPOSITORY))
 
     def require(self, doing: str) -> None:
@@ -341,6 +347,7 @@ class RemoteFolder:
 
 
 def exists(wire: Wire, path: str) -> bool:
+    """Is there a file or folder at ``path``? Raises StatusError, LostError."""
     return tolerating(MISSING, lambda: wire.stat(path))
 
 
@@ -365,10 +372,12 @@ class SftpDestination:
 
     @property
     def name(self) -> str:
+        """See ``Destination``."""
         return self._folder.name
 
     @property
     def capabilities(self) -> Capability:
+        """SPACE, until a server shows that it does not know statvfs."""
         return Capability.SPACE if self._folder.tells_space else Capability.NONE
 
     def close(self) -> None:
@@ -376,6 +385,7 @@ class SftpDestination:
         self._sessions.close()
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        """See ``Destination.put``: a temporary file, fsync, rename, and fsync of the folder where the server can."""
         target, doing = self._path(key), f"writing {key}"
         try:
             with self._folder.guard(doing), self._folder.temporary() as temporary:
@@ -386,6 +396,7 @@ class SftpDestination:
             raise failed.error from None
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """See ``Destination.get``. The stream goes on by itself on a new connection."""
         path, doing = self._path(key), f"reading {key}"
 
         def failed(error: StatusError | LostError) -> DestinationError:
@@ -397,6 +408,7 @@ class SftpDestination:
             raise failed(error) from error
 
     def stat(self, key: str) -> ObjectInfo:
+        """See ``Destination.stat``."""
         path = self._path(key)
         try:
             return _info(key, self._sessions.run(lambda wire: wire.stat(path)))
@@ -404,6 +416,8 @@ class SftpDestination:
             raise self._failure(error, f"looking at {key}", key) from error
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See ``Destination.list``: several folders in one round trip. Raises DestinationError where a symbolic link is
+        on the way."""
         doing = f"listing {prefix}"
         layout.check_prefix(prefix)
         above = prefix.rpartition("/")[0]
@@ -443,6 +457,7 @@ class SftpDestination:
                 yield from self._walk(key, listed.pop(key), prefix)
 
     def delete(self, key: str) -> None:
+        """See ``Destination.delete``. On the disk afterwards as far as the server can, but for objects."""
         path, doing = self._path(key), f"deleting {key}"
 
         def remove(wire: Wire) -> None:
@@ -458,23 +473,29 @@ class SftpDestination:
             self._sessions.run(remove)
 
     def space(self) -> Space | None:
+        """What the server tells (statvfs@openssh.com), None where it does not know that."""
         with self._folder.guard("asking for free space"):
             return self._folder.space()
 
     def is_initialised(self) -> bool:
+        """Is the marker in the folder?"""
         with self._folder.guard(f"looking for {layout.REPOSITORY}"):
             return self._sessions.run(self._folder.has_marker)
 
     def initialise(self, now: datetime) -> None:
+        """See ``Destination.initialise``. Makes the folder, not its parent."""
         with self._folder.guard("initialising"):
             self._folder.initialise(now)
 
     def leftovers(self) -> Iterator[str]:
+        """Temporary files that nobody has written to for a day, by the server's clock."""
         self._folder.require("looking for leftovers")
         with self._folder.guard("looking for leftovers"):
             yield from self._folder.abandoned()
 
     def clear_leftovers(self) -> int:
+        """See ``Destination.clear_leftovers``."""
+
         def remove(wire: Wire, name: str) -> bool:
             return tolerating(MISSING, lambda: wire.remove(self._folder.path(name)))
 

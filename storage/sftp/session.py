@@ -129,6 +129,7 @@ class Session:
     fresh: bool = True
 
     def close(self) -> None:
+        """End the connection."""
         _hang_up(self.transport)
 
 

@@ -38,6 +38,7 @@ class Upload:
         self._over = False
 
     def write(self, chunk: bytes) -> None:
+        """Send ``chunk``; waits while too much is unconfirmed."""
         for start in range(0, len(chunk), BLOCK):
             piece = chunk[start : start + BLOCK]
             self._waiting.append((self._size, piece))
@@ -122,9 +123,11 @@ class Download(io.RawIOBase):
         self._end = self._file.size if length is None else min(self._file.size, offset + length)
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # Buffer is not in 3.11
+        """The next bytes; asked for again on a new connection where the old one was lost. Raises DestinationError."""
         if not self._rest and self._at < self._end:
             try:
                 self._rest = memoryview(self._piece())
@@ -139,6 +142,7 @@ class Download(io.RawIOBase):
         return count
 
     def close(self) -> None:
+        """Close the file there and give the connection back."""
         if not self.closed:
             self._leave(sure=True)
         super().close()

@@ -55,11 +55,17 @@ class LostError(Exception):
 class Channel(Protocol):
     """What a wire needs of an SSH channel."""
 
-    def settimeout(self, timeout: float | None) -> None: ...
+    def settimeout(self, timeout: float | None) -> None:
+        """Seconds after which sending or receiving raises TimeoutError."""
+        ...
 
-    def sendall(self, s: bytes) -> None: ...
+    def sendall(self, s: bytes) -> None:
+        """Send all of ``s``."""
+        ...
 
-    def recv(self, nbytes: int) -> bytes: ...
+    def recv(self, nbytes: int) -> bytes:
+        """At most ``nbytes`` of what came; empty at the end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +78,17 @@ class Attributes:
 
     @property
     def is_folder(self) -> bool:
+        """By ``mode``."""
         return S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
+        """A plain file, by ``mode``."""
         return S_ISREG(self.mode)
 
     @property
     def is_link(self) -> bool:
+        """A symbolic link, by ``mode``; only answers that do not follow links have one."""
         return S_ISLNK(self.mode)
 
 
@@ -98,6 +107,7 @@ class Wire:
 
     @property
     def extensions(self) -> Mapping[str, str]:
+        """What the server offers beyond version 3, by name; known after ``begin``."""
         return self._extensions
 
     def wait_for(self, seconds: float) -> None:
@@ -127,6 +137,7 @@ class Wire:
     # Files
 
     def stat(self, path: str) -> Attributes:
+        """What ``path`` is, links followed."""
         return self._ask(_ATTRIBUTES, _STAT, _string(path)).attributes()
 
     def looks(self, paths: Sequence[str]) -> list[Attributes | None]:
@@ -140,6 +151,7 @@ class Wire:
         return found
 
     def resolve(self, path: str) -> str:
+        """The absolute path that the server makes of ``path``."""
         fields = self._ask(_NAME, _REALPATH, _string(path))
         fields.u32()
         return fields.text()
@@ -157,9 +169,11 @@ class Wire:
         return self._open(path, _READ, None)
 
     def fstat(self, handle: bytes) -> Attributes:
+        """What the open file is."""
         return self._ask(_ATTRIBUTES, _FSTAT, _string(handle)).attributes()
 
     def close(self, handle: bytes) -> None:
+        """Close a handle; an error of earlier writes may come only now."""
         self._do(_CLOSE, _string(handle))
 
     def ask_write(self, handle: bytes, offset: int, piece: bytes) -> int:
@@ -167,6 +181,7 @@ class Wire:
         return self._request(_PUT, _string(handle), struct.pack(">Q", offset), _string(piece))
 
     def written(self, number: int) -> None:
+        """Wait until the server has the piece that ``ask_write`` numbered."""
         self._done(number)
 
     def finish(self, handle: bytes, *, seconds: float) -> Attributes:
@@ -194,6 +209,7 @@ class Wire:
         return self._answer(number, _DATA).raw()
 
     def remove(self, path: str) -> None:
+        """Remove a file."""
         self._do(_REMOVE, _string(path))
 
     def move(self, old: str, new: str) -> None:
@@ -207,9 +223,11 @@ class Wire:
     # Folders
 
     def make_folder(self, path: str, mode: int) -> None:
+        """Make a folder; its parent must exist."""
         self._do(_MKDIR, _string(path), struct.pack(">II", _MODE, mode))
 
     def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
         self._do(_RMDIR, _string(path))
 
     def sync_folder(self, path: str, *, seconds: float) -> None:
@@ -245,6 +263,7 @@ class Wire:
         return [names if names is not None or index not in handles else [] for index, names in enumerate(found)]
 
     def space(self, path: str) -> Space:
+        """Room of the file system that ``path`` is on (statvfs@openssh.com)."""
         fields = self._ask(_EXTEND_REPLY, _EXTEND, _string(STATVFS), _string(path))
         _block, unit, blocks, _free, available, inodes, _free_inodes, left = (fields.u64() for _ in range(8))
         return Space(total=blocks * unit, free=available * unit, free_inodes=left if inodes else None)

@@ -59,6 +59,7 @@ class LogFile:
 
     @property
     def cut_to(self) -> int:
+        """Up to where the pieces go, 0 without any."""
         return max((cut.end for cut in self.cuts), default=0)
 
     @property
@@ -67,12 +68,15 @@ class LogFile:
         return self.cuts if self.whole is None else (self.whole,)
 
     def key(self, cut: Cut) -> SegmentKey:
+        """The segment that ``cut`` becomes."""
         return SegmentKey(self.branch, self.number, cut.start, cut.end)
 
     def with_piece(self, cut: Cut, context: ScanContext) -> LogFile:
+        """With one more piece; one that begins at 0 replaces all before it."""
         return replace(self, cuts=(*self.cuts, cut) if cut.start else (cut,), context=context)
 
     def ended_at(self, size: int, ending: Ending) -> LogFile:
+        """As a file that has ended with ``size`` bytes: one whole segment."""
         return replace(self, whole=Cut(0, size, ending), context=None)
 
     def damaged(self, good: int, reason: str, now: datetime) -> LogFile:

@@ -191,11 +191,13 @@ class DestinationProgress:
     _no_drop_before: datetime | None = None
 
     def failed(self, error: str, now: datetime) -> None:
+        """Pause before the next try: twice as long after each failure, up to five minutes."""
         self._failures += 1
         self._error = error
         self._not_before = now + timedelta(seconds=min(_LONGEST_PAUSE, 2 ** min(self._failures - 1, 20)))
 
     def went_well(self) -> None:
+        """Forget earlier failures."""
         self._failures, self._error, self._not_before = 0, "", None
 
     @property
@@ -205,6 +207,7 @@ class DestinationProgress:
         return 0.0 if since is None else time.monotonic() - since
 
     def may_start(self, now: datetime) -> bool:
+        """Is nothing under way there, and the pause after a failure over?"""
         return self.shipper.busy_since is None and not _is_ahead(self._not_before, now)
 
     def drops_wait(self, now: datetime, *, waits: bool) -> None:
@@ -212,6 +215,7 @@ class DestinationProgress:
         self._no_drop_before = now + _PAUSE_FOR_READERS if waits else None
 
     def may_drop(self, now: datetime) -> bool:
+        """May pieces be removed, or did somebody read them a moment ago?"""
         return not _is_ahead(self._no_drop_before, now)
 
     @property

@@ -52,9 +52,11 @@ class ArchiveState:
     cut_at: datetime | None = None
 
     def file(self, branch: str, number: int) -> LogFile:
+        """What was decided for a file; an empty decision where there is none."""
         return self.files.get((branch, number)) or LogFile(branch, number)
 
     def keep(self, file: LogFile) -> None:
+        """Remember what was decided for ``file``."""
         self.files[file.branch, file.number] = file
 
     def prune(self, present: Iterable[tuple[str, int]]) -> None:
@@ -173,6 +175,7 @@ class SpoolView:
         return self.branches[-1].server
 
     def branch(self, name: str) -> Branch:
+        """The branch with the id ``name``. Raises StopIteration where the spool does not know it."""
         return next(branch for branch in self.branches if branch.id == name)
 
     def turn(self, name: str) -> int | None:
@@ -180,10 +183,12 @@ class SpoolView:
         return next((turn for turn, branch in enumerate(self.branches) if branch.id == name), None)
 
     def coordinate(self, branch: str, number: int, pos: int) -> LogCoordinate | None:
+        """Where byte ``pos`` of a file is among all logs; None for a branch that the spool does not know."""
         turn = self.turn(branch)
         return None if turn is None else LogCoordinate(turn, number, pos)
 
     def log(self, file: Spooled) -> LogFile:
+        """What the archive decided for ``file``."""
         return self.state.file(file.branch, file.number)
 
     def lacking(self, held: Held) -> list[tuple[Spooled, Cut]]:
@@ -314,16 +319,19 @@ class Ledger:
         self._confirmed: dict[str, datetime] = {}
 
     def branch(self, branch: Branch) -> None:
+        """Report ``branch``, once in each process."""
         if branch not in self._told:
             self._told.add(branch)
             self._entries.append(lambda _state: self._recorder.branch_stored(branch))
 
     def gap(self, gap: Gap) -> None:
+        """Report ``gap``, once in each process."""
         if gap not in self._told:
             self._told.add(gap)
             self._entries.append(lambda _state: self._recorder.gap(gap))
 
     def stored(self, destination: str, delivery: Delivery, at: datetime) -> None:
+        """Report that ``destination`` has a segment, since ``at``."""
         segment = delivery.stored.header.segment
         waiting = self._stored.setdefault(destination, {})
         waiting[segment.key] = segment.ending
@@ -338,6 +346,7 @@ class Ledger:
         self._entries.append(write)
 
     def dropped(self, destination: str, server: str, keys: tuple[SegmentKey, ...]) -> None:
+        """Report that pieces were removed at ``destination``."""
         waiting = self._dropped.setdefault(destination, set())
         waiting.update(keys)
 

@@ -36,6 +36,7 @@ class Kept:
     foreign: frozenset[Backup] = frozenset()
 
     def covers(self, backup: Backup) -> bool:
+        """Must ``backup`` stay, for whatever reason?"""
         return backup in self.backups or backup in self.foreign or backup[0] in self.holds or EVERY_SERVER in self.holds
 
     def reason(self, backup: Backup) -> str:
@@ -79,11 +80,13 @@ def remove_hold(destination: Destination, server: str) -> bool:
 
 
 def put_keep(destination: Destination, server: str, backup_id: str, now: datetime) -> None:
+    """Write at the destination that this backup is not deleted; again is harmless."""
     note = {"server": server, "backup": backup_id, "since": format_time(now)}
     write_note(destination, layout.keep_key(server, backup_id), note)
 
 
 def remove_keep(destination: Destination, server: str, backup_id: str) -> None:
+    """End the keep of one backup; nothing happens where there is none."""
     destination.delete(layout.keep_key(server, backup_id))
 
 

@@ -38,6 +38,7 @@ _held: set[str] = set()
 
 
 def utc_now() -> datetime:
+    """The time of this machine (aware, UTC): the clock of leases when the caller gives none."""
     return datetime.now(UTC)
 
 
@@ -53,6 +54,7 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
+        """This process."""
         return cls(
             host=socket.gethostname(),
             boot=_boot(),
@@ -76,9 +78,11 @@ class Lease:
 
     @property
     def id(self) -> str:
+        """The id of the backup, restore or sweep that holds the lease."""
         return layout.name_in(self.key)
 
     def encode(self) -> bytes:
+        """The document as it is stored (JSON); ``decode`` reads it."""
         if self.owner is None:
             raise ValueError("a lease needs an owner")
         document = {
@@ -137,6 +141,7 @@ def is_listed(destination: Destination, key: str) -> bool:
 
 
 def exists(destination: Destination, key: str) -> bool:
+    """Is anything stored under ``key``? One request. Raises DestinationError."""
     try:
         destination.stat(key)
     except ObjectMissingError:
@@ -189,6 +194,7 @@ class Holder:
 
     @property
     def lease(self) -> Lease:
+        """The lease as it was put."""
         return self._lease
 
     def __enter__(self) -> Self:

@@ -116,6 +116,8 @@ class Intent(Holder):
         return self
 
     def assert_held(self) -> None:
+        """Raises what ``Holder.assert_held`` does, and RefusedError when something that the backup builds on is gone or
+        marked."""
         super().assert_held()
         self._assert_parents()
 

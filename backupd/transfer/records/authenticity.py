@@ -238,6 +238,8 @@ class SignedDestination(ForwardingDestination):
         return info
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """The bytes under ``key``. A signed document is read whole and compared first; raises DamagedError where no
+        trusted signature fits."""
         if not self._is_signed(key):
             return self._inner.get(key, offset=offset, length=length)
         document = self.as_it_lies(key)
@@ -250,6 +252,7 @@ class SignedDestination(ForwardingDestination):
         return io.BytesIO(document[offset:end])
 
     def delete(self, key: str) -> None:
+        """Remove ``key``, then its signature."""
         self._inner.delete(key)
         if self._is_signed(key):
             self._inner.delete(layout.signature_key(key))
@@ -355,6 +358,7 @@ class RecordedDestination(ForwardingDestination):
         self._records = records
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """The bytes under ``key``; raises TamperedError where a document is another one than was recorded."""
         backup, segment = _manifest_of(key), layout.segment_of(key)
         if backup is not None and (wanted := self._records.manifest(backup[1])):
             document = self._whole(key)

@@ -33,6 +33,7 @@ class Retired:
     at: datetime
 
     def as_json(self) -> dict[str, Any]:
+        """The document's form: ``key``, ``counter``, ``at``."""
         return {"key": self.key, "counter": self.counter, "at": format_time(self.at)}
 
 
@@ -64,6 +65,7 @@ class Head:
 
 
 def encode(head: Head) -> bytes:
+    """The document as it is signed and stored (JSON); ``decode`` reads it."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "server": head.server,
@@ -124,4 +126,5 @@ def put(destination: Destination, head: Head) -> None:
 
 
 def digest(head: Head) -> str:
+    """SHA-256 (64 hex) of the document: what the next head names as the one before it."""
     return hashlib.sha256(encode(head)).hexdigest()

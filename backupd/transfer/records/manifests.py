@@ -38,6 +38,7 @@ def described(name: str, content: bytes) -> StoredObject:
 
 
 def put_bytes(destination: Destination, key: str, content: bytes) -> None:
+    """Store ``content`` under ``key``, in place of what is there. Raises DestinationError."""
     with io.BytesIO(content) as stream:
         destination.put(key, stream)
 

@@ -31,6 +31,7 @@ class KeptWitness:
 
     @property
     def server(self) -> str:
+        """The server that the witness is of."""
         return self.witness.server
 
 
@@ -86,6 +87,7 @@ def unsigned(destination: Destination, server: str) -> set[str]:
 
 
 def remove(destination: Destination, server: str, proof_id: str) -> None:
+    """Remove a proof or a witness; nothing happens where there is none."""
     destination.delete(layout.proof_key(server, proof_id))
 
 

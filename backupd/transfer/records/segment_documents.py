@@ -71,14 +71,17 @@ class SegmentHeader:
 
     @property
     def folder(self) -> str:
+        """Key of the segment's folder at a destination, with a slash at its end."""
         return layout.segment_folder(self.segment.server, self.segment.key)
 
     @property
     def key(self) -> str:
+        """Key of ``segment.json`` at a destination."""
         return layout.segment_key(self.segment.server, self.segment.key)
 
 
 def encode_segment(header: SegmentHeader) -> bytes:
+    """``segment.json`` as it is stored; ``decode_segment`` reads it."""
     return _sealed_off(_segment_document(header))
 
 
@@ -126,6 +129,7 @@ def decode_segment(raw: bytes, *, where: str) -> SegmentHeader:
 
 
 def encode_branch(branch: Branch) -> bytes:
+    """``branch.json`` as it is stored; ``decode_branch`` reads it."""
     return _sealed_off(
         {
             "format": f"{BRANCH_FORMAT}{_BRANCH_VERSION}",

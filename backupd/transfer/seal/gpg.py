@@ -210,6 +210,7 @@ class Status:
         os.close(self.descriptor)
 
     def lines(self) -> list[StatusLine]:
+        """What gpg has reported until now; lines that are no status lines are left out."""
         raw = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
         found = []
         for line in raw.decode("utf-8", "replace").splitlines():

@@ -177,6 +177,7 @@ def digest_of(phrase: str) -> str:
 
 
 def matches(phrase: str, digest: str) -> bool:
+    """Is this the phrase of which ``digest_of`` gave ``digest``? Takes equally long for every answer."""
     return hmac.compare_digest(digest_of(phrase), digest)
 
 

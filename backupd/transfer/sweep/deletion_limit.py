@@ -39,9 +39,11 @@ class Brake:
         return max((_within(marks, at) - _within(came, at) for at in marks), default=0)
 
     def limit(self, present: int) -> int:
+        """How many more backups than came within a day may go in it, of ``present`` ones."""
         return max(self.count, int(self.share * present))
 
     def holds_objects(self, going: int, present: int) -> bool:
+        """Are ``going`` objects, which nothing explains, too many of the ``present`` ones?"""
         return going > max(self.objects, int(self.share * present))
 
 
