@@ -380,8 +380,8 @@ class Approach:
         )
         if not same:
             raise ServerError(
-                f"{self._source.address} answers otherwise than a moment ago",
-                hint="it is looked at again before anything is concluded",
+                f"{self._source.address} contradicts its answer of a moment ago",
+                hint="the stream asks again before it concludes anything",
             )
 
     def _close(self, newest: Spooled) -> Tail:

@@ -123,7 +123,7 @@ def purge_alarm(number: int, written_until: datetime | None, state: SourceState,
                 None,
                 True,
                 f"the server has removed {name}, which is not archived everywhere yet:"
-                " the spool alone has it, or nobody",
+                " only the spool has it, if anything has",
             )
         return None
     if number == state.logs[-1].number:

@@ -25,7 +25,7 @@ class DamagedCopyError(ToolError):
 
     def __init__(self, name: str, address: str, why: str) -> None:
         super().__init__(
-            f"what came of {name} from {address} is damaged",
+            f"the copy of {name} from {address} is damaged",
             detail=why,
             hint="it is fetched again; if that repeats itself, look at the network between both hosts",
         )

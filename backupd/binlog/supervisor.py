@@ -53,16 +53,16 @@ _SAID = {
     EndKind.LOST: "the connection to the server broke",
     EndKind.UNREACHABLE: "the server cannot be reached",
     EndKind.NOT_THERE: "the server no longer has the file that was asked for",
-    EndKind.NO_NEXT: "the server has thrown its binary logs away",
+    EndKind.NO_NEXT: "the server has removed its binary logs",
     EndKind.TORN: "the server cannot read its own binary log",
     EndKind.TWIN: "another program reads this server's binary log with the same connection id",
-    EndKind.DENIED: "the server does not let this account read its binary log",
+    EndKind.DENIED: "this account may not read the server's binary log",
     EndKind.DISK: NO_ROOM,
     EndKind.MISNAMED: "the copying program cannot make a file",
     EndKind.OTHER: "the copying program failed",
 }
 _HINTS = {
-    EndKind.TWIN: "is a second backupd with a copy of this spool's settings running? it must have a spool of its own",
+    EndKind.TWIN: "is a second backupd with a copy of this spool's settings running? it needs its own spool",
     EndKind.DENIED: "grant REPLICATION SLAVE ON *.* to the account, and look at its password file",
     EndKind.DISK: "make room there; nothing is lost as long as the server keeps its binary logs",
 }
@@ -418,8 +418,8 @@ class Streamer:
             self._tell(
                 StreamEventKind.PAUSED,
                 f"the stream of {self._server} pauses: the spool holds more than {self._limit} bytes",
-                hint="a destination is slow or down; it goes on by itself. Nothing is lost as long as the server"
-                " keeps its binary logs",
+                hint="a destination is slow or down; the stream continues when there is room. Nothing is lost as long"
+                " as the server keeps its binary logs",
             )
         if time.monotonic() >= self._purge_due:
             self._look_for_purge(self._approach.look())
@@ -477,7 +477,7 @@ class Streamer:
         if self._set(StreamState.FAILED, error.message):
             self._tell(
                 StreamEventKind.FAILED,
-                f"the stream of {self._server} stands still: {error.message}",
+                f"the stream of {self._server} has stopped: {error.message}",
                 error.detail,
                 error.hint,
             )

@@ -243,7 +243,7 @@ class _Copy:
         raise DamagedError(
             f"no good copy of the manifest of backup {order.backup_id} was found",
             damages or [key],
-            hint="`backupd verify` tells what else is damaged",
+            hint="`backupd verify` shows what else is damaged",
         )
 
     def _objects(self, header: Header, damaged: frozenset[str]) -> None:
@@ -384,7 +384,7 @@ def copy_branch(relay: Relay, branch: Branch) -> None:
     raise DamagedError(
         f"no destination describes branch {branch.id} of {branch.server} as it was written",
         damages or [f"{key} is missing"],
-        hint="`backupd verify` tells what else is damaged",
+        hint="`backupd verify` shows what else is damaged",
     )
 
 
@@ -429,7 +429,7 @@ def good_copy(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, Seg
         raise DamagedError(
             f"no good copy of binary log {key.number} of {server}, bytes {key.start} to {key.end}, was found",
             damages,
-            hint="`backupd verify` tells what else is damaged",
+            hint="`backupd verify` shows what else is damaged",
         )
     raise NotFoundError(
         f"no destination that can be reached holds binary log {key.number} of {server}, bytes {key.start} to {key.end}"

@@ -50,7 +50,7 @@ def _unusable(path: Path, error: OSError) -> RefusedError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"make room for the folder {path.parent}, then try again"
     elif error.errno == errno.EISDIR:
-        hint = "a folder lies where the key belongs: move it away; the next backup makes a new key"
+        hint = "a folder is in place of the key: move it away; the next backup makes a new key"
     else:
         hint = f"this user must be able to read {path} and to write into {path.parent}"
     return RefusedError(f"the identity key {path} cannot be used: {reason}", hint=hint)

@@ -147,7 +147,7 @@ def examine(
     tombs, more = entombed(destination)
     view = _View(destination, trees, sides, pool=pool, tombs=[layout.name_in(info.key) for info in tombs])
     findings += [
-        Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of ours; remove it by hand", repairable=False)
+        Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of backupd; remove it by hand", repairable=False)
         for key in [*strangers, *more]
     ]
     now = clock()
@@ -336,7 +336,9 @@ def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
             Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died", repairable=True
         )
     for key in left.strangers:
-        yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of ours; remove it by hand", repairable=False)
+        yield Finding(
+            Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of backupd; remove it by hand", repairable=False
+        )
     described: set[tuple[str, str]] = set()
     for branch in log_segments.branches(destination):
         if isinstance(branch, DamagedError):

@@ -84,7 +84,7 @@ class Past:
         if not kept:
             raise _none_kept(
                 destination,
-                "there is nothing there at all, and never was"
+                "it is empty, and always was"
                 if not anything
                 else "it was made without versioning, or that was never switched on",
             )

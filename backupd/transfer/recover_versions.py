@@ -479,7 +479,7 @@ class _Work:
                 withdraw(destination, *owner, clock())
             except BackupdError as error:
                 with self._lock:
-                    self.failed[layout.mark_key(*owner)] = f"this mark of deletion stands yet: {line_of(error)}"
+                    self.failed[layout.mark_key(*owner)] = f"this mark of deletion remains: {line_of(error)}"
                 return
             with self._lock:
                 self._unmarked.append(owner)

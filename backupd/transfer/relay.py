@@ -304,7 +304,7 @@ def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) 
     return DamagedError(
         f"{key} cannot be copied to {target.name}: no destination has its true bytes",
         lines,
-        hint="`backupd verify` tells what else is damaged, and mends what another copy can mend",
+        hint="`backupd verify` shows what else is damaged, and repairs what another copy can repair",
     )
 
 

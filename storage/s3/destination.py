@@ -113,7 +113,7 @@ class S3Destination:
             head = self._head(key, f"looking at {key} after it was written")
         except ObjectMissingError as error:
             raise DestinationError(
-                f"{self._bucket.words.place} took {key} and has it no more",
+                f"{self._bucket.words.place} accepted {key}, but no longer has it",
                 hint="who else deletes in this bucket? Look at its rules; it is tried again later",
             ) from error
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
@@ -313,7 +313,7 @@ class S3Destination:
         )
         if not self.is_initialised():
             raise DestinationError(
-                f"{self._bucket.words.place} took {layout.REPOSITORY} and does not have it",
+                f"{self._bucket.words.place} accepted {layout.REPOSITORY}, but does not have it",
                 hint="look at the rules of the bucket and the server's log",
             )
 

@@ -99,7 +99,7 @@ _SKEWED = (
     "clock (timedatectl, chrony)"
 )
 _CHANGED = (
-    "bytes were changed on the way there: look at the network, and at what stands between here and the server; "
+    "bytes were changed in transit: look at the network, and at proxies between here and the server; "
     "it is tried again later"
 )
 _NEEDS_LOCKS = (
@@ -303,7 +303,7 @@ class Explainer:
             profile = f" [{config.profile}]" if config.profile else ""
             return f"look at the credentials{profile} in {config.credentials_file}"
         return (
-            f"give destination {self.name} a credentials_file, or let the usual places have them (environment, "
+            f"give destination {self.name} a credentials_file, or put them into one of the usual sources (environment, "
             f"~/.aws of the user that runs backupd, the role of the machine)"
         )
 

@@ -246,7 +246,7 @@ class Upload:
             raise DestinationError(
                 f"{self._bucket.words.place}: {self._doing} failed",
                 detail=f"the place says SHA-256 {told} where {ours} was sent",
-                hint="bytes were changed on the way there; it is tried again later",
+                hint="bytes were changed in transit; it is tried again later",
             )
 
 

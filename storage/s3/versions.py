@@ -205,7 +205,7 @@ def lengthen(bucket: Bucket, key: str, head: Mapping[str, Any], until: datetime)
 def not_locked(bucket: Bucket, key: str, until: datetime) -> DestinationError:
     """What was stored is not locked as it was asked for."""
     return DestinationError(
-        f"{bucket.words.place} took {key} and does not lock it until {format_time(until)}",
+        f"{bucket.words.place} accepted {key}, but does not lock it until {format_time(until)}",
         hint="the bucket has to be made with object lock, and the credentials need s3:PutObjectRetention, and "
         "s3:GetObjectRetention to see what is locked",
     )

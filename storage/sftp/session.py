@@ -44,7 +44,7 @@ _AT_ONCE = 4
 """Connections that are made at once: servers turn away whoever knocks too often (MaxStartups)."""
 Result = TypeVar("Result")
 _HINT_REACH = (
-    "is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "
+    "is the host up, and may this machine reach that port? Work that does not need this destination continues, "
     "and what is missing there is sent later"
 )
 
@@ -222,7 +222,9 @@ class Sessions:
     def _connect(self) -> Session:
         deadline = time.monotonic() + CONNECT_SECONDS
         if not self._knocking.acquire(timeout=CONNECT_SECONDS):
-            raise self._failure("others wait for connections already, and it does not answer", _HINT_REACH)
+            raise self._failure(
+                "other threads already wait for a connection, and the server does not answer", _HINT_REACH
+            )
         try:
             try:
                 sock = socket.create_connection((self._config.host, self._config.port), timeout=_left(deadline))
@@ -255,7 +257,7 @@ class Sessions:
             shown = transport.get_remote_server_key()
         except (paramiko.SSHException, OSError, EOFError) as error:
             why = "no answer" if time.monotonic() >= deadline else _words(error)
-            raise self._failure(f"no SSH connection came about: {why}", _HINT_REACH) from error
+            raise self._failure(f"the SSH connection failed: {why}", _HINT_REACH) from error
         self._check_host(HostKey(shown.get_name(), shown.asbytes()), known)
         key = self._own_key()
         transport.auth_timeout = _left(deadline)
@@ -271,7 +273,7 @@ class Sessions:
             raise self._failure(f"the login failed: {_words(error)}", _HINT_REACH) from error
         if more:
             raise self._failure(
-                f"a key alone is not enough there, it also wants {', '.join(more)}",
+                f"the server requires more than a key: {', '.join(more)}",
                 f"let {self._config.user} log in with the key alone",
             )
         transport.set_keepalive(_KEEPALIVE_SECONDS)
@@ -287,7 +289,7 @@ class Sessions:
             wire.wait_for(self._seconds)
         except (paramiko.SSHException, OSError, EOFError, LostError) as error:
             raise self._failure(
-                f"it let us in, but not to SFTP: {_words(error)}",
+                f"SSH login succeeded, but the SFTP subsystem did not start: {_words(error)}",
                 f"is `Subsystem sftp` in its sshd_config, and may {self._config.user} use it? Try: "
                 f"sftp -P {self._config.port} {self._config.user}@{self._config.host}",
             ) from error
@@ -347,8 +349,8 @@ class Sessions:
                 f"they are equal: ssh-keyscan -p {self._config.port} {self._config.host} >> {path}",
             )
         raise self._failure(
-            f"its host key is another one than before: it shows {shown}; {path} has {', '.join(map(str, known.keys))}",
-            "somebody may be listening in: nothing was sent. Ask the host's administrator. If the host "
+            f"its host key has changed: it shows {shown}; {path} has {', '.join(map(str, known.keys))}",
+            "somebody may intercept the connection: nothing was sent. Ask the host's administrator. If the host "
             f"was set up anew: ssh-keygen -f {path} -R '{name}', then add the new key",
         )
 

@@ -120,7 +120,7 @@ class Wire:
         self._send(struct.pack(">BI", _INIT, 3))
         kind, fields = self._packet()
         if kind != _VERSION or fields.u32() != 3:
-            raise LostError("the server speaks no SFTP of version 3")
+            raise LostError("the server does not speak SFTP version 3")
         found = {}
         while fields.more():
             name = fields.text()
@@ -306,7 +306,7 @@ class Wire:
         kind, fields = self._packet()
         number = fields.u32()
         if number not in self._pending:
-            raise LostError("the server answered what nobody had asked")
+            raise LostError("the server sent an answer to no request")
         self._pending.remove(number)
         self._early[number] = kind, fields
 
@@ -314,14 +314,14 @@ class Wire:
         try:
             self._channel.sendall(struct.pack(">I", len(content)) + content)
         except TimeoutError as error:
-            raise LostError(f"it took nothing for {self._seconds:g} seconds", hangs=True) from error
+            raise LostError(f"it accepted no data for {self._seconds:g} seconds", hangs=True) from error
         except (OSError, EOFError) as error:
             raise LostError(str(error) or "the connection was closed") from error
 
     def _packet(self) -> tuple[int, _Fields]:
         size = int.from_bytes(self._bytes(4))
         if not 1 <= size <= _LARGEST:
-            raise LostError("what the server sends is no SFTP; does its login print something?")
+            raise LostError("the server's data is not SFTP; does its login print something?")
         content = self._bytes(size)
         return content[0], _Fields(content, 1)
 

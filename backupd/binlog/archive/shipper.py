@@ -222,7 +222,7 @@ class DestinationProgress:
     def trouble(self) -> str:
         """What is wrong there, in words; "" while all is well."""
         if not self._error and self.busy_for > SLOW:
-            return f"it has been at one binary log for {self.busy_for:.0f} s"
+            return f"one binary log has been under way for {self.busy_for:.0f} s"
         return self._error
 
 

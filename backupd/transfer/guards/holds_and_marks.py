@@ -45,7 +45,7 @@ class Kept:
         if hold is None and backup in self.foreign:
             return (
                 "it is foreign: nothing shows that this installation took it, and `backupd catalog adopt "
-                f"{backup[1]}` has not been said"
+                f"{backup[1]}` was not run"
             )
         return hold.text if hold is not None else "it is kept on purpose (`backupd backups keep`)"
 

@@ -99,7 +99,7 @@ def sign(signing: Signing, document: bytes) -> bytes:
                 "encryption.signing_passphrase_file; where it is lost: `backupd keys rotate-signing`",
             ) from error
         if not any(line.keyword == "SIG_CREATED" for line in status.lines()):
-            raise ToolError("gpg ended well but does not say that it has signed")
+            raise ToolError("gpg exited with 0, but did not confirm that it signed")
     return made
 
 
@@ -135,7 +135,7 @@ def make_key(home: Path, user_id: str) -> str:
         )
         made = [line.text.split()[-1] for line in status.lines() if line.keyword == "KEY_CREATED"]
     if len(made) != 1:
-        raise ToolError("gpg ended well but does not say that it has made a key")
+        raise ToolError("gpg exited with 0, but did not confirm that it made a key")
     return made[0]
 
 
@@ -147,7 +147,7 @@ def problem_of(signing: Signing, document: bytes, signatures: bytes) -> str:
     """
     blocks = _BLOCK.findall(signatures[:SIGNATURE_LIMIT])
     if not blocks:
-        return "what lies beside it as its signature is none"
+        return "the file beside it is no OpenPGP signature"
     problems = [_problem(signing, document, block) for block in blocks]
     return "" if "" in problems else problems[0]
 
@@ -165,7 +165,7 @@ def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
     words = {line.keyword for line in lines}
     valid = [line.text.split() for line in lines if line.keyword == "VALIDSIG"]
     if "BADSIG" in words:
-        return "its signature does not fit: it was altered after it had been signed"
+        return "its signature does not match: the document was changed after it was signed"
     # Of a key that has expired gpg does not tell whether it was revoked besides.
     if "REVKEYSIG" in words or ("EXPKEYSIG" in words and valid and is_revoked(signing.home, valid[0][0])):
         return "it is signed with a key that was revoked"
@@ -175,7 +175,7 @@ def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
         return "its signature has expired" if "EXPSIG" in words else "its signature cannot be read"
     signers = {valid[0][0], valid[0][-1]}  # the subkey that signed, and the primary key that it belongs to
     if not signers & set(signing.trusted):
-        return f"it is signed by {valid[0][-1]}, whom nobody here trusts"
+        return f"it is signed by {valid[0][-1]}, a key that is not trusted here"
     return ""
 
 
@@ -246,7 +246,9 @@ class SignedDestination(ForwardingDestination):
         problem = self.problem(key, document)
         if problem:
             raise DamagedError(
-                f"{self.name}: {key} is not believed", [f"{self.name}: {key}: {problem}"], hint=self._hint(key, problem)
+                f"{self.name}: {key} has no trusted signature",
+                [f"{self.name}: {key}: {problem}"],
+                hint=self._hint(key, problem),
             )
         end = None if length is None else offset + length
         return io.BytesIO(document[offset:end])
@@ -316,7 +318,7 @@ class SignedDestination(ForwardingDestination):
     def _hint(self, key: str, problem: str) -> str:
         if layout.is_copy(key):
             return (
-                "it is passed over: somebody else put it there, or it is older than the signing key. "
+                "it is ignored: somebody else put it there, or it is older than the signing key. "
                 "What the catalog still knows is put anew, and signed: backupd catalog copy"
             )
         if problem == _UNSIGNED:

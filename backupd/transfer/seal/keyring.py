@@ -130,9 +130,9 @@ def _judged(name: str, key: Mapping[str, Any], now: datetime, warn_days: int) ->
     elif not able:
         problem = f"{label} has no encryption key"
     elif key["trust"] == "e" or (ends is not None and ends <= now):
-        problem = f"{label} has expired{_on(ends)}: import its prolonged version"
+        problem = f"{label} has expired{_on(ends)}: import the extended key"
     elif ends is not None and ends - now < timedelta(days=warn_days):
-        warning = f"{label} expires{_on(ends)}: prolong it and import it here"
+        warning = f"{label} expires{_on(ends)}: extend it and import it here"
     return KeyInfo(name, str(key["fingerprint"]), user_ids, ends, problem is None, problem, warning)
 
 

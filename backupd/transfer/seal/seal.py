@@ -75,7 +75,9 @@ class Sealer:
     def __init__(self, recipients: Sequence[str], gnupg_home: Path, level: int = 1) -> None:
         chosen = tuple(dict.fromkeys(name.replace(" ", "").upper() for name in recipients))
         if not chosen:
-            raise KeyUnusableError("there is nobody to encrypt for", hint="name recipients in encryption.recipients")
+            raise KeyUnusableError(
+                "no recipients are configured, so nothing can be encrypted", hint="set encryption.recipients"
+            )
         for name in chosen:
             if not _FINGERPRINT.fullmatch(name):
                 raise KeyUnusableError(
@@ -169,7 +171,7 @@ class Sealer:
         try:
             found = len(outline(sealed.getbuffer()).key_ids)
         except DamagedError as error:
-            raise ToolError("gpg ended well but what it wrote is not a whole object", detail=error.detail) from error
+            raise ToolError("gpg exited with 0, but its output is not a whole object", detail=error.detail) from error
         if found != len(self.recipients):
             raise KeyUnusableError(
                 f"gpg encrypted for {found} keys where {len(self.recipients)} were named",
@@ -180,7 +182,7 @@ class Sealer:
 def _assert_ended(lines: Sequence[StatusLine]) -> None:
     if not any(line.keyword == "END_ENCRYPTION" for line in lines):
         raise ToolError(
-            "gpg ended well but does not say that it has encrypted everything",
+            "gpg exited with 0, but did not confirm that it encrypted everything",
             detail="\n".join(f"{line.keyword} {line.text}" for line in lines),
         )
 
@@ -197,7 +199,7 @@ def _explained(error: ToolError, lines: Sequence[StatusLine]) -> BackupdError:
     return KeyUnusableError(
         f"cannot encrypt: the key {', the key '.join(names)}",
         detail=error.detail,
-        hint="import the key, or its prolonged version: gpg --homedir ... --import FILE",
+        hint="import the key, or the extended key: gpg --homedir ... --import FILE",
     )
 
 

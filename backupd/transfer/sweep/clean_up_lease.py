@@ -61,9 +61,9 @@ def _dead(destination: Destination, clock: Clock, alive: Alive, *, ours: str) ->
     others = [lease for lease in sweeps(destination) if lease.key != ours]
     for lease in others:
         if alive(lease, clock()):
-            who = "somebody" if lease.owner is None else f"process {lease.owner.pid} on {lease.owner.host}"
+            who = "another process" if lease.owner is None else f"process {lease.owner.pid} on {lease.owner.host}"
             raise BusyError(
-                f"{who} is removing at destination {destination.name} right now",
+                f"{who} holds the clean-up lease at destination {destination.name}",
                 hint="what is due is removed the next time",
             )
     return others
@@ -79,7 +79,7 @@ def await_sweeps(
     while began:
         if time.monotonic() >= deadline:
             raise BusyError(
-                f"somebody has been removing at destination {destination.name} for {patience:g} seconds",
+                f"another process has held the clean-up lease at {destination.name} for {patience:g} s",
                 detail=", ".join(sorted(began)),
                 hint="run the command again when that has ended",
             )

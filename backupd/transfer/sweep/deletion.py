@@ -320,13 +320,13 @@ def _braked(
         return []
     theirs = sum(1 for owner in waiting if owner in strange)
     told = (
-        f"{len(waiting)} of {len(present)} backups are marked to go, {brake.most(waiting, present)} more in one "
+        f"{len(waiting)} of {len(present)} backups are marked deleted, {brake.most(waiting, present)} more in one "
         f"day than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
         "--really` lets those of a server go"
     )
     if theirs:
         told += (
-            f". {theirs} of these marks were not put by this installation: who did that? `backupd backups "
+            f". {theirs} of these marks were not put by this installation: find out who did it. `backupd backups "
             "undelete ID` takes a mark away"
         )
     return [told]

@@ -147,7 +147,7 @@ def test_a_file_of_strangers_is_named_by_its_path_and_left_alone(house: House, k
     assert house.broken() == [("no-orphan-object", key, False)]
     objects.store(house.place, named(b"nobody's"), sealed(b"nobody's"))
     [left] = house.repair()
-    assert (left.subject, left.message) == (key, "not a file of ours; remove it by hand")
+    assert (left.subject, left.message) == (key, "not a file of backupd; remove it by hand")
     assert key in everything(house.place)
 
 

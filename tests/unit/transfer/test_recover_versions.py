@@ -262,7 +262,7 @@ def test_a_mark_that_cannot_be_withdrawn_is_told(s3_server: S3Server, monkeypatc
             patched.setattr(place, "delete", lambda key: refuse(key) if key.startswith(layout.MARKS) else None)
             done = bring_back(place, found, clock=now, report=silent)
         assert done.unmarked == ()
-        assert "stands yet" in done.failed[layout.mark_key("shop", backup_id(1))]
+        assert "mark of deletion remains" in done.failed[layout.mark_key("shop", backup_id(1))]
 
 
 def test_what_was_forged_in_the_doubted_time_hides_nothing_true() -> None:

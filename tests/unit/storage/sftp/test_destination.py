@@ -408,7 +408,7 @@ def test_a_host_that_shows_another_key_than_before_is_not_talked_to(own: SshServ
     assert "another one than before" in error.detail
     for public in (own.host_key.with_suffix(".pub"), other.with_suffix(".pub")):
         assert fingerprint(public) in error.detail
-    assert "listening in" in error.hint
+    assert "intercept the connection" in error.hint
     line = own.host_key.with_suffix(".pub").read_text()
     own.write_known_hosts(own.host_key)
     own.known_hosts.write_text(own.known_hosts.read_text() + f"@revoked * {line}")
@@ -487,7 +487,10 @@ def test_a_key_that_does_not_open_is_said_in_words(
 
 def test_a_server_without_sftp_is_said_as_such() -> None:
     with SshServer({"Subsystem": "nothing /bin/true"}) as own:
-        assert "not to SFTP" in refusal(SftpDestination("vault", own.config(own.base / "vault"))).detail
+        assert (
+            "the SFTP subsystem did not start"
+            in refusal(SftpDestination("vault", own.config(own.base / "vault"))).detail
+        )
 
 
 def test_a_server_that_cannot_replace_in_one_step_is_refused_and_other_extensions_are_not_needed() -> None:
