@@ -1,4 +1,12 @@
-"""Damaged files of the spool: how far one can be read, what a fresh copy is worth, and fetching it once more."""
+"""Damaged files of the spool: how far one can be read, what a fresh copy is worth, and fetching it once more.
+
+A damaged file in the spool is good up to its last whole transaction before the damage. A copy that has just come and is
+damaged shows nothing, neither of the server nor of the spool: it may have been altered on its way.
+
+A file may be damaged here although the server has it whole, and so may one copy of it. So a file is damaged *at the
+server* only where two copies, each over a connection of its own, have the same bytes; then, and where the server no
+longer has the file, nothing mends it, and the archive records a gap. Everything else is tried again.
+"""
 
 from __future__ import annotations
 

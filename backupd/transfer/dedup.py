@@ -1,7 +1,11 @@
 """What a new backup need not store again: the key that recognises content, and what a destination holds already.
 
+Losing the key costs only dedup: the next backup stores everything once more.
+
 Only objects that a committed backup names and that nobody is about to collect count as known. An object alone proves
 nothing: it may belong to a run that died, or be on its way out.
+
+``Presence`` asks one listing instead of object by object, and takes 8 bytes for each.
 """
 
 from __future__ import annotations

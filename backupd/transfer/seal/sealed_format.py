@@ -1,7 +1,18 @@
-"""The bytes of a sealed object, without any key: the OpenPGP packets outside, and the zstd frame inside.
+"""The bytes of a sealed object, read without any key: the OpenPGP packets outside, and the zstd frame inside.
 
-OpenPGP: RFC 4880, RFC 9580. zstd: RFC 8878; padding of frames, and decompressing exactly one, with a bound on what
-comes out.
+OpenPGP (RFC 4880, RFC 9580): a sealed object is one session key packet per recipient, then one integrity protected data
+packet, then nothing. gpg is more generous: it accepts marker and private packets behind the data, other bits in unused
+places of the session key packets, and (with an option in somebody's gpg.conf) data without integrity protection.
+Nothing of that changes the plaintext, but an object that is not byte for byte in the form in which it was made is
+damaged.
+
+zstd (RFC 8878): padding of frames, and decompressing exactly one, with a bound on what comes out. The library alone is
+not enough: its reader takes an input that stops early for a normal end, bytes behind the frame go unnoticed, and a
+small input may become gigabytes. So a frame must tell its size (all of ours do), the size must be within the limit
+before a byte is decompressed, and nothing may follow the frame. One call takes half the time that many pieces take.
+
+Encryption keeps lengths, so the exact length of a compressed file would tell which known file it is. A skippable frame
+(RFC 8878, 3.1.2; ``zstd -d`` passes over it) before the data fills it up to one of few lengths.
 """
 
 from __future__ import annotations

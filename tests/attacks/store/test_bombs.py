@@ -360,5 +360,5 @@ def test_a_signature_of_ten_gigabytes_vouches_for_nothing(hollow: Hollow) -> Non
 
 
 def _not_believed(signed: SignedDestination, key: str) -> None:
-    with pytest.raises(DamagedError, match="not believed"):
+    with pytest.raises(DamagedError, match="no trusted signature"):
         signed.get(key)

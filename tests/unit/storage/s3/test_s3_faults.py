@@ -280,7 +280,7 @@ def test_a_server_that_was_killed_and_came_back_has_what_it_took(s3_server: S3Se
         ("AuthorizationHeaderMalformed", 400, "the region 'x' is wrong; expecting 'eu-north-1'", "region: eu-north-1"),
         ("SignatureDoesNotMatch", 403, "", "credentials"),
         ("ExpiredToken", 400, "", "credentials"),
-        ("BadDigest", 400, "", "on the way"),
+        ("BadDigest", 400, "", "in transit"),
         ("Strange", 400, "unheard of", "server's log"),
     ],
 )

@@ -145,7 +145,7 @@ def test_what_is_unsigned_altered_or_signed_by_others_is_refused_in_words(
         get(fresh(), branch)
     assert "backupd catalog sign offsite --unproven." in caught.value.hint, "no catalog has a digest of it"
     put(bucket, key_of(1) + ".sig", b"nonsense")
-    assert "is none" in why(fresh())
+    assert "is no OpenPGP signature" in why(fresh())
     put(bucket, key_of(1) + ".sig", sign(replace(signers.signing(), key=signers.other), get(bucket, key_of(1))))
     assert f"signed by {signers.other}, a key that is not trusted here" in why(fresh())
     assert why(SignedDestination(bucket, signers.signing(signers.other), {SERVER}.__contains__)) == ""
