@@ -1,9 +1,9 @@
 """Recovering what was hidden by deletions, or overwritten, where a destination keeps versions. Needs no private key.
 
 No catalog either. What comes back is what manifests and descriptions of binary logs name, by the digests that they
-record. These themselves, and what nobody has a digest of, come back as they were. Everything that was done at the destination from
-a moment on is doubted, and nothing before it: what had been marked deleted by then stays away, and so does what was
-gone by then; a mark of deletion that came later does not count.
+record. These themselves, and what nobody has a digest of, come back as they were. Everything that was done at the
+destination from a moment on is doubted, and nothing before it: what had been marked deleted by then stays away, and so
+does what was gone by then; a mark of deletion that came later does not count.
 
 ``find`` decides and changes nothing; ``bring_back`` does it, one key after the other.
 """
