@@ -165,7 +165,7 @@ def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
     words = {line.keyword for line in lines}
     valid = [line.text.split() for line in lines if line.keyword == "VALIDSIG"]
     if "BADSIG" in words:
-        return "its signature does not match: the document was changed after it was signed"
+        return "its signature does not match: the document was altered after it was signed"
     # Of a key that has expired gpg does not tell whether it was revoked besides.
     if "REVKEYSIG" in words or ("EXPKEYSIG" in words and valid and is_revoked(signing.home, valid[0][0])):
         return "it is signed with a key that was revoked"

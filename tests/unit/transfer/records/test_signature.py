@@ -132,7 +132,7 @@ def test_what_is_unsigned_altered_or_signed_by_others_is_refused_in_words(
         return SignedDestination(bucket, signers.signing(), {SERVER}.__contains__)
 
     commit_header(bucket, replace(header, reason="swapped, and well formed"))
-    assert "changed after it was signed" in why(fresh())
+    assert "altered after it was signed" in why(fresh())
     commit_header(bucket, header)
     bucket.delete(key_of(1) + ".sig")
     assert "it has no signature" in why(fresh())

@@ -112,7 +112,7 @@ def test_only_full_fingerprints_are_taken(homes: Homes, name: str) -> None:
 
 
 def test_nobody_to_encrypt_for_is_refused(homes: Homes) -> None:
-    with pytest.raises(KeyUnusableError, match="nobody"):
+    with pytest.raises(KeyUnusableError, match="no recipients are configured"):
         Sealer([], homes.both)
 
 
