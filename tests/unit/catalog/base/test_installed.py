@@ -82,3 +82,32 @@ def test_an_installed_package_makes_its_catalog(installed: Path, tmp_path: Path)
 def test_an_installed_package_has_the_examples(installed: Path) -> None:
     out = _run(installed, "import policies.reference as r; print(r.__file__, *r.example_names())")
     assert out.split() == [f"{installed}/policies/reference.py", "backupd", "gold", "physical-only", "weekly-logical"]
+
+
+def test_an_installed_package_has_every_module_and_every_file_beside_them(installed: Path) -> None:
+    """An editable installation would hide what the list of packages lacks."""
+    names, files = [], []
+    for package in ("backupd", "api", "policies", "restore", "storage"):
+        for path in (ROOT / package).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                files.append(path.relative_to(ROOT))
+                if path.suffix == ".py" and path.name != "__main__.py":
+                    names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    assert [str(path) for path in files if not (installed / path).is_file()] == []
+    assert len(names) > 300
+    out = _run(
+        installed,
+        "import importlib\n"
+        "found = [importlib.import_module(name).__file__ for name in sys.argv[2:]]\n"
+        "print(*(file for file in found if not file.startswith(sys.argv[1])))",
+        *names,
+    )
+    assert out.split() == []
+    pages = sorted((ROOT / "api" / "web" / "templates").glob("*.html"))
+    out = _run(
+        installed,
+        "from api.web import site\nprint(*(site._TEMPLATES.get_template(name).filename for name in sys.argv[2:]))",
+        *(page.name for page in pages),
+    )
+    assert len(out.split()) == len(pages)
+    assert all(file.startswith(str(installed)) for file in out.split())
