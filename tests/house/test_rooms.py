@@ -52,3 +52,11 @@ def test_unit_tests_stand_in_the_package_of_what_they_test(package: str) -> None
         and not (ROOT / package / folder.relative_to(base)).is_dir()
     ]
     assert strangers == []
+
+
+def test_the_map_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {
+        str(path.parent.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")
+    }
+    assert {room for room in rooms - {"backupd"} if f"`{room}`" not in page} == set()
