@@ -74,6 +74,7 @@ class Ledger:
 
     @property
     def open(self) -> tuple[Incident, ...]:
+        """Incidents that are open."""
         return tuple(self._open.values())
 
     def take(self, event: Event) -> list[Turn]:

@@ -55,6 +55,7 @@ class Letter:
         return one_line(self.subject, _SUBJECT)
 
     def as_text(self) -> str:
+        """The body as plain text."""
         parts = [clean(self.intro)] if self.intro else []
         parts += [_block_text(block) for block in self.blocks]
         parts += [_grid_text(grid) for grid in self.grids]
@@ -63,6 +64,7 @@ class Letter:
         return "\n\n".join([*parts, f"-- \n{clean(self.footer)}"]) + "\n"
 
     def as_html(self) -> str:
+        """The body as HTML; every value is escaped."""
         body = [f"<p>{_html(self.intro)}</p>"] if self.intro else []
         body += [_block_html(block) for block in self.blocks]
         body += [_grid_html(grid) for grid in self.grids]

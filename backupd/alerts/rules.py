@@ -193,6 +193,7 @@ def rule_of_incident(incident: Incident) -> Rule:
 
 
 def topic_of(kind: str) -> str:
+    """What an event of this kind is about; the kind itself where no rule names that."""
     return RULES.get(kind, _UNKNOWN).topic or kind
 
 

@@ -28,9 +28,11 @@ class Site:
 
     @property
     def footer(self) -> str:
+        """The last lines of each message: who sends it, and from where."""
         return f"backupd on {self.host}. All times are UTC."
 
     def page(self, path: str) -> str:
+        """The address of a page of the web interface, "" where none is configured."""
         return f"{self.url.rstrip('/')}/{path}" if self.url else ""
 
 
@@ -104,6 +106,7 @@ def letter_after_silence(
 
 
 def letter_of_test(site: Site, now: datetime, by: str) -> Letter:
+    """The message of `backupd alerts test`."""
     return Letter(
         f"[backupd] TEST from {site.host}",
         intro=f"This is a test, asked for by {by} at {format_time(now)}. Alerts of backupd come this way.",

@@ -107,6 +107,7 @@ class Events(Rows):
     """Events: what happened, in the order in which it was written."""
 
     def add(self, event: Event) -> None:
+        """Append one event; its number is the next one."""
         with self._database.write() as connection:
             insert_events(connection, [event])
 
@@ -220,6 +221,7 @@ class Messages(Rows):
     """Messages: what is to be sent, what was, and what could not be."""
 
     def add(self, message: Message) -> None:
+        """Record a message that is to be sent."""
         with self._database.write() as connection:
             insert_messages(connection, [message])
 
@@ -361,10 +363,12 @@ class Cursors(Rows):
     """Cursors: how far somebody has read the events, and other numbers that outlive a process."""
 
     def all(self) -> Mapping[str, int]:
+        """Each number by the name of its cursor."""
         with self._database.read() as connection:
             return {str(row.name): int(row.number) for row in connection.execute(select(cursors))}
 
     def move(self, numbers: Mapping[str, int]) -> None:
+        """Set these cursors, all or none; one that is new begins."""
         with self._database.write() as connection:
             move_cursors(connection, numbers)
 

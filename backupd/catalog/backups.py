@@ -437,6 +437,7 @@ class Identities(Rows):
         return tuple(one for one in self.all() if one.server == server)
 
     def all(self) -> tuple[Identity, ...]:
+        """Every identity, by server, then by when it answered first."""
         with self._database.read() as connection:
             rows = (
                 connection.execute(
@@ -501,11 +502,13 @@ class Absences(Rows):
             )
 
     def of(self, server: str) -> Absence | None:
+        """The absence of ``server``, None where it is in rotation."""
         with self._database.read() as connection:
             row = connection.execute(select(absences).where(absences.c.server == server)).mappings().first()
         return _absence(row) if row is not None else None
 
     def all(self) -> tuple[Absence, ...]:
+        """Every server that is away, by name."""
         with self._database.read() as connection:
             rows = connection.execute(select(absences).order_by(absences.c.server)).mappings()
             return tuple(_absence(row) for row in rows)

@@ -167,6 +167,7 @@ binlog_streams = Table(
 
 
 def branch_columns(branch: Branch) -> dict[str, Any]:
+    """The columns of ``binlog_branches`` but its number."""
     return {
         "server": branch.server,
         "id": branch.id,
@@ -186,6 +187,7 @@ def branch_columns(branch: Branch) -> dict[str, Any]:
 
 
 def branch_of(row: RowMapping) -> Branch:
+    """The branch in a row of ``binlog_branches``."""
     return Branch(
         server=row["server"],
         id=row["id"],
@@ -205,6 +207,7 @@ def branch_of(row: RowMapping) -> Branch:
 
 
 def segment_columns(branch: int, segment: Segment) -> dict[str, Any]:
+    """The columns of ``binlog_segments``; ``branch`` is the branch's number."""
     return {
         "branch": branch,
         "number": segment.number,
@@ -227,6 +230,7 @@ def segment_columns(branch: int, segment: Segment) -> dict[str, Any]:
 
 
 def segment_of(row: RowMapping, server: str, branch: str) -> Segment:
+    """The segment in a row of ``binlog_segments`` joined with its branch."""
     return Segment(
         server=server,
         branch=branch,
@@ -250,10 +254,12 @@ def segment_of(row: RowMapping, server: str, branch: str) -> Segment:
 
 
 def copy_of(row: RowMapping) -> CopyState:
+    """The state of a copy, in a row of ``binlog_copies``."""
     return CopyState(row["state"], row["stored"], row["stored_at"], row["verified_at"])
 
 
 def run_columns(branch: int, run: Run) -> dict[str, Any]:
+    """The columns of ``binlog_runs``; ``branch`` is the branch's number."""
     return {
         "branch": branch,
         "destination": run.destination,
@@ -274,6 +280,7 @@ def run_columns(branch: int, run: Run) -> dict[str, Any]:
 
 
 def run_from(row: RowMapping, server: str, branch: str) -> Run:
+    """The run in a row of ``binlog_runs``."""
     return Run(
         server=server,
         branch=branch,
@@ -297,6 +304,7 @@ def run_from(row: RowMapping, server: str, branch: str) -> Run:
 
 
 def gap_columns(gap: Gap) -> dict[str, Any]:
+    """The columns of ``binlog_gaps``."""
     return {
         "server": gap.server,
         "branch": gap.branch,
@@ -313,6 +321,7 @@ def gap_columns(gap: Gap) -> dict[str, Any]:
 
 
 def gap_of(row: RowMapping) -> Gap:
+    """The gap in a row of ``binlog_gaps``."""
     return Gap(
         server=row["server"],
         branch=row["branch"],

@@ -291,6 +291,7 @@ class Binlogs(Rows):
         return (row["status"], row["updated_at"]) if row is not None else None
 
     def set_stream_state(self, server: str, status: Mapping[str, Any], at: datetime) -> None:
+        """What the stream of ``server`` says of itself; it replaces what it said before."""
         with self._database.write() as connection:
             connection.execute(delete(binlog_streams).where(binlog_streams.c.server == server))
             connection.execute(insert(binlog_streams).values(server=server, status=dict(status), updated_at=at))

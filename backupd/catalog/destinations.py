@@ -144,6 +144,7 @@ class Replication:
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         return {
             "backup": self.backup_id,
             "destination": self.destination,
@@ -194,9 +195,11 @@ class Replications(Rows):
                 connection.execute(insert(replications), rows)
 
     def copying(self, backup_id: str, destination: str, done: int, total: int, now: datetime) -> None:
+        """The backup is being copied to the destination."""
         self._change(backup_id, destination, state=COPYING, bytes_done=done, bytes_total=total, updated_at=now)
 
     def failing(self, backup_id: str, destination: str, now: datetime, *, not_before: datetime, message: str) -> None:
+        """An attempt failed; the next one not before ``not_before``."""
         self._change(
             backup_id,
             destination,
@@ -348,6 +351,7 @@ class Deposits(Rows):
             return {row.key: row.sha256 for row in found}
 
     def put(self, destination: str, key: str, sha256: str) -> None:
+        """Record what was put at the destination; the same key again: replaced."""
         with self._database.write() as connection:
             connection.execute(
                 delete(deposits).where((deposits.c.destination == destination) & (deposits.c.key == key))
@@ -355,6 +359,7 @@ class Deposits(Rows):
             connection.execute(insert(deposits).values(destination=destination, key=key, sha256=sha256))
 
     def forget(self, destination: str, keys: Collection[str]) -> None:
+        """Remove the records of these keys; unknown ones are passed over."""
         todo = sorted(keys)
         with self._database.write() as connection:
             for start in range(0, len(todo), _MANY):
@@ -400,6 +405,7 @@ class Thaws(Rows):
             return tuple(_item(row) for row in rows)
 
     def count(self, thaw_id: str) -> Thawing:
+        """Objects and bytes of a thaw by part, destination and state."""
         grouped = (
             select(
                 thaws.c.part,
@@ -499,6 +505,7 @@ class Lag:
     at: datetime
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it; seconds with three decimals."""
         return {
             "destination": self.destination,
             "hour": format_time(self.hour),

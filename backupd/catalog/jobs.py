@@ -482,6 +482,7 @@ class Schedule:
 
     @property
     def key(self) -> Key:
+        """What tells it from others."""
         return self.server, self.leg
 
 
@@ -489,6 +490,7 @@ class Schedules(Rows):
     """Schedules: up to which due time each leg of each server has been dealt with."""
 
     def all(self) -> dict[Key, Schedule]:
+        """Every row, by server and leg."""
         with self._database.read() as connection:
             return _all(connection)
 
@@ -587,6 +589,7 @@ class Holds(Rows):
         return tuple(sorted(found, key=lambda hold: (hold.server != server, hold.kind)))
 
     def all(self) -> tuple[Hold, ...]:
+        """Every hold and pause, by server and kind."""
         with self._database.read() as connection:
             rows = connection.execute(select(holds).order_by(holds.c.server, holds.c.kind)).mappings()
             return tuple(_hold(row) for row in rows)

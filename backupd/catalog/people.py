@@ -180,6 +180,7 @@ class Tokens(Rows):
         return self.get(token_id)
 
     def used(self, token_id: str, now: datetime) -> None:
+        """Somebody came in with it; written at most once in ``USED_EVERY``."""
         with self._database.write() as connection:
             connection.execute(
                 update(tokens)
@@ -222,6 +223,7 @@ class Sessions(Rows):
         return None if found is None else Session(**found)
 
     def remove(self, digest: str) -> None:
+        """Log out. Quiet when there is no such session."""
         with self._database.write() as connection:
             connection.execute(delete(sessions).where(sessions.c.digest == digest))
 
@@ -230,6 +232,7 @@ class Challenges(Rows):
     """Key challenges: what was asked of whom, and when it was answered."""
 
     def add(self, challenge: Challenge) -> None:
+        """Record a challenge that was just issued."""
         with self._database.write() as connection:
             connection.execute(
                 insert(challenges).values(
@@ -313,6 +316,7 @@ class Requests(Rows):
         return None
 
     def finish(self, actor: str, key: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Keep the answer, so that the same request gets it again."""
         with self._database.write() as connection:
             connection.execute(
                 update(requests)

@@ -150,6 +150,7 @@ class Proofs(Rows):
         return Listed.of(found, limit, lambda proof: cursor_of(proof.finished_at, proof.id))
 
     def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
+        """The newest proof of ``server``, of one ``outcome`` only where that is given."""
         return next(iter(self.list(server, outcome=outcome, limit=1)), None)
 
 
@@ -202,6 +203,7 @@ class Witnesses(Rows):
         return found
 
     def latest(self, server: str) -> Witness | None:
+        """The newest witness of ``server``."""
         return self._first(_newest().where(witnesses.c.server == server))
 
     def of_backup(self, backup_id: str) -> Witness | None:

@@ -334,6 +334,7 @@ class StoredPlan:
     document: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface gives it."""
         return {
             **self.document,
             "id": self.id,

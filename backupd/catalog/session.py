@@ -81,6 +81,7 @@ class Catalog:
         return take_history(older._database, self._database)
 
     def close(self) -> None:
+        """Close the database; nothing of this object works afterwards."""
         self._database.close()
 
     def __enter__(self) -> Self:

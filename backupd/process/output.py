@@ -111,6 +111,7 @@ class Redactor:
         self._inside = False
 
     def line(self, line: str) -> str:
+        """The next line of the output, without what must not be shown."""
         if self._inside and not _OWN_LINE.match(line):
             return _STATEMENT_HIDDEN if line.strip() else line
         shown = redact(line)
@@ -171,6 +172,7 @@ class StderrReader:
         self._thread = threading.Thread(target=self._read, name="stderr", daemon=True)
 
     def start(self) -> None:
+        """Begin to read, in a thread of its own."""
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread for us

@@ -38,6 +38,7 @@ class Child:
 
     @property
     def program(self) -> str:
+        """The program that it runs, as its command names it."""
         return self.command.program
 
     def poll(self) -> int | None:

@@ -21,14 +21,17 @@ class Chain:
 
     @property
     def full(self) -> BackupRecord:
+        """The full backup that the chain begins with."""
         return self.members[0]
 
     @property
     def increments(self) -> tuple[BackupRecord, ...]:
+        """What is applied to the full one, in this order."""
         return self.members[1:]
 
     @property
     def last(self) -> BackupRecord:
+        """The backup that is restored: the full one, or the last increment."""
         return self.members[-1]
 
 

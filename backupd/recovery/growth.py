@@ -84,6 +84,7 @@ class Growth:
         return _exp(self.rate)
 
     def size_after(self, days: float) -> float:
+        """Bytes after this time, if it goes on like that."""
         return self.size_now * _exp(self.rate * days)
 
     def bounds(self, days: float) -> tuple[float, float]:

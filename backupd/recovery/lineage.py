@@ -36,6 +36,7 @@ class Strange:
     apart: bool = False
 
     def words(self, server: str) -> str:
+        """Which backups are of which other server, in words."""
         count = (
             f"{len(self.backups)} backups under the name {server} are"
             if len(self.backups) > 1

@@ -144,9 +144,11 @@ class Missing:
 
     @property
     def nothing(self) -> bool:
+        """Is all that was wanted executed by now?"""
         return not self._left
 
     def executed(self, gtid: str) -> None:
+        """Note that this transaction was executed; one that was not missing, or has no GTID, changes nothing."""
         if not gtid:
             return
         source, _, number = gtid.lower().rpartition(":")

@@ -39,10 +39,12 @@ def place_of(position: Position) -> Place | None:
 
 
 def first_of(run: Run) -> Place:
+    """Where the run begins: (number of the file, position in it)."""
     return run.first_number, run.first_pos
 
 
 def last_of(run: Run) -> Place:
+    """Where the run ends: (number of the file, position in it)."""
     return run.last_number, run.last_pos
 
 
@@ -285,6 +287,7 @@ class Histories:
 
     @property
     def current(self) -> Branch | None:
+        """The branch that the server is on now."""
         return self.branches[-1] if self.branches else None
 
     def branch(self, branch_id: str) -> Branch:

@@ -53,6 +53,7 @@ class Reach:
     trouble: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         return {
             "name": self.name,
             "latest": _time(self.latest),
@@ -97,6 +98,7 @@ class Timeline:
 
     @property
     def rpo_kept(self) -> bool | None:
+        """Is what would be lost now within the objective? None without one, and before the first backup is due."""
         return self.objectives.rpo_kept(self.rpo, young=self.is_young)
 
     @property
@@ -115,6 +117,7 @@ class Timeline:
             yield branch, (following.since or following.noticed_at) if following is not None else None
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         return {
             "server": self.server,
             "at": format_time(self.now),

@@ -308,6 +308,7 @@ Repeats = Callable[[RouteLeg], bool]
 
 
 def nobody_knows(_leg: RouteLeg) -> bool:
+    """Where no index of the files can be asked: no leg is known to repeat what came before."""
     return False
 
 
@@ -327,6 +328,7 @@ class Window:
     conditions: tuple[str, ...] = ()
 
     def holds(self, moment: datetime) -> bool:
+        """Can the server be recovered to this moment?"""
         return self.begin <= moment <= self.end
 
 

@@ -92,6 +92,7 @@ class BinlogRun:
 
     @property
     def place(self) -> LogPlace | None:
+        """Its branch and where it begins."""
         return LogPlace(self.branch, self.first) if self.branch else None
 
 
@@ -142,6 +143,7 @@ class Decision:
 
     @property
     def keep(self) -> bool:
+        """Does the backup stay?"""
         return bool(self.grounds)
 
     @property
@@ -150,6 +152,7 @@ class Decision:
         return tuple(ground.text for ground in self.grounds) or self.explain(self.backup)
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         backup = self.backup
         return {
             "id": backup.id,
@@ -166,11 +169,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RunDecision:
+    """Of a run of binary logs whether it stays, and why."""
+
     run: BinlogRun
     keep: bool
     reason: str
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         return {
             "name": self.run.name,
             "from": format_time(self.run.first_at),
@@ -191,6 +197,7 @@ class Recoverable:
     base: str
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         return {"from": format_time(self.since), "to": format_time(self.until), "base": self.base}
 
 
@@ -214,6 +221,7 @@ class Decisions:
 
     @property
     def kept(self) -> tuple[Decision, ...]:
+        """Of the backups that stay."""
         return tuple(decision for decision in self.backups if decision.keep)
 
     @property
@@ -223,9 +231,11 @@ class Decisions:
 
     @property
     def bytes_expired(self) -> int:
+        """Bytes that go with the backups that do not stay."""
         return sum(decision.backup.bytes for decision in self.expired)
 
     def as_json(self) -> dict[str, Any]:
+        """As the REST interface and ``--json`` give it."""
         return {
             "server": self.server,
             "destination": self.destination,

@@ -117,6 +117,7 @@ class Local:
         self._known: dict[str, datetime] = {}
 
     def of(self, backup: Stored) -> datetime:
+        """When the backup ended, by the clock of the policy's time zone."""
         known = self._known.get(backup.id)
         if known is None:
             known = self._known[backup.id] = backup.finished_at.astimezone(self._zone)

@@ -33,6 +33,7 @@ class UtcTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Raises ValueError for a moment without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -41,6 +42,7 @@ class UtcTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """An aware datetime in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
@@ -57,6 +59,7 @@ class FreeText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002  the signature is SQLAlchemy's
+        """The text with everything written out that a database refuses."""
         if value is None:
             return None
         return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")

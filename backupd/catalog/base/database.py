@@ -135,6 +135,7 @@ class Database:
             setattr(ours, "hurried", True)  # noqa: B010  as above
 
     def close(self) -> None:
+        """Close every connection of the pool."""
         self.engine.dispose()
 
     def integrity(self) -> list[str]:
@@ -351,6 +352,7 @@ class Changes:
         return int(row[0])
 
     def close(self) -> None:
+        """Close its connection; ``version`` opens another one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -29,6 +29,7 @@ def scripts() -> Path:
 
 
 def configuration() -> Config:
+    """What alembic needs to find the migrations; the caller adds the connection."""
     config = Config()
     config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

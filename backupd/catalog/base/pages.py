@@ -53,6 +53,7 @@ EVER = Span()
 
 
 def cursor_of(moment: datetime, row_id: str) -> str:
+    """The cursor behind the row with this moment and id."""
     return f"{format_time(moment)}{_BETWEEN}{row_id}"
 
 
