@@ -16,7 +16,7 @@ from backupd.app.alerting.notifier import DELIVERY
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.periodic import Guard
+from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.event import Event, Message, MessageState, Severity
 
 LEASE = timedelta(minutes=30)
@@ -71,7 +71,7 @@ class _Round:
         self.awake = threading.Event()
         self.thread = threading.Thread(target=self._loop, name=f"post {channel}", daemon=True)
         self._channel, self._wiring, self._ending = channel, wiring, ending
-        self._guarded = Guard("post-trouble")
+        self._guarded = GuardedLoop("post-trouble")
 
     def _loop(self) -> None:
         while not self._ending.is_set():

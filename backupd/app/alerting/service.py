@@ -20,7 +20,7 @@ from backupd.app.alerting.sender import LEASE, Postman, look_after, send_one
 from backupd.app.alerting.watchdog_ping import Heartbeat
 from backupd.app.context.logging_setup import redacted
 from backupd.app.context.wiring import Wiring, user
-from backupd.app.runtime.periodic import Guard
+from backupd.app.runtime.periodic import GuardedLoop
 from backupd.app.views.destinations import ReachWatch
 from backupd.model.errors import RefusedError
 from backupd.model.event import Message, MessageKind, MessageState
@@ -49,7 +49,7 @@ class AlertWatch:
         self._reach = ReachWatch()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="alerts", daemon=True)
-        self._guarded, self._seldom = Guard("alerts-trouble"), Guard("alerts-trouble")
+        self._guarded, self._seldom = GuardedLoop("alerts-trouble"), GuardedLoop("alerts-trouble")
 
     def __enter__(self) -> Self:
         self._guarded(self._desk.begin)

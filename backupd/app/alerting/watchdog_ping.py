@@ -13,7 +13,7 @@ from backupd.alerts.heartbeat import ping, read_url
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.periodic import Guard
+from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.event import Event, Severity
 
 HEARTBEAT = Pair("heartbeat-failed", "heartbeat-sent")
@@ -32,7 +32,7 @@ class Heartbeat:
         self._incidents = Incidents(wiring.catalog)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
-        self._guarded = Guard("heartbeat-trouble")
+        self._guarded = GuardedLoop("heartbeat-trouble")
         self._failures = 0
         self._trouble = ""
 

@@ -1,7 +1,7 @@
 """The process that streams one server's binary log: copies it into the spool, and from there to every destination.
 
-One thread copies (``Streamer``), this one archives (``Archiver``), one writes into the catalog (``Scribe``), and one
-for each of the other destinations copies what the required ones have (``LogFollower``). All that has to outlive the
+One thread copies (``Streamer``), this one archives (``Archiver``), one writes into the catalog (``CatalogWriter``), and
+one for each of the other destinations copies what the required ones have (``LogFollower``). All that has to outlive the
 process is in the spool, so it may be killed at any moment and started again. Neither a catalog nor a destination that
 does not answer keeps it from copying.
 """
@@ -29,8 +29,8 @@ from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
 from backupd.app.copies.missing_copies import opened, sources, wanted
 from backupd.app.copies.replication import pause_after
-from backupd.app.reconcile.log_records import Recollection
-from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.reconcile.log_records import CatalogBackfill
+from backupd.app.runtime.catalog_writer import CatalogWriter
 from backupd.app.runtime.service_manager import Signals, Waker
 from backupd.binlog.archive.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool
@@ -103,14 +103,14 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
             Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end), signal.SIGALRM: _give_up})
         )
         stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
-        scribe = stack.enter_context(Scribe(settings.catalog, make=held is None))
+        scribe = stack.enter_context(CatalogWriter(settings.catalog, make=held is None))
         StreamRun(Wiring(settings, scribe.catalog), server, scribe, waker, stop).run(once=once)
 
 
 class StreamRun:
     """One run of the process."""
 
-    def __init__(self, wiring: Wiring, server: str, scribe: Scribe, waker: Waker, stop: threading.Event) -> None:
+    def __init__(self, wiring: Wiring, server: str, scribe: CatalogWriter, waker: Waker, stop: threading.Event) -> None:
         self._wiring, self._scribe, self._waker, self._stop = wiring, scribe, waker, stop
         self._server = wiring.settings.server(server)
         self._policy = _binlog_policy(self._server)
@@ -165,7 +165,7 @@ class StreamRun:
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
-            recollection = Recollection(
+            recollection = CatalogBackfill(
                 name, wiring.settings.catalog, destinations, self._spool, self._stop, wiring.clock
             )
             recollection.start()
@@ -266,7 +266,7 @@ class StreamRun:
         archiver: Archiver,
         recorder: CatalogRecorder,
         report: StreamReport,
-        recollection: Recollection,
+        recollection: CatalogBackfill,
         *,
         once: bool,
     ) -> None:

@@ -17,7 +17,7 @@ from backupd.app.context.incidents import DESTINATION, PURGE, SPOOL, STREAM, Inc
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
-from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.runtime.catalog_writer import CatalogWriter
 from backupd.binlog.archive.archiver import Behind
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
@@ -64,7 +64,7 @@ class Confirmed:
 class CatalogRecorder:
     """The archive's ``Recorder``. Raises CatalogError where the catalog takes nothing; the archive asks again."""
 
-    def __init__(self, server: str, scribe: Scribe, clock: Clock) -> None:
+    def __init__(self, server: str, scribe: CatalogWriter, clock: Clock) -> None:
         self._server, self._scribe, self._clock = server, scribe, clock
         self._lock = threading.Lock()
         self._confirmed: dict[str, Confirmed] = {}
@@ -262,7 +262,7 @@ class StreamReport:
     def __init__(
         self,
         server: ServerSettings,
-        scribe: Scribe,
+        scribe: CatalogWriter,
         recorder: CatalogRecorder,
         spool: Spool,
         clock: Clock,

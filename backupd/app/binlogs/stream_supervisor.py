@@ -20,7 +20,7 @@ from backupd.app.context.incidents import STREAM
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.child_process import Offspring, ProcessWatch, open_log, start
+from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_log, start
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import EVERY_SERVER, HoldKind
@@ -46,7 +46,7 @@ class _Stream:
     """Of one server. ``basis``: the settings that its process goes by; times are monotonic. ``asked``: when it was told
     to end; ``well``: it has lived for long enough, and that was told."""
 
-    process: Offspring | None = None
+    process: ChildProcess | None = None
     basis: str = ""
     began: float = 0.0
     asked: float | None = None

@@ -1,8 +1,7 @@
-"""Access by token: made once, shown once, known by its digest alone; and the web page's sessions, begun with one.
+"""Who may do what: tokens and sessions, the servers that an actor sees, and the base of what an actor may ask for.
 
-Whom a part of the servers is all there is: for them the others do not exist.
-
-Who may come in, and who did what: what administrators ask at the command line.
+A token is made once, shown once, and known by its digest alone; a session of the web page begins with one. For an actor
+whose token names servers, other servers do not exist.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from datetime import datetime
 
-from backupd.app.context.audit import Deed, audit, deed
+from backupd.app.context.audit import AuditedAction, audit, audited
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.people import Verified
 from backupd.model.access import Actor, AuditEntry, Role, Session, Token, Via
@@ -50,7 +49,7 @@ def create_token(
     now = wiring.clock()
     until = f", until {format_time(expires_at)}" if expires_at else ""
     scope = "all servers" if servers is None else ", ".join(sorted(servers))
-    with deed(wiring, actor, "token-created", detail=f"{name[:_LONGEST_NAME]}: {role} of {scope}{until}") as told:
+    with audited(wiring, actor, "token-created", detail=f"{name[:_LONGEST_NAME]}: {role} of {scope}{until}") as told:
         _check(wiring, name, servers, expires_at, now)
         secret = PREFIX + secrets.token_urlsafe(_BYTES)
         token = Token(
@@ -81,20 +80,21 @@ def _check(
             f"the token would have expired at {format_time(expires_at)} already", hint="name a moment to come, or none"
         )
     if servers is not None and not servers:
-        raise UsageError("a token that sees no server is good for nothing", hint="name servers, or leave them out")
+        raise UsageError("a token needs at least one server", hint="name servers, or leave them out")
     for server in sorted(servers or ()):
         wiring.settings.server(server)
 
 
 def revoke_token(wiring: Wiring, actor: Actor, token_id: str) -> Token:
     """Raises NotFoundError."""
-    with deed(wiring, actor, "token-revoked", subject=token_id) as told:
+    with audited(wiring, actor, "token-revoked", subject=token_id) as told:
         token = wiring.catalog.tokens.revoke(token_id, wiring.clock(), actor.name)
         told.detail = token.name
     return token
 
 
 def digest_of(secret: str) -> str:
+    """SHA-256 of a secret, hexadecimal: all that the catalog keeps of it."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -146,6 +146,7 @@ def session_of(wiring: Wiring, cookie: str, address: str) -> tuple[Session, Acto
 
 
 def log_out(wiring: Wiring, session: Session, actor: Actor) -> None:
+    """End the session of the web page; its cookie counts no more."""
     wiring.catalog.sessions.remove(session.digest)
     audit(wiring, dataclasses.replace(actor, via=Via.PAGE), "logged-out", subject=session.token_id)
 
@@ -164,7 +165,7 @@ def see(actor: Actor, server: str, what: str) -> None:
 def require_all(actor: Actor) -> None:
     """Raises ForbiddenError for whom there are only some servers."""
     if actor.servers is not None:
-        raise ForbiddenError("this is for those who see every server", hint="name one of yours")
+        raise ForbiddenError("this needs access to every server", hint="name one of yours")
 
 
 def require_known(wiring: Wiring, server: str) -> None:
@@ -217,9 +218,9 @@ class Facade:
 
     def _audited(
         self, action: str, *, server: str = "", subject: str = "", detail: str = ""
-    ) -> AbstractContextManager[Deed]:
+    ) -> AbstractContextManager[AuditedAction]:
         """Around what the actor does; see ``audit.deed``."""
-        return deed(self._wiring, self._actor, action, server=server, subject=subject, detail=detail)
+        return audited(self._wiring, self._actor, action, server=server, subject=subject, detail=detail)
 
     def _see_server(self, server: str) -> None:
         """Raises ForbiddenError for every server, NotFoundError for one, where the actor may not see it."""
@@ -265,6 +266,7 @@ class Access(Facade):
         return create_token(self._wiring, self._actor, name, wanted, servers=servers, expires_at=until)
 
     def revoke(self, token_id: str) -> Token:
+        """It lets nobody in from now on. Raises NotFoundError."""
         return revoke_token(self._wiring, self._actor, token_id)
 
     def audit(
@@ -282,6 +284,7 @@ class Access(Facade):
         return found
 
     def verify_audit(self) -> Verified:
+        """Are all entries there, in order, as they were written?"""
         return self._wiring.catalog.audit.verify()
 
 

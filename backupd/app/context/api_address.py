@@ -58,7 +58,7 @@ def _guessed(api: Api, settings: Settings) -> Iterator[Finding]:
     if told and api.url is None and is_everywhere(api.host):
         yield warning(
             _SUBJECT,
-            f"the links in mails lead to {address(api)}, by what this host calls itself",
+            f"links in mails lead to {address(api)}, which is this host's own name for itself",
             "name the address that people use as api.url",
         )
 

@@ -1,6 +1,6 @@
-"""Recording who did what, by whatever door.
+"""The audit: who did what, from the command line, REST, the page or the service itself, and how it ended.
 
-What somebody does, told to the audit however it ends.
+``audit`` records one entry; ``audited`` is the block around an action that records how it ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def command_line() -> Actor:
     return Actor(user(), Role.ADMIN, Via.CLI)
 
 
-def by_itself() -> Actor:
+def service_actor() -> Actor:
     """The rules and the service, when nobody asks for what they do."""
     return Actor("backupd", Role.ADMIN, Via.SERVICE)
 
@@ -90,7 +90,7 @@ REFUSALS = (UsageError, ConfigurationError, RefusedError, NotFoundError, Forbidd
 """Errors after which nothing was done."""
 
 
-class Deed:
+class AuditedAction:
     """One. ``subject`` and ``detail`` may be filled in while it is done."""
 
     def __init__(self, wiring: Wiring, actor: Actor, action: str, server: str) -> None:
@@ -128,11 +128,11 @@ class Deed:
 
 
 @contextmanager
-def deed(
+def audited(
     wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject: str = "", detail: str = ""
-) -> Iterator[Deed]:
+) -> Iterator[AuditedAction]:
     """Around what ``actor`` does: recorded as done when the block ends, as refused or failed when it raises."""
-    told = Deed(wiring, actor, action, server)
+    told = AuditedAction(wiring, actor, action, server)
     told.subject, told.detail = subject, detail
     try:
         yield told

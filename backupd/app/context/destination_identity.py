@@ -1,7 +1,8 @@
-"""Which place each configured name leads to. One place under two names would be swept by two rules, and its one copy
-would count as two; so what deletes or copies refuses such a place, and what counts copies counts it once.
+"""Which repository each configured destination leads to, by the id in its marker. One repository under two names would
+be swept by two rules, and its one copy would count as two; so deletion and copying refuse it, and copies in it count
+once.
 
-What was found is remembered in the spool, so that whoever counts copies need not ask places that may not answer.
+The ids found are kept in the spool (places.json), so that counting copies needs no answer from a destination.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from storage.contract import layout
 from storage.contract.destination import Destination, repository_id
 
 _HINT = (
-    "leave one of the names in the configuration: under two, the same copies are counted twice and go by two "
-    "rules; another place needs a folder or a bucket that was not copied from this one"
+    "keep only one of the names in the configuration: under two, the same copies count twice and expire by two "
+    "rules. A separate destination needs a folder or bucket that was not copied from this one"
 )
 
 
 _EMPTIED = ""
-"""Remembered in place of an id."""
+"""Kept in place of the id of a repository that was emptied."""
 
 
 def identities(wiring: Wiring) -> dict[str, str]:
@@ -54,7 +55,7 @@ def require_single(wiring: Wiring, destination: Destination) -> None:
     twins = sorted(name for name, one in found.items() if mine and one == mine and name != destination.name)
     if twins:
         raise RefusedError(
-            f"destinations {destination.name} and {', '.join(twins)} are one place",
+            f"destinations {destination.name} and {', '.join(twins)} are the same repository",
             detail=f"the marker there says {mine} under each of these names",
             hint=_HINT,
         )
@@ -70,7 +71,7 @@ def findings(wiring: Wiring) -> list[Finding]:
         if place != _EMPTIED:
             names.setdefault(place, []).append(name)
     twice = [
-        error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
+        error("destinations", f"{' and '.join(sorted(twins))} are the same repository (marker {place})", _HINT)
         for place, twins in sorted(names.items())
         if len(twins) > 1
     ]
@@ -97,8 +98,8 @@ def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iter
         except ObjectMissingError:
             yield error(
                 f"destination {destination.name}",
-                f"it does not hold {newest.id} of {newest.server}, by the catalog the newest backup there",
-                "is another folder, disk or bucket in its place? `backupd verify` tells all that is missing "
+                f"backup {newest.id} of {newest.server} is missing: by the catalog it is the newest one there",
+                "is another folder, disk or bucket mounted there? `backupd verify` lists everything that is missing "
                 f"there; `backupd replicate {newest.server} --to {destination.name}` copies it again from the "
                 "others",
             )

@@ -1,9 +1,7 @@
-"""Which backups depend on which keys, by what their manifests say.
+"""Keys: who can open which backups, who has proved it lately, and challenges to prove it.
 
-Keys: who can open what, who has shown it lately, and asking them to.
-
-A challenge is a random phrase that is sealed for one key alone. Whoever tells the phrase holds the key, and its
-passphrase, today; a backup that nobody can open is none.
+A challenge is a random phrase that is sealed for one key alone. Whoever answers with the phrase holds the key, and its
+passphrase, today; a backup that nobody can open is none. Which backups depend on which key, their manifests say.
 """
 
 from __future__ import annotations
@@ -126,9 +124,11 @@ class KeyState:
 
     @property
     def name(self) -> str:
+        """As the configuration has it; the fingerprint of a key that is no recipient any more."""
         return self.info.name if self.info else self.fingerprint
 
     def as_json(self) -> dict[str, Any]:
+        """One key of `backupd keys --json`; times are RFC 3339 in UTC or None."""
         info = self.info
         return {
             "name": self.name,
@@ -162,6 +162,7 @@ class Issued:
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """One key of `backupd keys challenge --json`."""
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -404,7 +405,7 @@ def _issue(wiring: Wiring, info: KeyInfo, here: Iterable[str]) -> Issued:
         try:
             opened = _open_here(wiring, armored)
         except KeyUnusableError as error:
-            problem = f"its secret key lies on this machine and does not work: {error.message}"
+            problem = f"its secret key is on this machine and does not work: {error.message}"
         else:
             return Issued(info.name, info.fingerprint, answer(wiring, asked.id, opened, THIS_MACHINE), None, armored)
     return Issued(info.name, info.fingerprint, asked, file, armored, problem)
@@ -445,8 +446,8 @@ def _tell(wiring: Wiring, event: Event) -> None:
 
 
 def _overdue(state: KeyState) -> str:
-    last = f"last shown {state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never shown"
-    return f"nobody has shown lately that the key of {state.name} still opens backups ({last})"
+    last = f"last proved {state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never proved"
+    return f"no recent proof that the key of {state.name} still opens backups ({last})"
 
 
 def _how(wiring: Wiring, state: KeyState) -> str:

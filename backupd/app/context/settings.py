@@ -47,6 +47,7 @@ class ServerSettings:
 
     @property
     def policy(self) -> Policy:
+        """Raises ConfigurationError with every problem where it is broken."""
         if self.found is None:
             raise ConfigurationError(self.problems, hint=f"mend policy {self.policy_name}, which {self.name} follows")
         return self.found
@@ -58,6 +59,7 @@ class ServerSettings:
 
     @property
     def others(self) -> Mapping[str, DestinationSettings]:
+        """Its policy's destinations that copies are brought to afterwards, by name."""
         return {key: self.destinations[key] for key in self.policy.destinations.others}
 
     @property
@@ -67,6 +69,7 @@ class ServerSettings:
 
     @property
     def policy_name(self) -> str:
+        """Name of the policy that it follows, broken or not."""
         return self.config.policy
 
     @property
@@ -150,6 +153,7 @@ class Settings:
 
     @property
     def spool(self) -> Path:
+        """The folder for what waits or must survive a restart: binary logs, locks, challenges."""
         return self.configuration.spool
 
     @property
@@ -159,18 +163,22 @@ class Settings:
 
     @property
     def servers(self) -> Mapping[str, Server]:
+        """Configured servers by name."""
         return self.configuration.servers
 
     @property
     def destinations(self) -> Mapping[str, DestinationSettings]:
+        """Configured destinations by name."""
         return self.configuration.destinations
 
     @property
     def encryption(self) -> Encryption:
+        """Keyring, recipients, and the key that signs."""
         return self.configuration.encryption
 
     @property
     def restore(self) -> Restore | None:
+        """Where the private keys are; None on a machine that only takes backups."""
         return self.configuration.restore
 
     @property
@@ -182,10 +190,12 @@ class Settings:
 
     @property
     def alerts(self) -> Alerts:
+        """Mail, other channels, and what is sent when."""
         return self.configuration.alerts
 
     @property
     def api(self) -> Api:
+        """Where the REST interface listens, and who may read metrics."""
         return self.configuration.api
 
     def server(self, name: str) -> ServerSettings:

@@ -1,6 +1,6 @@
-"""Is the way to each server safe from whoever stands on it? What `tls:` says, or that nobody said anything.
+"""Incidents about the settings in force: servers that are reached without `tls:`, and policies that cannot be used.
 
-Policies that cannot be used while the service runs: their servers are left out and told, the others go on.
+Servers whose policy is broken are left out by the service; the others go on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from backupd.model.event import Event, Severity
 SUBJECT = "tls"
 _HINT = (
     "set `tls: verify-full` and `tls_ca` for it (docs/installing.md says where its CA is), or `tls: off` where "
-    "nobody can stand between; a later version will take no such server without it"
+    "the network is private; a later version will refuse such a server without it"
 )
 _KNOWN = {
-    Tls.VERIFY_FULL: "its certificate has to be of a known CA, and for its name",
-    Tls.VERIFY_CA: "its certificate has to be of a known CA; who has another one of that CA can answer in its place",
-    Tls.REQUIRED: "nobody reads along, but anybody may answer in its place",
+    Tls.VERIFY_FULL: "the certificate must be signed by a known CA and carry the server's name",
+    Tls.VERIFY_CA: "the certificate must be signed by a known CA; any other certificate of that CA is accepted as well",
+    Tls.REQUIRED: "the connection is encrypted, but anybody can impersonate the server",
 }
 
 
@@ -47,8 +47,8 @@ def findings(connection: Connection) -> list[Finding]:
         return [
             error(
                 SUBJECT,
-                f"nothing says how the connection to {connection.address} is secured: whoever stands "
-                "between can read and change what is backed up, and learns what the account proves itself with",
+                f"`tls:` is not set for {connection.address}: anybody on the network path can read and change what is "
+                "backed up, and learn the password of the account",
                 _HINT,
             )
         ]
@@ -59,8 +59,7 @@ def findings(connection: Connection) -> list[Finding]:
             else [
                 warning(
                     SUBJECT,
-                    f"tls: off: whoever stands between here and {connection.address} can read and change what "
-                    "is backed up",
+                    f"tls: off: anybody on the network path to {connection.address} can read and change backups",
                     "say verify-full where the server has a certificate",
                 )
             ]
@@ -68,7 +67,7 @@ def findings(connection: Connection) -> list[Finding]:
     return [fine(SUBJECT, f"{connection.tls}: {_KNOWN[connection.tls]}")] if connection.tls is not None else []
 
 
-def tell_transport(wiring: Wiring) -> None:
+def report_transport(wiring: Wiring) -> None:
     """One incident for each server that is reached without a word on TLS, until there is one. Raises CatalogError."""
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     for name in wiring.settings.servers:
@@ -76,12 +75,12 @@ def tell_transport(wiring: Wiring) -> None:
         if not _is_open(server):
             incidents.mended(
                 TLS,
-                Event(now, TLS.mended, Severity.INFO, f"how {name} is reached is chosen", server=name, subject=name),
+                Event(now, TLS.mended, Severity.INFO, f"`tls:` is set for {name}", server=name, subject=name),
             )
             continue
         message = (
-            f"{name} is reached over the network, and its configuration does not say `tls:`; whoever stands "
-            "between can read and change its backups"
+            f"{name} is reached over the network and `tls:` is not set for it: anybody on the network path can read "
+            "and change its backups"
         )
         if incidents.broken(
             TLS,
@@ -106,7 +105,7 @@ def _is_open(server: ServerSettings) -> bool:
 
 
 _REMEMBERED = 1000
-_BROKEN_HINT = "mend it, then reload: systemctl reload backupd. `backupd policy validate FILE` says when it is whole"
+_BROKEN_HINT = "correct it, then reload: systemctl reload backupd. `backupd policy validate FILE` says when it is valid"
 
 
 def left_out(settings: Settings) -> tuple[ServerSettings, ...]:
@@ -124,7 +123,7 @@ def refuse_newly_broken(old: Settings, new: Settings) -> None:
         raise ConfigurationError(sorted(problems, key=lambda one: (one.file, one.line or 0)))
 
 
-def tell_policies(wiring: Wiring) -> None:
+def report_policies(wiring: Wiring) -> None:
     """Say which policies cannot be used; for servers that follow one record an event, and another when it is whole
     again. Raises CatalogError."""
     settings, now = wiring.settings, wiring.clock()
@@ -155,7 +154,7 @@ def tell_policies(wiring: Wiring) -> None:
             continue  # that is told of all its incidents at once
         follows = settings.server(name).policy_name == policy
         message = (
-            f"policy {policy} is whole again: {name} is backed up as it says"
+            f"policy {policy} is valid again: {name} is backed up as it says"
             if follows
             else f"{name} does not follow policy {policy} any more"
         )

@@ -1,6 +1,5 @@
-"""Which documents of record have to be signed here, and by whom.
-
-What the catalog knows of the documents at the destinations, and what becomes of one that is another.
+"""Can a document of record at a destination be trusted? Which have to be signed, and by whom; which the catalog knows
+by their digest; and the incident where one is another than the one that was stored.
 """
 
 from __future__ import annotations
@@ -87,6 +86,7 @@ def undecided(settings: Settings) -> frozenset[str]:
 
 
 def signing(settings: Settings) -> Signing:
+    """The keyring, the key that signs here (None: nothing is signed), and the fingerprints that are trusted."""
     encryption = settings.encryption
     own = (encryption.signing_key,) if encryption.signing_key else ()
     return Signing(
@@ -107,6 +107,7 @@ class RecoveryPage:
     text: str
 
     def as_json(self) -> dict[str, Any]:
+        """The document of `backupd keys page --json`."""
         return {"signing_key": self.signing_key, "command": self.command, "page": self.text}
 
 
@@ -220,21 +221,24 @@ class CatalogRecords:
         self._catalog, self._clock = catalog, clock
 
     def manifest(self, backup_id: str) -> str:
+        """SHA-256 of a backup's manifest as it was committed, "" where the catalog has none."""
         with contextlib.suppress(CatalogError):
             return self._catalog.backups.digest(backup_id)
         return ""
 
     def segment(self, server: str, key: SegmentKey) -> str:
+        """SHA-256 of the document of an archived piece of a binary log, "" where the catalog has none."""
         with contextlib.suppress(CatalogError):
             return self._catalog.binlogs.digest(server, key)
         return ""
 
     def differs(self, destination: str, server: str, backup_id: str, error: TamperedError) -> None:
+        """A document at a destination is not the recorded one: report it as tampering."""
         with contextlib.suppress(CatalogError):
-            told_tampered(self._catalog, self._clock, destination, server, backup_id, error)
+            report_tampering(self._catalog, self._clock, destination, server, backup_id, error)
 
 
-def told_tampered(
+def report_tampering(
     catalog: Catalog, clock: Clock, destination: str, server: str, backup_id: str, error: TamperedError
 ) -> None:
     """An incident, and the copy counts as damaged. It is over when a verification finds nothing like it any more."""

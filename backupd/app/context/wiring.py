@@ -50,6 +50,7 @@ _WORKER = "worker-"
 
 
 def utc_now() -> datetime:
+    """The clock outside of tests."""
     return datetime.now(UTC)
 
 
@@ -190,6 +191,8 @@ def _refuse_bare(settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class Wiring:
+    """Settings and the open catalog, and what both lead to.."""
+
     settings: Settings
     catalog: Catalog
     clock: Clock = utc_now
@@ -295,6 +298,7 @@ class Wiring:
         return Unsealer(restore.gnupg_home, restore.passphrase_file)
 
     def identity_key(self) -> bytes:
+        """The secret of this installation that object names are computed with. Made where there is none."""
         from backupd.transfer.dedup import identity_key
 
         return identity_key(self.settings.spool / "identity.key")
@@ -390,4 +394,5 @@ def worker_count(limit: int = 3) -> int:
 
 
 def names(destinations: Sequence[Destination]) -> str:
+    """Destinations for a sentence: ``local, offsite``."""
     return ", ".join(destination.name for destination in destinations)

@@ -20,7 +20,7 @@ from backupd.app.copies.protection import look as look_at_protection
 from backupd.app.retention.log_retention import archive
 from backupd.app.retention.preview import as_if_there
 from backupd.app.retention.retention import foresee
-from backupd.app.runtime.periodic import Lookout
+from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.checks.finding import Finding, from_error, warning
 from backupd.backup.checks.preflight import EMPTIED_HINT
 from backupd.catalog.jobs import OPEN
@@ -181,7 +181,7 @@ LEG = "replicate/"
 """What the leg of its jobs begins with; the name of the destination follows."""
 
 
-class ReplicaWatch(Lookout):
+class ReplicaWatch(PeriodicCheck):
     """Looks at every server."""
 
     def __init__(self) -> None:

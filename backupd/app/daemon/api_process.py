@@ -1,10 +1,8 @@
-"""Does the process of the REST interface answer, or does it only live?
+"""The service's part of the REST interface and the web page: the socket, and a process that answers on it.
 
-The service's part of the REST interface and the web page: the socket, and a process that answers on it.
-
-The socket is ours, so that a process which takes another one's place loses nobody's connection: with new settings the
-next one is started on the same socket, and the one before ends when the next one answers. Nothing here keeps backups
-from being made.
+The socket is ours, so that a process which replaces another one loses nobody's connection: with new settings the next
+one is started on the same socket, and the one before ends when the next one answers. A process that lives and does not
+answer is replaced, too. Nothing here keeps backups from being made.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from backupd.app.context.incidents import API
 from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.child_process import Offspring, ProcessWatch, open_log, start
+from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_log, start
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.process.pipeline import describe_exit
@@ -95,7 +93,7 @@ class _Server:
     ``asked``: when it was told to end. It answers at ``address``, with ``tls`` or without; ``unheard``: questions in a
     row that it did not answer; ``ask``: when to ask the next one. Times are monotonic."""
 
-    process: Offspring
+    process: ChildProcess
     basis: str
     ear: int
     began: float
@@ -312,7 +310,7 @@ class ApiWatch(ProcessWatch):
                 Severity.ERROR,
                 subject="api",
                 detail=words,
-                message=f"the REST interface and the web page cannot be offered at {settings.api.listen}: {how}, the "
+                message=f"the REST interface and the web page cannot be served at {settings.api.listen}: {how}, the "
                 f"{state.failures}. time in a row{before}",
                 hint=f"backups go on; its log is {_log(settings)}. It is tried again every minute; where another "
                 "program has the port, end that or change api.listen",
@@ -327,7 +325,7 @@ class ApiWatch(ProcessWatch):
             API.mended,
             Severity.INFO,
             subject="api",
-            message=f"the REST interface and the web page are offered at {state.place} again",
+            message=f"the REST interface and the web page are served at {state.place} again",
         )
         self._scribe.ask(lambda _catalog: self._incidents.mended(API, event))
         state.well = True
@@ -354,7 +352,7 @@ def listen(place: str) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:
-        raise OSError(error.errno, f"nobody can listen at {place}: {error.strerror or error}") from error
+        raise OSError(error.errno, f"cannot listen at {place}: {error.strerror or error}") from error
 
 
 def _log(settings: Settings) -> Path:

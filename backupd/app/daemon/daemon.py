@@ -20,10 +20,10 @@ from typing import Protocol
 from backupd.app.alerting.service import AlertWatch
 from backupd.app.backups.rotation_hooks import AbsenceWatch
 from backupd.app.binlogs.stream_supervisor import StreamWatch
-from backupd.app.context.audit import audit, by_itself
+from backupd.app.context.audit import audit, service_actor
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings, load_settings
-from backupd.app.context.settings_problems import left_out, refuse_newly_broken, tell_policies, tell_transport
+from backupd.app.context.settings_problems import left_out, refuse_newly_broken, report_policies, report_transport
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.missing_copies import ReplicaWatch
 from backupd.app.daemon.api_process import ApiWatch
@@ -34,8 +34,8 @@ from backupd.app.jobs.jobs import abandon_dead
 from backupd.app.metacopies.signed_heads import HeadWatch
 from backupd.app.restores.thaw_jobs import ThawWatch
 from backupd.app.runtime.clock_check import ClockWatch, Jump, note_step
-from backupd.app.runtime.leader import LostError, OnWatch
-from backupd.app.runtime.service_manager import Notifier, Signals, Waker, Wishes
+from backupd.app.runtime.leader import Leader, LeadershipLostError
+from backupd.app.runtime.service_manager import SignalRequests, Signals, SystemdNotifier, Waker
 from backupd.app.schedule.calendar import AlarmClock
 from backupd.app.schedule.missed_runs import BUSY, CLOCK_MOVED, NOT_RUNNING
 from backupd.app.schedule.timetable import Timetable
@@ -75,13 +75,13 @@ def serve(config: Path, manner: Manner) -> int:
     """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
     ConfigurationError for the configuration file, CatalogError, RefusedError when another service is at work. Servers
     whose policy is broken are left out, and told."""
-    notifier = Notifier()
+    notifier = SystemdNotifier()
     with Waker() as waker:
-        wishes = Wishes(waker)
-        with Signals(wishes.handlers()):  # before anything that takes its time: a reload may be asked for at once
+        asked = SignalRequests(waker)
+        with Signals(asked.handlers()):  # before anything that takes its time: a reload may be asked for at once
             settings = load_settings(config, strict=False)
             with catalog_of(settings, Opening.WORKS, new=manner.new_catalog) as catalog:
-                return Daemon(Wiring(settings, catalog), manner, notifier, waker, wishes).run()
+                return Daemon(Wiring(settings, catalog), manner, notifier, waker, asked).run()
 
 
 class Watch(Protocol):
@@ -105,12 +105,14 @@ class Part(Protocol):
 class Daemon:
     """One run of the service."""
 
-    def __init__(self, wiring: Wiring, manner: Manner, notifier: Notifier, waker: Waker, wishes: Wishes) -> None:
+    def __init__(
+        self, wiring: Wiring, manner: Manner, notifier: SystemdNotifier, waker: Waker, asked: SignalRequests
+    ) -> None:
         self._wiring = wiring
         self._manner = manner
         self._notifier = notifier
         self._waker = waker
-        self._wishes = wishes
+        self._asked = asked
         self._timetable = Timetable(wiring.catalog)
         self._clockwatch = ClockWatch(wiring.clock)
         self._steps: list[timedelta] = []
@@ -128,8 +130,9 @@ class Daemon:
         self._why = NOT_RUNNING
 
     def run(self) -> int:
+        """Until a signal or another service ends it; gives the exit code."""
         with ExitStack() as stack:
-            watch = stack.enter_context(OnWatch(self._wiring))
+            watch = stack.enter_context(Leader(self._wiring))
             if not self._go_on_watch(watch):
                 return 0
             alerts = stack.enter_context(AlertWatch(self._wiring, self._well))  # before anything happens
@@ -144,21 +147,21 @@ class Daemon:
             )
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
             self._begin()
-            while not self._wishes.stops:
+            while not self._asked.stops:
                 try:
                     self._round(worker, watches, alarm, watch)
-                except LostError as lost:
+                except LeadershipLostError as lost:
                     return self._lost(worker, watches, lost)
                 self._waker.wait(min(TICK, (self._notifier.watchdog_seconds or TICK * 2) / 2))
             return self._end(worker, watches)
 
     # -- the beginning
 
-    def _go_on_watch(self, watch: OnWatch) -> bool:
+    def _go_on_watch(self, watch: Leader) -> bool:
         """Become the one service; False when asked to stop before it came to that. Raises RefusedError, and without
         ``standby`` CatalogError."""
         told = ""
-        while not self._wishes.stops:
+        while not self._asked.stops:
             try:
                 watch.begin()
             except (RefusedError, CatalogError) as error:
@@ -179,7 +182,7 @@ class Daemon:
                 return True
             self._notifier.alive()
             self._waker.wait(STANDBY)
-            if self._wishes.take_reload():
+            if self._asked.take_reload():
                 self._reload(None)
         return False
 
@@ -187,8 +190,8 @@ class Daemon:
         wiring = self._wiring
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
-        tell_policies(wiring)
-        tell_transport(wiring)
+        report_policies(wiring)
+        report_transport(wiring)
         abandon_dead(wiring)
         self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
         self._refreshed = time.monotonic()
@@ -196,9 +199,9 @@ class Daemon:
 
     # -- the rounds
 
-    def _round(self, worker: Worker, watches: Sequence[Watch], alarm: AlarmClock, watch: OnWatch) -> None:
-        """Look at everything once. Raises LostError when another service has taken over."""
-        if self._wishes.take_reload():
+    def _round(self, worker: Worker, watches: Sequence[Watch], alarm: AlarmClock, watch: Leader) -> None:
+        """Look at everything once. Raises LeadershipLostError when another service has taken over."""
+        if self._asked.take_reload():
             self._reload(worker, watches)
         jump = self._clockwatch.look()
         if jump is not None:
@@ -221,7 +224,7 @@ class Daemon:
             self._keep_time(worker, alarm)
             self._trouble = ""
             self._well_at = time.monotonic()
-        except LostError:
+        except LeadershipLostError:
             raise
         except BackupdError as error:
             # Nothing was written. It is tried again until it works: the due times wait in the catalog.
@@ -271,9 +274,9 @@ class Daemon:
             way = "back" if jump.step < timedelta(0) else "forward"
             message = f"this machine's clock was set {way} by {format_duration(abs(jump.step.total_seconds()))}"
         hint = (
-            "nothing new starts until the clock has stood for five minutes"
+            "nothing new starts until the clock has run without a step for five minutes"
             if self._clockwatch.doubtful
-            else "runs that were passed over are made up for once, none runs twice"
+            else "runs that were missed are caught up once, none runs twice"
         )
         say("clock-jump", message, level=logging.WARNING)
         self._tell(self._event("clock-jump", Severity.WARNING, message, hint=hint))
@@ -310,7 +313,7 @@ class Daemon:
                 one.reload(self._wiring)
             message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
-            audit(self._wiring, by_itself(), "config-reloaded", detail=message)
+            audit(self._wiring, service_actor(), "config-reloaded", detail=message)
             self._tell(self._event("config-reloaded", Severity.INFO, message))
             if worker is not None:
                 self._tell_settings()
@@ -318,8 +321,8 @@ class Daemon:
 
     def _tell_settings(self) -> None:
         try:
-            tell_policies(self._wiring)
-            tell_transport(self._wiring)
+            report_policies(self._wiring)
+            report_transport(self._wiring)
         except CatalogError as error:
             say(
                 "daemon-trouble", f"what is wrong with the settings could not be recorded: {error}", level=logging.ERROR
@@ -327,7 +330,7 @@ class Daemon:
 
     def _tell_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)
-        audit(self._wiring, by_itself(), "config-reloaded", outcome="refused", detail=error.message)
+        audit(self._wiring, service_actor(), "config-reloaded", outcome="refused", detail=error.message)
         self._tell(
             self._event(
                 "config-refused",
@@ -340,7 +343,7 @@ class Daemon:
 
     # -- the end
 
-    def _lost(self, worker: Worker, watches: Sequence[Watch], lost: LostError) -> int:
+    def _lost(self, worker: Worker, watches: Sequence[Watch], lost: LeadershipLostError) -> int:
         """The catalog is another service's: what runs here is ended, and the rest is left to the other one."""
         say("daemon-stopped", str(lost), level=logging.ERROR)
         self._notifier.stopping(str(lost))
@@ -354,7 +357,7 @@ class Daemon:
         self._notifier.stopping("waiting for running jobs")
         say("daemon-stopping", f"{worker.running()} jobs are running")
         deadline = time.monotonic() + self._manner.grace
-        while worker.running() and self._wishes.stops < 2 and time.monotonic() < deadline:
+        while worker.running() and self._asked.stops < 2 and time.monotonic() < deadline:
             self._waker.wait(min(0.5, deadline - time.monotonic()))
             self._notifier.alive()
         for one in watches:
@@ -402,6 +405,7 @@ def _same_place(old: Settings, new: Settings) -> None:
 
 
 def difference(old: Settings, new: Settings) -> str:
+    """What a reload changes, for the log and the audit."""
     added, gone = sorted(set(new.servers) - set(old.servers)), sorted(set(old.servers) - set(new.servers))
     parts = [f"{len(new.servers)} servers"]
     if added:

@@ -22,8 +22,8 @@ from backupd.app.context.wiring import Wiring, owner
 from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.heartbeat import DAEMON_STOP, HANG_WATCH
 from backupd.app.jobs.jobs import abandon_dead, close, mark_stopped, policy_of, repetition
-from backupd.app.runtime.child_process import HeldSettings, Offspring, open_log, start
-from backupd.app.runtime.periodic import Guard
+from backupd.app.runtime.child_process import ChildProcess, HeldSettings, open_log, start
+from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState
@@ -53,7 +53,7 @@ class _Running:
     last heartbeat that was seen; ``still``: for how many watched seconds it has been the last one."""
 
     job: JobRecord
-    process: Offspring
+    process: ChildProcess
     asked: float | None = None
     killed: bool = False
     stopping: bool = False
@@ -77,7 +77,7 @@ class Worker:
         self._next_abandon = 0.0
         self._next_start = 0.0
         self._looked = time.monotonic()
-        self._guarded = Guard("worker-trouble")
+        self._guarded = GuardedLoop("worker-trouble")
         self._left: bool | None = None
 
     def __enter__(self) -> Self:

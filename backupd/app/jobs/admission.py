@@ -1,7 +1,4 @@
-"""Which queued jobs may start beside what runs, and why one may not.
-
-Jobs that wait for others: why, told where people look for them, and loudly when it lasts.
-"""
+"""Which queued jobs may start beside those that run, why one may not, and the warning about one that waits for long."""
 
 from __future__ import annotations
 
@@ -117,7 +114,7 @@ NOTED = timedelta(minutes=1)
 LONG = timedelta(hours=1)
 """A job that has waited for so long deserves a look."""
 
-NOTHING = "nothing keeps it, the service has not come to it"
+NOTHING = "nothing blocks it, the service has not started it yet"
 
 _HINT = "see what runs: backupd jobs --state running; limits are under concurrency: in the configuration"
 

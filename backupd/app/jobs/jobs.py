@@ -77,8 +77,8 @@ def close(
         then = _follow_ups(wiring, job, state, again=again)
     except BackupdError:
         raise
-    except Exception as unforeseen:  # noqa: BLE001  told in an event: no job may stay open because of what follows
-        trouble = f"what follows from this job cannot be told: {type(unforeseen).__name__}: {unforeseen}"
+    except Exception as unforeseen:  # noqa: BLE001  reported as an event: no job may stay open because of what follows
+        trouble = f"the jobs that follow this one cannot be determined: {type(unforeseen).__name__}: {unforeseen}"
     severity = Severity.INFO if state is JobState.CANCELLED else Severity.ERROR
     if state is JobState.PARTIAL and came_to.accepted:
         severity = Severity.WARNING

@@ -22,7 +22,7 @@ from backupd.app.context.logging_setup import say
 from backupd.app.context.trust import signing, wanting
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import detail
-from backupd.app.runtime.periodic import Guard
+from backupd.app.runtime.periodic import GuardedLoop
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import (
     BackupdError,
@@ -490,7 +490,7 @@ class HeadWatch:
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
         self._ending = threading.Event()
-        self._guarded = Guard("heads-trouble")
+        self._guarded = GuardedLoop("heads-trouble")
         self._thread = threading.Thread(target=self._loop, name="heads", daemon=True)
 
     def __enter__(self) -> HeadWatch:

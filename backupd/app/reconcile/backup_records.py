@@ -1,10 +1,12 @@
-"""Backups that a destination holds and the catalog does not know: the manifests are the truth, so they are taken in.
+"""The catalog's rows of backups against the manifests at a destination.
 
-Whether they are ours is another question. What shows it is the manifest's digest that a run wrote into the catalog
-right before its commit, or a signature that is believed here. Where neither does, a backup is *foreign*: shown, and
-meant by nothing but its own id, until somebody adopts it.
+Backups that a destination holds and the catalog does not know are taken in: the manifests are the truth. Whether they
+are ours is another question. What shows it is the manifest's digest that a run wrote into the catalog right before its
+commit, or a signature that is believed here. Where neither does, a backup is *foreign*: shown, and meant by nothing but
+its own id, until somebody adopts it.
 
-Copies that the catalog knows and the destination does not hold any more, though nobody here removed them.
+Copies that the catalog knows and the destination does not hold any more, though nobody here removed them, count as
+damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
-from backupd.app.context.trust import told_tampered
+from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import (
@@ -44,8 +46,8 @@ FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
 NOT_OURS = Pair("backups-foreign", "backups-native")
 """Of whomever, and nothing shows that we took them."""
 STRANGE_HINT = (
-    "names of servers must be unique among the installations that share a place: rename the server in one "
-    "of them, or give it a place of its own; until then no rule deletes those backups, and only "
+    "names of servers must be unique among the installations that share a destination: rename the server in one "
+    "of them, or give it another destination; until then no rule deletes those backups, and only "
     "`--to backup:ID` restores one of them here"
 )
 _CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
@@ -71,17 +73,17 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
         try:
             _adopt(wiring, destination, found.header, deleted=owner in deleted, pinned=owner in kept)
         except TamperedError as error:
-            told_tampered(wiring.catalog, wiring.clock, destination.name, *owner, error)
+            report_tampering(wiring.catalog, wiring.clock, destination.name, *owner, error)
             continue
         adopted.append(owner[1])
         taken.add(owner[0])
     for name in sorted(taken | ({server} if server is not None else set())):
-        tell_strangers(wiring, name)
-        tell_foreign(wiring, name)
+        report_strangers(wiring, name)
+        report_foreign(wiring, name)
     return adopted
 
 
-def tell_foreign(wiring: Wiring, server: str) -> None:
+def report_foreign(wiring: Wiring, server: str) -> None:
     """Say, once, that backups are there that nobody here took, and when there are none any more."""
     found = [
         one
@@ -97,7 +99,7 @@ def tell_foreign(wiring: Wiring, server: str) -> None:
                 NOT_OURS.mended,
                 Severity.INFO,
                 server=server,
-                message=f"no foreign backup lies under the name {server} any more",
+                message=f"there is no foreign backup of {server} any more",
             ),
         )
         return
@@ -109,7 +111,7 @@ def tell_foreign(wiring: Wiring, server: str) -> None:
             NOT_OURS.broken,
             Severity.WARNING,
             server=server,
-            message=f"{len(found)} backups of {server} lie at {', '.join(places)} that this installation did not take",
+            message=f"{len(found)} backups of {server} at {', '.join(places)} were not taken by this installation",
             detail=", ".join(one.id for one in found),
             hint="no rule, proof or restore uses them. Do they come from this installation (a restored catalog, "
             "another "
@@ -127,6 +129,7 @@ class Adopted:
     bound: bool | None
 
     def as_json(self) -> dict[str, Any]:
+        """One backup of `backupd catalog adopt --json`."""
         return {"id": self.id, "server": self.server, "bound": self.bound}
 
 
@@ -155,7 +158,7 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
     for one in looked:
         wiring.catalog.backups.adopt(one.id)
     for server in sorted({one.server for one in looked}):
-        tell_foreign(wiring, server)
+        report_foreign(wiring, server)
     return tuple(looked)
 
 
@@ -178,7 +181,7 @@ def _looked(wiring: Wiring, record: BackupRecord) -> bool | None:
     raise errors[0] if errors else NotFoundError(f"no destination holds backup {record.id}")
 
 
-def tell_strangers(wiring: Wiring, server: str) -> None:
+def report_strangers(wiring: Wiring, server: str) -> None:
     """Say, once, that backups of another server lie under the name of ``server``, and when they are gone."""
     records = wiring.catalog.backups.list(server, foreign=True)
     found = [one for one in strangers(records) if not one.former and not one.apart]
@@ -191,7 +194,7 @@ def tell_strangers(wiring: Wiring, server: str) -> None:
                 FOREIGN.mended,
                 Severity.INFO,
                 server=server,
-                message=f"no backup of another server lies under the name {server} any more",
+                message=f"there is no backup of another server under the name {server} any more",
             ),
         )
         return

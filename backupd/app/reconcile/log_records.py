@@ -1,4 +1,4 @@
-"""The catalog's rows of one server's binary logs, brought into line with what lies at a destination.
+"""The catalog's rows of one server's binary logs, brought into line with what is at a destination.
 
 What is stored is the truth. What the catalog lacks is added first; only then goes what is not there any more:
 
@@ -8,10 +8,9 @@ What is stored is the truth. What the catalog lacks is added first; only then go
 
 Branches are only added. Their descriptions are never removed, and one without logs still tells that a history went on.
 
-What the catalog forgot of one server's binary logs, brought back when its stream begins.
-
-A stream tells the catalog what it stores, once. A catalog that was lost, or restored from an older copy, hears of that
-here: on a thread with a connection of its own, so that neither the copying nor the archive ever waits for it.
+A stream records what it stores in the catalog once. What a catalog that was lost, or restored from an older copy, lacks
+of it is filled in when the stream begins: in a thread with a connection of its own, so that neither the copying nor the
+archive ever waits for it.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ class Settled:
 
     @property
     def is_nothing(self) -> bool:
+        """Did catalog and destination agree before?"""
         return not (self.added or self.branches or self.replaced or self.gone)
 
 
@@ -139,6 +139,7 @@ class Reconciliation:
             return None
 
     def is_there(self, key: SegmentKey) -> bool:
+        """Does the destination hold the segment of this key? Raises DestinationError."""
         try:
             self._destination.stat(layout.segment_key(self._server, key))
         except ObjectMissingError:
@@ -153,6 +154,7 @@ class Reconciliation:
         )
 
     def is_young(self, record: SegmentRecord, now: datetime) -> bool:
+        """Was it stored at the destination less than ``YOUNG`` before ``now``?"""
         copy = record.destinations.get(self._destination.name)
         return copy is not None and copy.stored_at >= now - YOUNG
 
@@ -274,7 +276,7 @@ class _OverError(Exception):
     """The process ends."""
 
 
-class Recollection:
+class CatalogBackfill:
     """``destinations`` by name. ``stop`` ends it between two batches."""
 
     def __init__(
@@ -293,6 +295,7 @@ class Recollection:
         self._thread = threading.Thread(target=self._run, name="recollection", daemon=True)
 
     def start(self) -> None:
+        """Begin in a thread of its own."""
         self._thread.start()
 
     def join(self, timeout: float) -> None:
@@ -357,7 +360,7 @@ class Recollection:
             self._complaints.add(why)
             say(
                 "catalog-not-compared",
-                f"what the catalog knows of the archive could not be compared: {why}",
+                f"the catalog's records of binary logs could not be compared with the archive: {why}",
                 level=logging.WARNING,
                 server=self._server,
             )

@@ -57,6 +57,7 @@ class Lacking:
         return f"{self.backup} of {self.server}: {'; '.join(filter(None, (names, self.doubtful)))}"
 
     def as_json(self) -> dict[str, Any]:
+        """One backup of `backupd verify --json`."""
         return {"server": self.server, "backup": self.backup, "tables": list(self.tables), "doubtful": self.doubtful}
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.context.server_identity import recall
-from backupd.app.context.trust import told_tampered
+from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import own_copies
 from backupd.app.reconcile.backup_records import is_ours, record_of_manifest
@@ -251,7 +251,7 @@ class _Rebuild:
         try:
             record = record_of_manifest(self._wiring, self._destination, header, copy, pinned=pinned)
         except TamperedError as error:
-            told_tampered(self._wiring.catalog, self._wiring.clock, self._destination.name, *owner, error)
+            report_tampering(self._wiring.catalog, self._wiring.clock, self._destination.name, *owner, error)
             self._taken.problems.append(f"{error.detail}: it was not taken in")
             return None
         self._taken.bound += bool(record.flavour) and header.is_bound
@@ -517,7 +517,7 @@ class Succession:
                 [f"{self._name}: {key}: {why}"],
                 hint="another destination may have the true one: backupd catalog rebuild --into-existing --from NAME",
             )
-            told_tampered(self._wiring.catalog, self._wiring.clock, self._name, record.server, record.id, error)
+            report_tampering(self._wiring.catalog, self._wiring.clock, self._name, record.server, record.id, error)
             self.altered[record.id] = error.detail
 
 

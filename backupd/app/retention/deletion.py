@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.app.context.audit import audit, by_itself
+from backupd.app.context.audit import audit, service_actor
 from backupd.app.context.destination_identity import require_single
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import GRACE, Wiring
@@ -319,7 +319,7 @@ def _record_removed(
     for name in removed:
         audit(
             wiring,
-            by_itself(),
+            service_actor(),
             "backup-removed",
             server=servers.get(name, ""),
             subject=name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from backupd.app.context.audit import audit, by_itself
+from backupd.app.context.audit import audit, service_actor
 from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.wiring import Wiring
@@ -172,7 +172,12 @@ def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: J
             done = _clear_branch(wiring, destination, left, branch, branches, limit, done, run)
     if done.segments:
         audit(
-            wiring, by_itself(), "binlogs-removed", server=server, subject=run.job.id, detail=f"at {name}: {done.text}"
+            wiring,
+            service_actor(),
+            "binlogs-removed",
+            server=server,
+            subject=run.job.id,
+            detail=f"at {name}: {done.text}",
         )
     return done
 

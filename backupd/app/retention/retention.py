@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from backupd.app.context.audit import audit, by_itself
+from backupd.app.context.audit import audit, service_actor
 from backupd.app.context.destination_identity import require_single
 from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring
@@ -594,7 +594,7 @@ def _mark_expired(
             gone.append(name)
             audit(
                 wiring,
-                by_itself(),
+                service_actor(),
                 "backup-expired",
                 server=decisions.server,
                 subject=name,

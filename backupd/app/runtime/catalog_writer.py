@@ -28,7 +28,7 @@ PAUSE = 5.0
 """Seconds for which nobody asks it again after it failed."""
 
 
-class Scribe:
+class CatalogWriter:
     """A context manager; the catalog is opened when it is first asked. Threads may share it."""
 
     def __init__(self, url: str, *, make: bool = True) -> None:

@@ -1,8 +1,6 @@
-"""Processes of our own program that the service starts: each with the settings in force, and watched to its end.
+"""Child processes of the service: each with the settings in force, and watched to its end by a thread.
 
 They die with the service (parent-death signal), and what they start dies with them.
-
-What looks after processes of the service: a thread that looks at them until it has ended them all.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from typing import Self
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.catalog_writer import Scribe
-from backupd.app.runtime.periodic import Guard
+from backupd.app.runtime.catalog_writer import CatalogWriter
+from backupd.app.runtime.periodic import GuardedLoop
 from backupd.process.command import Command
 from backupd.process.output import StderrReader
 from backupd.process.runtime import runtime_directory
@@ -35,7 +33,7 @@ _TAIL_LINES = 30
 
 
 @dataclass(slots=True)
-class Offspring:
+class ChildProcess:
     """One process. ``settings``: the file it goes by."""
 
     child: Child
@@ -56,7 +54,7 @@ class Offspring:
 
 def start(
     settings: Settings, held: Path, *arguments: str, log: Path | None = None, pass_fds: Sequence[int] = ()
-) -> Offspring:
+) -> ChildProcess:
     """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too;
     ``pass_fds``: descriptors that it has under the same numbers. Raises ToolError, OSError."""
     here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
@@ -75,7 +73,7 @@ def start(
         stderr = StderrReader(["backupd"], [ear], log=log)
         stderr.start()
         ours.pop_all()  # the reader closes the ear
-        return Offspring(child, held, stderr)
+        return ChildProcess(child, held, stderr)
 
 
 def open_log(path: Path) -> Path | None:
@@ -125,11 +123,11 @@ class ProcessWatch(ABC):
     def __init__(self, name: str, wiring: Wiring, *, grace: float) -> None:
         self._wiring, self._grace = wiring, grace
         self._held = HeldSettings()
-        self._scribe = Scribe(wiring.settings.catalog)
+        self._scribe = CatalogWriter(wiring.settings.catalog)
         self._incidents = Incidents(self._scribe.catalog)
         self._awake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._guarded = Guard(f"{name}-trouble")
+        self._guarded = GuardedLoop(f"{name}-trouble")
 
     def __enter__(self) -> Self:
         self._scribe.__enter__()

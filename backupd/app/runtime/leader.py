@@ -1,4 +1,4 @@
-"""Being the one service of a spool and of a catalog."""
+"""Being the one service of a spool and of a catalog, by a lock on each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from backupd.model.errors import RefusedError
 from backupd.model.text import format_time
 
 
-class LostError(Exception):
-    """Another service is on watch by now."""
+class LeadershipLostError(Exception):
+    """Another service has taken over."""
 
 
-class OnWatch:
-    """Leaving the block ends the watch."""
+class Leader:
+    """Holds the locks of the spool and of the catalog; leaving the block lets them go."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
@@ -44,14 +44,16 @@ class OnWatch:
             self._held = attempt.pop_all()
 
     def stay(self) -> None:
-        """Still on watch? After the connection to the catalog was cut the place is taken again. Raises LostError when
-        it is another one's now, CatalogError when the catalog cannot be reached."""
+        """Still the one service? After the connection to the catalog was cut its lock is taken again. Raises
+        LeadershipLostError when another service holds it now, CatalogError when the catalog cannot be reached."""
         if self._wiring.catalog.watch.held():
             return
         try:
             self._take_catalog()
         except RefusedError as error:
-            raise LostError(f"the connection to the catalog was cut, and {error.message} ({error.detail})") from error
+            raise LeadershipLostError(
+                f"the connection to the catalog was cut, and {error.message} ({error.detail})"
+            ) from error
 
     def _take_catalog(self) -> None:
         watch = self._wiring.catalog.watch
@@ -81,7 +83,7 @@ def _lock_spool(spool: Path, name: str, held: ExitStack) -> None:
 
 def _taken(what: str, holder: str) -> RefusedError:
     return RefusedError(
-        f"another backupd service is at work on {what}",
+        f"another backupd service is running on {what}",
         detail=holder,
         hint="there is one service for each catalog; `--standby` waits until the other one is gone and takes over",
     )

@@ -1,6 +1,5 @@
-"""Work that goes on whatever happens in one round of it.
-
-A look at several things now and then, beside the service's other work.
+"""Work of the service that is repeated and survives trouble: one guarded round, and a check of several things from time
+to time in a thread of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.model.errors import BackupdError
 
 
-class Guard:
+class GuardedLoop:
     """A watch that outlives every trouble of one look: the next one may go well. The same trouble is told once, until
     it is another one or over; ``kind`` is what such a log line is called. ``well_at``: the monotonic time at which a
     look last ended well."""
@@ -43,7 +42,7 @@ class Guard:
         self._trouble = trouble
 
 
-class Lookout(ABC):
+class PeriodicCheck(ABC):
     """Looks in a thread of its own, so that the service goes on meanwhile. ``what``: the thread's name, and how its
     trouble is called in the log; ``every``: the time from one look to the next."""
 

@@ -1,6 +1,5 @@
-"""Waking a thread that waits: from signal handlers, from other threads, by time.
-
-Telling systemd how the service does, over the socket that it names in $NOTIFY_SOCKET; see sd_notify(3).
+"""What the service and its manager (systemd) say to each other: SIGTERM, SIGINT and SIGHUP wake a thread that waits,
+and sd_notify(3) reports how the service does, over the socket that $NOTIFY_SOCKET names.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ class Waker:
         os.close(self._write)
 
     def wake(self) -> None:
+        """End the wait of whoever waits, or the next one."""
         try:
             os.write(self._write, b"!")
         except BlockingIOError:
@@ -43,7 +43,7 @@ class Waker:
             os.read(self._read, 65536)
 
 
-class Wishes:
+class SignalRequests:
     """What signals have asked of the service, for it to look at when it has time."""
 
     def __init__(self, waker: Waker) -> None:
@@ -52,6 +52,7 @@ class Wishes:
         self._reload = False
 
     def handlers(self) -> Mapping[signal.Signals, Callable[[], None]]:
+        """For ``Signals``: SIGTERM and SIGINT ask to stop, SIGHUP to reload."""
         return {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._ask_to_reload}
 
     def take_reload(self) -> bool:
@@ -93,7 +94,7 @@ class Signals:
         self._handlers[signal.Signals(number)]()
 
 
-class Notifier:
+class SystemdNotifier:
     """Messages to whoever started the service. Says nothing where nobody listens."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -108,9 +109,11 @@ class Notifier:
         return self._watchdog
 
     def ready(self, status: str) -> None:
+        """The service has started, or a reload is over."""
         self._send("READY=1", f"STATUS={status}")
 
     def status(self, status: str) -> None:
+        """One line for `systemctl status`."""
         self._send(f"STATUS={status}")
 
     def reloading(self) -> None:
@@ -118,9 +121,11 @@ class Notifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, status: str) -> None:
+        """The service ends by itself."""
         self._send("STOPPING=1", f"STATUS={status}")
 
     def alive(self) -> None:
+        """Feed the watchdog."""
         self._send("WATCHDOG=1")
 
     def _send(self, *lines: str) -> None:

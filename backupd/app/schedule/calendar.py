@@ -66,6 +66,7 @@ class Leg:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Server and name of the schedule: what the catalog knows it by."""
         return self.server, self.leg
 
     @property

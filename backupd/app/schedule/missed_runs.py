@@ -31,6 +31,8 @@ _COUNTED = 1000
 
 
 class Outcome(StrEnum):
+    """What becomes of a due time."""
+
     START = "start"
     CATCH_UP = "catch-up"
     MISSED = "missed"

@@ -16,7 +16,7 @@ from backupd.model.hold import EVERY_SERVER
 if TYPE_CHECKING:
     from backupd.app.binlogs.search import Found
     from backupd.app.binlogs.status import LogStatus
-    from backupd.app.context.audit import Deed
+    from backupd.app.context.audit import AuditedAction
     from backupd.app.restores import server_configuration as config
     from backupd.app.retention.deletion import Deleted
     from backupd.app.retention.holds import Held, Paused
@@ -39,6 +39,7 @@ class Backups(Facade):
         return with_protection(self._wiring, [record for record in found if self._actor.sees(record.server)])
 
     def show(self, backup_id: str) -> BackupDetail:
+        """With what its manifest says, from the first copy that can be read. Raises NotFoundError."""
         from backupd.app.copies.protection import detail
 
         self._backup(backup_id)
@@ -96,7 +97,7 @@ class Backups(Facade):
             return ""
 
     @contextmanager
-    def _of_backup(self, action: str, backup_id: str, *, detail: str = "") -> Iterator[Deed]:
+    def _of_backup(self, action: str, backup_id: str, *, detail: str = "") -> Iterator[AuditedAction]:
         """What is done to a backup. Raises NotFoundError."""
         with self._audited(action, subject=backup_id, detail=detail) as told:
             told.concerns(self._backup(backup_id).server)
@@ -130,6 +131,7 @@ class Retention(Facade):
             return holds.hold(self._wiring, server, reason, self._actor.name)
 
     def pause(self, server: str, reason: str, *, stop_running: bool = False) -> Paused:
+        """Start no job of it; ``stop_running``: stop those that run, too, and empty its queue."""
         from backupd.app.retention import holds
 
         with self._audited("pause-set", server=server, detail=reason):

@@ -83,12 +83,14 @@ class Maintenance(Facade):
         return preview(self._wiring, destination, since)
 
     def bring_back(self, destination: str, since: datetime, report: Report) -> RecoveredVersions:
+        """Undo deletions and overwrites made there after ``since``, where the store keeps versions."""
         from backupd.app.restores.recover_versions import recover
 
         with self._audited("brought-back", subject=destination, detail=f"since {format_time(since)}"):
             return recover(self._wiring, destination, since, report)
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
+        """Compare catalog, manifests and objects; ``repair``: remove leftovers and correct what can be."""
         from backupd.app.verify import verification
 
         if not repair:
@@ -107,6 +109,7 @@ class Keys(Facade):
         return keys(self._wiring)
 
     def challenge(self, recipient: str | None) -> Sequence[Issued]:
+        """Ask the holder of ``recipient``, or of every key, to prove it. Raises NotFoundError."""
         from backupd.app.context.keys import challenge
 
         return challenge(self._wiring, recipient)
@@ -116,12 +119,14 @@ class Keys(Facade):
         return self._wiring.catalog.challenges.get(challenge_id)
 
     def answer(self, challenge_id: str, phrase: str) -> Challenge:
+        """Record the phrase that the holder decrypted. Raises NotFoundError, RefusedError for a wrong one."""
         from backupd.app.context.keys import answer
 
         with self._audited("key-answered", subject=challenge_id):
             return answer(self._wiring, challenge_id, phrase, self._actor.name)
 
     def recovery_page(self) -> RecoveryPage:
+        """The page to keep on paper. Raises RefusedError where nothing is signed."""
         from backupd.app.context.trust import recovery_page
         from backupd.app.metacopies.signing_keys import replaced
 

@@ -42,6 +42,7 @@ class Jobs(Facade):
         return logging_setup.read_log(self._wiring.settings, self._job(job_id).id)
 
     def cancel(self, job_id: str) -> JobRecord:
+        """Cancel a queued job, ask a running one to stop. Raises NotFoundError, RefusedError when it is over."""
         from backupd.app.jobs import jobs
 
         with self._audited("job-cancelled", subject=job_id) as told:

@@ -22,6 +22,7 @@ class Servers(Facade):
     """The configured servers."""
 
     def check(self, server: str | None) -> Sequence[Finding]:
+        """What would make backups fail or worthless, the worst first; of every server without ``server``."""
         from backupd.app.service.check import check
 
         return check(self._wiring, server)
@@ -43,6 +44,7 @@ class Servers(Facade):
         return overview(self._wiring, self._wiring.clock(), servers)
 
     def timeline(self, server: str) -> Timeline:
+        """Which moments are recoverable, by branch, with gaps. Raises NotFoundError."""
         from backupd.app.views.timeline import timeline
 
         self._see_server(server)

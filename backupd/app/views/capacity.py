@@ -15,7 +15,7 @@ from typing import Any
 
 from backupd.app.context.incidents import Pair
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.periodic import Lookout
+from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.checks.finding import Finding, from_error, warning
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Run
@@ -235,7 +235,7 @@ _ROOMY = 0.07
 _REMEMBERED = 500
 
 
-class FillingWatch(Lookout):
+class FillingWatch(PeriodicCheck):
     """Looks at every destination: a place may take its time to answer."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from backupd.app.context.destination_identity import note_seen
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime.periodic import Lookout
+from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.views.capacity import EVERY as FORECAST_EVERY
 from backupd.app.views.capacity import NEARLY, URGENT, Forecast, forecast
 from backupd.app.views.server import Reason, Status
@@ -138,7 +138,7 @@ def places(wiring: Wiring, now: datetime) -> tuple[PlaceView, ...]:
     return tuple(found)
 
 
-class Glimpse(Lookout):
+class Glimpse(PeriodicCheck):
     """What was seen of one destination last. Each has a thread of its own: one that hangs keeps no other waiting."""
 
     def __init__(self, name: str) -> None:

@@ -13,7 +13,7 @@ from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import BACKUPS
-from backupd.app.runtime.periodic import Lookout
+from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.schedule.calendar import due_times, legs, start_of
 from backupd.catalog.jobs import OPEN as UNDER_WAY
 from backupd.catalog.jobs import Key, Schedule
@@ -41,7 +41,7 @@ Told = tuple[Pair, Event, bool | None]
 open goes on."""
 
 
-class ObjectivesWatch(Lookout):
+class ObjectivesWatch(PeriodicCheck):
     """Looks at every server."""
 
     def __init__(self, read: Read) -> None:

@@ -154,7 +154,7 @@ def test_check_notices_that_another_repository_is_in_a_destination_s_place(own_h
     house.repository.rename(house.base / "aside")
     other.repository.rename(house.repository)
     said = house.fails("check").all
-    assert f"it does not hold {taken['id']} of {SERVER}, by the catalog the newest backup there" in said
+    assert f"backup {taken['id']} of {SERVER} is missing: by the catalog it is the newest one there" in said
     house.repository.rename(other.repository)
     (house.base / "aside").rename(house.repository)
     house.ok("check")

@@ -20,7 +20,7 @@ from backupd.app.context.run import JobRun, Result
 from backupd.app.context.server_identity import CHANGED
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.reconcile.backup_records import tell_foreign
+from backupd.app.reconcile.backup_records import report_foreign
 from backupd.app.service.dispatch import run_here
 from backupd.app.views.destinations import ReachWatch, places
 from backupd.app.views.objectives import ObjectivesWatch
@@ -417,10 +417,10 @@ def test_a_stranger_under_its_name(home: Installation) -> None:
 
 def test_a_foreign_backup(home: Installation) -> None:
     home.backup(foreign=True)
-    tell_foreign(home.wiring, SERVER)
+    report_foreign(home.wiring, SERVER)
     state = home.say()
     assert (state.status, state.kinds) == ("warning", {"backups-foreign"})
     (foreign,) = [one for one in state.backups if one["foreign"]]
     home.catalog.backups.adopt(foreign["id"])
-    tell_foreign(home.wiring, SERVER)
+    report_foreign(home.wiring, SERVER)
     home.clean()

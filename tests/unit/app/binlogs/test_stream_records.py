@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.binlogs.stream_report import CatalogRecorder, Confirmed
-from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.runtime.catalog_writer import CatalogWriter
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import CatalogError
 from backupd.model.server_facts import Position
@@ -63,16 +63,16 @@ GAP = Gap(
 
 
 @pytest.fixture
-def scribe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scribe]:
+def scribe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CatalogWriter]:
     monkeypatch.setattr(
         "backupd.app.runtime.catalog_writer.PATIENCE", 240
     )  # a slow machine is no catalog that does not answer
-    with Scribe(f"sqlite:///{tmp_path}/catalog.db") as opened:
+    with CatalogWriter(f"sqlite:///{tmp_path}/catalog.db") as opened:
         opened.ask(lambda catalog: catalog.holds.all())
         yield opened
 
 
-def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe: Scribe) -> None:
+def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe: CatalogWriter) -> None:
     for recorder in (CatalogRecorder("db1", scribe, Clock(NOW)), CatalogRecorder("db1", scribe, Clock(NOW))):
         recorder.branch_stored(FIRST)
         recorder.segment_stored(SEGMENT, "local", 400, NOW)
@@ -94,7 +94,7 @@ def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe
     assert catalog.binlogs.segments("db1", FIRST.id) == ()
 
 
-def test_a_file_that_is_archived_whole_after_all_closes_the_gap_behind_it(scribe: Scribe) -> None:
+def test_a_file_that_is_archived_whole_after_all_closes_the_gap_behind_it(scribe: CatalogWriter) -> None:
     recorder = CatalogRecorder("db1", scribe, Clock(NOW))
     recorder.branch_stored(FIRST)
     damaged = replace(GAP, after=Position("binlog.000001", 500), before=Position("binlog.000002", 4))
@@ -119,7 +119,7 @@ def test_a_file_that_is_archived_whole_after_all_closes_the_gap_behind_it(scribe
     assert scribe.catalog.events.list()[0].kind == "binlog-gap-closed"
 
 
-def test_a_stream_that_begins_anew_although_there_are_branches_asks_for_a_full_backup(scribe: Scribe) -> None:
+def test_a_stream_that_begins_anew_although_there_are_branches_asks_for_a_full_backup(scribe: CatalogWriter) -> None:
     recorder = CatalogRecorder("db1", scribe, Clock(NOW))
     recorder.branch_stored(FIRST)
     anew = replace(LOST, noticed_at=NOW + timedelta(hours=1), reason=BranchReason.FIRST, since=None, parent=None)
@@ -134,7 +134,7 @@ def test_a_stream_that_begins_anew_although_there_are_branches_asks_for_a_full_b
     assert str(scribe.catalog.events.list()[0].severity) == "info"
 
 
-def test_how_far_behind_a_destination_was_is_measured_from_one_confirmation_to_the_next(scribe: Scribe) -> None:
+def test_how_far_behind_a_destination_was_is_measured_from_one_confirmation_to_the_next(scribe: CatalogWriter) -> None:
     clock = Clock(NOW)
     recorder = CatalogRecorder("db1", scribe, clock)
     recorder.branch_stored(FIRST)
@@ -154,7 +154,7 @@ def test_how_far_behind_a_destination_was_is_measured_from_one_confirmation_to_t
     assert scribe.catalog.lags.worst("db1", NOW) == {"local": 40.0}
 
 
-def test_a_confirmation_that_has_not_come_yet_gives_way_to_an_honest_one(scribe: Scribe) -> None:
+def test_a_confirmation_that_has_not_come_yet_gives_way_to_an_honest_one(scribe: CatalogWriter) -> None:
     """Our own clock was half an hour ahead, and was set right."""
     clock = Clock(NOW + timedelta(minutes=30))
     recorder = CatalogRecorder("db1", scribe, clock)
@@ -169,7 +169,7 @@ def test_a_confirmation_that_has_not_come_yet_gives_way_to_an_honest_one(scribe:
     assert run.confirmed_at == NOW
 
 
-def test_the_time_without_any_stream_counts_too(scribe: Scribe) -> None:
+def test_the_time_without_any_stream_counts_too(scribe: CatalogWriter) -> None:
     clock = Clock(NOW)
     first = CatalogRecorder("db1", scribe, clock)
     first.branch_stored(FIRST)
@@ -183,7 +183,7 @@ def test_the_time_without_any_stream_counts_too(scribe: Scribe) -> None:
     assert scribe.catalog.lags.worst("db1", NOW) == {"local": 3000.0}
 
 
-def test_a_catalog_that_fails_loses_no_lag(scribe: Scribe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_that_fails_loses_no_lag(scribe: CatalogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(NOW)
     recorder = CatalogRecorder("db1", scribe, clock)
     recorder.branch_stored(FIRST)

@@ -14,7 +14,7 @@ from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, beh
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import catalog_writer as scribe
-from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.runtime.catalog_writer import CatalogWriter
 from backupd.app.service.check import stream_findings
 from backupd.binlog.archive.archiver import Behind
 from backupd.binlog.spool_files import Spool
@@ -26,7 +26,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 @dataclass
 class Desk:
-    scribe: Scribe
+    scribe: CatalogWriter
     server: ServerSettings
     spool: Spool
     clock: Clock = field(default_factory=lambda: Clock(NOW))
@@ -48,7 +48,7 @@ class Desk:
 def desk(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.setattr(scribe, "PATIENCE", 240)  # a slow machine is no catalog that does not answer
     settings = Office(short_tmp).write(gold=GOLD + "binlog: {checkpoint: 5s}\nobjectives: {rpo: 60s}\n")
-    with Scribe(settings.catalog) as asked:
+    with CatalogWriter(settings.catalog) as asked:
         asked.ask(lambda catalog: catalog.holds.all())
         yield Desk(asked, settings.server("db1"), Spool(short_tmp / "spool"))
 

@@ -70,13 +70,13 @@ def test_a_place_under_two_names_is_refused_and_counts_once(shop: Make) -> None:
     (one.base / "offsite").symlink_to(one.base / "local")
     name = one.add(1, days=1, places=("local",))
     (found,) = findings(one.wiring)
-    assert found.message.startswith("local and offsite are one place")
+    assert found.message.startswith("local and offsite are the same repository")
     done = one.replicate()
     assert done.problem is not None
-    assert "destinations offsite and local are one place" in done.problem.message
+    assert "destinations offsite and local are the same repository" in done.problem.message
     one.clock.move(days=2)
     (held,) = sweep_destination(one.wiring, one.at())
-    assert "destinations local and offsite are one place" in held
+    assert "destinations local and offsite are the same repository" in held
     assert len(set(identities(one.wiring).values())) == 1
     for place in ("local", "offsite"):
         record = one.catalog.backups.get(name)

@@ -165,5 +165,5 @@ def test_it_listens_where_the_configuration_says(place: str, reach: list[str]) -
 
 
 def test_a_place_that_is_none_is_told_in_words() -> None:
-    with pytest.raises(OSError, match=r"nobody can listen at 192\.0\.2\.1:8642"):
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1:8642"):
         listen("192.0.2.1:8642")

@@ -26,8 +26,8 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.daemon import daemon
 from backupd.app.daemon.worker import Worker
 from backupd.app.runtime.clock_check import careful
-from backupd.app.runtime.leader import OnWatch
-from backupd.app.runtime.service_manager import Notifier, Waker, Wishes
+from backupd.app.runtime.leader import Leader
+from backupd.app.runtime.service_manager import SignalRequests, SystemdNotifier, Waker
 from backupd.app.schedule.calendar import AlarmClock
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobState
@@ -213,8 +213,10 @@ def test_a_broken_configuration_file_keeps_it_from_starting(office: Office) -> N
 def test_the_heart_beats_only_while_the_catalog_can_be_written_and_every_part_looks(office: Office) -> None:
     settings = load_settings(office.file)
     with looking(office) as catalog, Waker() as waker:
-        service = daemon.Daemon(Wiring(settings, catalog), daemon.Manner(), Notifier(), waker, Wishes(waker))
-        with OnWatch(service._wiring) as watch, Worker(service._wiring) as worker, AlarmClock(waker.wake) as alarm:
+        service = daemon.Daemon(
+            Wiring(settings, catalog), daemon.Manner(), SystemdNotifier(), waker, SignalRequests(waker)
+        )
+        with Leader(service._wiring) as watch, Worker(service._wiring) as worker, AlarmClock(waker.wake) as alarm:
             watch.begin()
             worker.hold(True)
             service._begin()
@@ -252,8 +254,8 @@ def test_a_clock_that_is_set_while_the_service_starts_is_noticed_and_nothing_exp
 
     with looking(office) as catalog, Waker() as waker:
         wiring = Wiring(load_settings(office.file), catalog, lambda: datetime.now(UTC) + ahead)
-        service = daemon.Daemon(wiring, daemon.Manner(), Notifier(), waker, Wishes(waker))
-        with OnWatch(wiring) as watch, Worker(wiring) as worker, AlarmClock(waker.wake) as alarm:
+        service = daemon.Daemon(wiring, daemon.Manner(), SystemdNotifier(), waker, SignalRequests(waker))
+        with Leader(wiring) as watch, Worker(wiring) as worker, AlarmClock(waker.wake) as alarm:
             worker.hold(True)
             if stepped == "before it begins":
                 step(wiring)
@@ -307,7 +309,7 @@ def test_a_second_service_refuses_and_names_the_first(office: Office) -> None:
         elsewhere.write_text(office.file.read_text().replace("/spool", "/spool2"))
         with serving(office, config=elsewhere) as third:
             assert third.ends() == 1
-            assert "at work on the catalog" in third.log.read_text()
+            assert "running on the catalog" in third.log.read_text()
 
 
 def test_one_that_stands_by_takes_over_when_the_first_is_killed_with_the_files_as_they_are_then(office: Office) -> None:
@@ -394,7 +396,7 @@ def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kil
             first.ready()
             with serving(office, config=elsewhere) as refused:
                 assert refused.ends() == 1
-                assert "at work on the catalog" in refused.log.read_text()
+                assert "running on the catalog" in refused.log.read_text()
                 assert "since 2" in refused.log.read_text()
             with serving(office, "--standby", config=elsewhere) as second:
                 second.ready()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.runtime.service_manager import Notifier
+from backupd.app.runtime.service_manager import SystemdNotifier
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def test_systemd_hears_each_state(short_tmp: Path, abstract: bool) -> None:
     name = f"backupd-{secrets.token_hex(6)}"
     bound, named = ("\0" + name, "@" + name) if abstract else (str(short_tmp / "n"), str(short_tmp / "n"))
     with listening(bound) as ear:
-        notifier = Notifier({"NOTIFY_SOCKET": named})
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": named})
         notifier.ready("3 servers")
         assert heard(ear) == {"READY": "1", "STATUS": "3 servers"}
         before = time.monotonic_ns() // 1000
@@ -50,12 +50,12 @@ def test_systemd_hears_each_state(short_tmp: Path, abstract: bool) -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nonexistent/socket"}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
 def test_without_anybody_listening_nothing_happens(environ: dict[str, str]) -> None:
-    Notifier(environ).ready("on my own")
+    SystemdNotifier(environ).ready("on my own")
 
 
 def test_the_watchdog_is_ours_only_if_it_names_this_process() -> None:
-    assert Notifier({"WATCHDOG_USEC": "180000000"}).watchdog_seconds == 180
-    assert Notifier({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": str(os.getpid())}).watchdog_seconds == 180
-    assert Notifier({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": "1"}).watchdog_seconds is None
-    assert Notifier({"WATCHDOG_USEC": "soon"}).watchdog_seconds is None
-    assert Notifier({}).watchdog_seconds is None
+    assert SystemdNotifier({"WATCHDOG_USEC": "180000000"}).watchdog_seconds == 180
+    assert SystemdNotifier({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": str(os.getpid())}).watchdog_seconds == 180
+    assert SystemdNotifier({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": "1"}).watchdog_seconds is None
+    assert SystemdNotifier({"WATCHDOG_USEC": "soon"}).watchdog_seconds is None
+    assert SystemdNotifier({}).watchdog_seconds is None

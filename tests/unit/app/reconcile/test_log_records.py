@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.reconcile.log_records import Recollection
+from backupd.app.reconcile.log_records import CatalogBackfill
 from backupd.app.verify.verification import fsck, verify
 from backupd.binlog.spool_files import Spool
 from backupd.model.binlog import Gap, SegmentKey
@@ -58,7 +58,7 @@ def runs(wiring: Wiring) -> list[tuple[str, int, int, int, int]]:
 def recollect(wiring: Wiring) -> None:
     """As at the beginning of a stream."""
     stop = threading.Event()
-    found = Recollection(
+    found = CatalogBackfill(
         SERVER,
         wiring.settings.catalog,
         {name: wiring.destination(name) for name in PLACES},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.runtime import catalog_writer as module
-from backupd.app.runtime.catalog_writer import Scribe
+from backupd.app.runtime.catalog_writer import CatalogWriter
 from backupd.catalog.base import database
 from backupd.catalog.session import Catalog
 from backupd.model.errors import CatalogError, NotFoundError
@@ -33,7 +33,7 @@ def hold(catalog: Catalog) -> None:
 
 
 def test_answers_and_errors_come_from_the_catalog(tmp_path: Path) -> None:
-    with Scribe(f"sqlite:///{tmp_path}/catalog.db") as scribe:
+    with CatalogWriter(f"sqlite:///{tmp_path}/catalog.db") as scribe:
         scribe.ask(hold)  # makes the catalog first
         assert [one.server for one in scribe.ask(lambda catalog: catalog.holds.all())] == ["db1"]
         with pytest.raises(NotFoundError):
@@ -43,7 +43,7 @@ def test_answers_and_errors_come_from_the_catalog(tmp_path: Path) -> None:
 
 def test_a_locked_catalog_holds_nobody_up_and_takes_what_comes_when_it_is_free_again(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
-    with Scribe(f"sqlite:///{path}") as scribe:
+    with CatalogWriter(f"sqlite:///{path}") as scribe:
         scribe.ask(lambda catalog: catalog.holds.all())
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -59,7 +59,7 @@ def test_a_locked_catalog_holds_nobody_up_and_takes_what_comes_when_it_is_free_a
         assert scribe.ask(lambda catalog: catalog.holds.all())
 
 
-def works(scribe: Scribe) -> bool:
+def works(scribe: CatalogWriter) -> bool:
     try:
         scribe.ask(hold)
     except CatalogError:
@@ -71,7 +71,7 @@ def test_a_catalog_that_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(module, "PAUSE", 600)
     path = tmp_path / "catalog.db"
     path.write_bytes(b"not a database, whatever its name says" * 100)
-    with Scribe(f"sqlite:///{path}") as scribe:
+    with CatalogWriter(f"sqlite:///{path}") as scribe:
         with pytest.raises(CatalogError, match="not a SQLite file"):
             scribe.ask(hold)
         with pytest.raises(CatalogError, match="failed a moment ago"):
@@ -90,7 +90,7 @@ def test_it_ends_though_the_catalog_hangs(tmp_path: Path, monkeypatch: pytest.Mo
         begun.set()
         hanging.wait(600)
 
-    with Scribe(f"sqlite:///{tmp_path}/catalog.db") as scribe:
+    with CatalogWriter(f"sqlite:///{tmp_path}/catalog.db") as scribe:
         with pytest.raises(CatalogError):
             scribe.ask(hang, patience=0.3)
         assert begun.wait(240)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings import load_settings
-from backupd.app.service import confinement_check as confinement
-from backupd.app.service.confinement_check import findings
+from backupd.app.service import check as confinement
+from backupd.app.service.check import confinement_findings
 from backupd.engine.instance.sandbox import MAKE_WORKER, Way
 from backupd.model.errors import RefusedError
 from tests.support.catalog.places import CONFIGURATION, write
@@ -35,7 +35,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
         settings = load_settings(write(tmp_path, CONFIGURATION + restore))
         return {
             one.subject: (str(one.severity), one.message, one.hint)
-            for one in findings(settings, kernel=tmp_path / "sys")
+            for one in confinement_findings(settings, kernel=tmp_path / "sys")
         }
 
     return checked
@@ -61,7 +61,7 @@ def test_without_anybody_to_run_as_it_is_an_error(tmp_path: Path, monkeypatch: p
         raise RefusedError("there is no user", hint=MAKE_WORKER)
 
     monkeypatch.setattr(confinement, "worker", nobody)
-    (one,) = findings(load_settings(write(tmp_path)))
+    (one,) = confinement_findings(load_settings(write(tmp_path)))
     assert (str(one.severity), one.subject, one.hint) == ("error", "sandbox", MAKE_WORKER)
 
 

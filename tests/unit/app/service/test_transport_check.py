@@ -8,7 +8,7 @@ import pytest
 
 from backupd.app.context.incidents import TLS
 from backupd.app.context.settings import load_settings
-from backupd.app.context.settings_problems import tell_transport
+from backupd.app.context.settings_problems import report_transport
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.engine.sql.option_files import Tls
@@ -38,13 +38,13 @@ def test_one_incident_until_somebody_chose(tmp_path: Path) -> None:
             return [event.server for event in catalog.events.list(kind=kind)]
 
         for _ in range(2):
-            tell_transport(Wiring(settings, catalog))
+            report_transport(Wiring(settings, catalog))
         assert told(TLS.broken) == ["far"]
         (event,) = catalog.events.list(kind=TLS.broken)
         assert "`tls: verify-full`" in event.hint
         assert "its backups go on as before" in event.hint
         for tls in (", tls: off", ", tls: verify-full, tls_ca: /etc/ssl/ca.pem"):
-            tell_transport(Wiring(load_settings(configured(tmp_path, tls)), catalog))
+            report_transport(Wiring(load_settings(configured(tmp_path, tls)), catalog))
             assert (told(TLS.broken), told(TLS.mended)) == (["far"], ["far"])
         asked = load_settings(configured(tmp_path, ", tls: verify-full, tls_ca: /x.pem")).server("far").connection()
         assert (asked.tls, asked.ssl) == (Tls.VERIFY_FULL, {"ca": "/x.pem", "verify-server-cert": ""})
