@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from starlette.requests import HTTPConnection, Request
+from fastapi import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from api.auth import address_of, cookie_name, current_actor, current_session, failed, passed

@@ -25,15 +25,13 @@ from api.routes import health
 from api.shared import SharedAnswers
 from api.site import Site
 from api.throttle import Throttle
-from api.web import site
-from api.web.actions import routes as doing
-from api.web.pages import view
+from api.web import pages, site
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.catalog.base.database import Changes
 from backupd.model.errors import BackupdError
 
-ROUTERS = (docs.router, health.router, *routes.ROUTERS, site.router, *view.ROUTERS, *doing.ROUTERS)
+ROUTERS = (docs.router, health.router, *routes.ROUTERS, site.router, *pages.ROUTERS)
 """Of all that is offered."""
 THREADS = 24
 """Requests that are worked on at the same time; the others wait for their turn."""

@@ -15,7 +15,7 @@ from api.events import Broadcaster, Wanted, stream
 from api.routes.answers import VIEWER, page, router_of
 from api.schemas.jobs import Event, EventsQuery
 
-router = router_of("events")
+event_routes = router_of("events")
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -36,7 +36,7 @@ async def _broadcaster(request: Request) -> Broadcaster:
     return found
 
 
-@router.get("/events", dependencies=[VIEWER], response_model=list[Event], responses=_STREAM)
+@event_routes.get("/events", dependencies=[VIEWER], response_model=list[Event], responses=_STREAM)
 async def list_events(
     request: Request,
     query: Annotated[EventsQuery, Query()],

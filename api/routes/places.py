@@ -13,10 +13,10 @@ from api.schemas.access import Key
 from api.schemas.base import Whole
 from api.schemas.servers import Destination
 
-router = router_of("destinations")
+destination_routes = router_of("destinations")
 
 
-@router.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
+@destination_routes.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
 def list_destinations(
     request: Request, query: Annotated[Whole, Query()], actor: CurrentActor, service: Acting
 ) -> JSONResponse:
@@ -25,7 +25,7 @@ def list_destinations(
     return part(request, service.installation.destinations() if actor.sees("") else (), query)
 
 
-@router.get("/keys", dependencies=[VIEWER], response_model=list[Key])
+@destination_routes.get("/keys", dependencies=[VIEWER], response_model=list[Key])
 def list_keys(actor: CurrentActor, service: Acting) -> JSONResponse:
     """The keys that open backups: when each was last proved, when it expires, how many backups depend on it. Empty for
     a token that sees some servers only."""

@@ -17,7 +17,7 @@ from backupd.app.context.access import require_all
 from backupd.app.context.audit import audit
 from policies.reference import policy_schema
 
-router = router_of("policies")
+policy_routes = router_of("policies")
 
 _YAML = ("text/yaml", "application/yaml", "application/x-yaml", "text/plain")
 _ASKED = TypeAdapter(ValidationRequest)
@@ -32,19 +32,19 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.get("/policies", dependencies=[VIEWER], response_model=list[Policy])
+@policy_routes.get("/policies", dependencies=[VIEWER], response_model=list[Policy])
 def list_policies(service: Acting) -> JSONResponse:
     """Every policy file, which servers follow it, and what is wrong with it."""
     return several(service.listings.policies())
 
 
-@router.get("/policies/schema", dependencies=[VIEWER], response_model=dict[str, Any])
+@policy_routes.get("/policies/schema", dependencies=[VIEWER], response_model=dict[str, Any])
 def show_policy_schema() -> JSONResponse:
     """The JSON schema of policy files, for editors."""
     return JSONResponse(policy_schema())
 
 
-@router.get("/policies/{name}", dependencies=[VIEWER], response_model=Policy)
+@policy_routes.get("/policies/{name}", dependencies=[VIEWER], response_model=Policy)
 def show_policy(
     name: Annotated[
         str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["gold"], description="Name of a policy.")
@@ -71,14 +71,14 @@ async def _asked(request: Request) -> ValidationRequest:
         ) from error
 
 
-@router.post("/policies/validate", dependencies=[VIEWER], response_model=Validation, openapi_extra=_BODY)
+@policy_routes.post("/policies/validate", dependencies=[VIEWER], response_model=Validation, openapi_extra=_BODY)
 def validate_policy(asked: Annotated[ValidationRequest, Depends(_asked)], service: Acting) -> JSONResponse:
     """Everything that is wrong with the text of a policy file, of 64 KiB at most, by line. Nothing is kept."""
     with CHECKS.one("texts of policies are checked"):
         return one(service.listings.validate_policy(asked.text, asked.name))
 
 
-@router.post("/policies/reload", dependencies=[ADMIN], response_model=Reloaded, status_code=202)
+@policy_routes.post("/policies/reload", dependencies=[ADMIN], response_model=Reloaded, status_code=202)
 def reload_policies(actor: CurrentActor, site: OnSite) -> JSONResponse:
     """Ask the service to read its configuration and policies anew, as SIGHUP does. What is wrong with them is an event;
     then it goes on with those that it has."""

@@ -11,10 +11,10 @@ from api.auth import Acting
 from api.routes.answers import VIEWER, one, page, router_of
 from api.schemas.proofs import Proof, ProofsQuery
 
-router = router_of("proofs")
+proof_routes = router_of("proofs")
 
 
-@router.get("/proofs", dependencies=[VIEWER], response_model=list[Proof])
+@proof_routes.get("/proofs", dependencies=[VIEWER], response_model=list[Proof])
 def list_proofs(request: Request, query: Annotated[ProofsQuery, Query()], service: Acting) -> JSONResponse:
     """Test restores, newest first."""
     return page(
@@ -30,7 +30,7 @@ def list_proofs(request: Request, query: Annotated[ProofsQuery, Query()], servic
     )
 
 
-@router.get("/proofs/{id}", dependencies=[VIEWER], response_model=Proof)
+@proof_routes.get("/proofs/{id}", dependencies=[VIEWER], response_model=Proof)
 def show_proof(
     proof_id: Annotated[
         str,

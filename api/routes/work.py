@@ -19,7 +19,7 @@ from backupd.catalog.base.pages import Listed
 from backupd.model.job import JobRecord
 from backupd.model.thaw import Thawing
 
-router = router_of("work")
+work_routes = router_of("work")
 
 
 class ThawsQuery(Page):
@@ -39,19 +39,19 @@ class _Thaw:
         return {"job": self.job.as_json(), "thaw": self.thaw.as_json()}
 
 
-@router.post("/test-restores", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+@work_routes.post("/test-restores", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
 def request_test_restore(asked: TestRestoreRequest, service: Acting) -> JSONResponse:
     """Restore onto a throw-away server, check the data, keep the proof."""
     return accepted(service.requests.test_restore(asked.server, asked.target))
 
 
-@router.post("/verifications", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+@work_routes.post("/verifications", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
 def request_verification(asked: VerificationRequest, service: Acting) -> JSONResponse:
     """Read stored objects again and compare them with their hashes."""
     return accepted(service.requests.verify(asked.server, asked.subset))
 
 
-@router.post("/replications", dependencies=[OPERATOR], response_model=AcceptedJobs, status_code=202)
+@work_routes.post("/replications", dependencies=[OPERATOR], response_model=AcceptedJobs, status_code=202)
 def request_replication(asked: ReplicationRequest, service: Acting) -> JSONResponse:
     """Bring destinations up to date: a job for each."""
     jobs = service.requests.replicate(asked.server, asked.destination)
@@ -59,7 +59,7 @@ def request_replication(asked: ReplicationRequest, service: Acting) -> JSONRespo
     return JSONResponse({"jobs": [job.as_json() for job in jobs]}, 202, headers)
 
 
-@router.post("/thaws", dependencies=[OPERATOR], response_model=Thawed, status_code=202)
+@work_routes.post("/thaws", dependencies=[OPERATOR], response_model=Thawed, status_code=202)
 def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
     """Ask for what a restore needs out of archives. It costs money: a plan says how much."""
     done = service.restores.thaw(asked.server, asked.target, tier=asked.tier, days=asked.days, tables=asked.tables)
@@ -67,7 +67,7 @@ def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
     return JSONResponse(done.as_json(), 202, headers)
 
 
-@router.get("/thaws", dependencies=[VIEWER], response_model=list[Thaw])
+@work_routes.get("/thaws", dependencies=[VIEWER], response_model=list[Thaw])
 def list_thaws(request: Request, query: Annotated[ThawsQuery, Query()], service: Acting) -> JSONResponse:
     """What is being thawed, and what was, newest first."""
     found = service.listings.thaws(query.server, limit=query.limit, after=query.after)

@@ -23,11 +23,11 @@ from backupd.cli.commands import (
     policy,
     replication,
     retention,
+    run_stream,
     serve,
+    server,
     work,
 )
-from backupd.cli.commands import run_stream as streams
-from backupd.cli.commands import server as servers
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.recovery import recover_versions as bringback
 from backupd.cli.recovery import restores, tables, thaw, timeline
@@ -80,7 +80,7 @@ app.command()(work.verify)
 app.command()(replication.replicate)
 app.command()(restores.runbook)
 app.add_typer(policy.app, name="policy")
-app.add_typer(servers.app, name="server")
+app.add_typer(server.server_app, name="server")
 app.command()(retention.retention)
 app.command()(retention.hold)
 app.command()(retention.pause)
@@ -92,7 +92,7 @@ app.add_typer(jobs.app, name="jobs")
 app.command("run-job", hidden=True)(jobs.run_job)
 app.command("timeline")(timeline.timeline)
 app.add_typer(binlog.app, name="binlog")
-app.command("run-stream", hidden=True)(streams.run_stream)
+app.command("run-stream", hidden=True)(run_stream.run_stream)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(access.app, name="token")

@@ -10,13 +10,13 @@ from backupd.app.context.access import require_all
 from backupd.catalog.base.pages import number_of
 from backupd.model.access import Role
 
-router = APIRouter(include_in_schema=False)
+audit_routes = APIRouter(include_in_schema=False)
 
 PAGE = 100
 
 
-@router.get("/audit", dependencies=[Depends(allowed(Role.ADMIN))])
-def listed(request: Request, service: Acting, wiring: Wired) -> Response:
+@audit_routes.get("/audit", dependencies=[Depends(allowed(Role.ADMIN))])
+def list_audit(request: Request, service: Acting, wiring: Wired) -> Response:
     """Newest first; ``?verify=1``: whether it is as it was written, which reads all of it."""
     require_all(service.actor)
     asked = {name: request.query_params.get(name, "").strip() or None for name in ("actor", "action", "server")}

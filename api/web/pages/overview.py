@@ -14,26 +14,26 @@ from api.web.site import render
 from backupd.app.views.server import ServerOverview, Status
 from backupd.model.access import Role
 
-PAGE = 200
-"""Servers of one page."""
+SERVERS_OF_A_PAGE = 200
+"""Servers on one page."""
 _NAMES = {"bad": "not recoverable as promised", "warning": "look at it", "good": "well"}
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 
-router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.VIEWER))])
+overview_routes = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.VIEWER))])
 
 
-@router.get("/")
+@overview_routes.get("/")
 def servers(request: Request, service: Acting, q: str = "", status: str = "", page: int = 1) -> HTMLResponse:
     everyone = service.servers.overview()
     counts = Counter(str(server.status) for server in everyone)
     wanted = [server for server in everyone if q.lower() in server.name.lower() and status in ("", server.status)]
-    pages = max(-(-len(wanted) // PAGE), 1)
+    pages = max(-(-len(wanted) // SERVERS_OF_A_PAGE), 1)
     page = min(max(page, 1), pages)
     proofs = [server.last_proof.finished_at for server in everyone if server.last_proof is not None]
     return render(
         request,
         "overview.html",
-        servers=worst_first(wanted)[(page - 1) * PAGE : page * PAGE],
+        servers=worst_first(wanted)[(page - 1) * SERVERS_OF_A_PAGE : page * SERVERS_OF_A_PAGE],
         total=len(everyone),
         counts={str(one): counts[str(one)] for one in Status},
         names=_NAMES,

@@ -14,35 +14,35 @@ from api.web.site import render
 from backupd.model.access import Role
 from policies import reference
 
-router = APIRouter(include_in_schema=False)
+policy_routes = APIRouter(include_in_schema=False)
 
 _VIEWER = [Depends(allowed(Role.VIEWER))]
 
 
-@router.get("/policies", dependencies=_VIEWER)
-def listed(request: Request, service: Acting) -> Response:
+@policy_routes.get("/policies", dependencies=_VIEWER)
+def list_policies(request: Request, service: Acting) -> Response:
     return render(request, "policies.html", policies=service.listings.policies())
 
 
-@router.get("/policies/new", dependencies=_VIEWER)
+@policy_routes.get("/policies/new", dependencies=_VIEWER)
 def example(request: Request) -> Response:
     """A complete example to start from."""
     return render(request, "policy_check.html", name="", text=reference.example("gold"), checked=None)
 
 
-@router.get("/policies/{name}", dependencies=_VIEWER)
-def shown(request: Request, name: str, service: Acting) -> Response:
+@policy_routes.get("/policies/{name}", dependencies=_VIEWER)
+def show_policy(request: Request, name: str, service: Acting) -> Response:
     return render(request, "policy.html", policy=service.listings.policy(name))
 
 
-@router.get("/policies/{name}/check", dependencies=_VIEWER)
+@policy_routes.get("/policies/{name}/check", dependencies=_VIEWER)
 def change(request: Request, name: str, service: Acting) -> Response:
     """Its text, to be changed and checked; no file is written."""
     found = service.listings.policy(name)
     return render(request, "policy_check.html", name=found.name, text=found.text, checked=None)
 
 
-@router.post("/policies/validate", dependencies=_VIEWER)
+@policy_routes.post("/policies/validate", dependencies=_VIEWER)
 def check(request: Request, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
     """Everything that is wrong with a text, each with its line; no file is written."""
     text, name = sent.raw("text"), sent.text("name")

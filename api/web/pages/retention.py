@@ -18,16 +18,16 @@ from backupd.model.access import Role
 from backupd.model.errors import BackupdError
 from backupd.retention.decisions import BYTES_NOTE
 
-router = APIRouter(include_in_schema=False)
+retention_routes = APIRouter(include_in_schema=False)
 
 
-@router.get("/servers/{server}/retention", dependencies=[Depends(allowed(Role.VIEWER))])
+@retention_routes.get("/servers/{server}/retention", dependencies=[Depends(allowed(Role.VIEWER))])
 def preview(request: Request, server: str, service: Acting) -> Response:
     """Changes nothing."""
     return _shown(request, service, server)
 
 
-@router.post("/servers/{server}/retention", dependencies=[Depends(allowed(Role.ADMIN))])
+@retention_routes.post("/servers/{server}/retention", dependencies=[Depends(allowed(Role.ADMIN))])
 def apply(request: Request, server: str, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
     """Apply them as a job. The rules are asked again then, so what is marked may differ from what was shown."""
     try:

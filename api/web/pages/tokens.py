@@ -23,7 +23,7 @@ _ADMIN = [Depends(allowed(Role.ADMIN))]
 
 
 @router.get("/tokens", dependencies=_ADMIN)
-def listed(request: Request, service: Acting) -> Response:
+def list_tokens(request: Request, service: Acting) -> Response:
     require_all(service.actor)
     return _shown(request, service, Form())
 

@@ -7,7 +7,7 @@ import typer
 from backupd.cli.options import Config, Json, Server, remember
 from backupd.cli.session import session
 
-app = typer.Typer(
+server_app = typer.Typer(
     help="Which database server a name of the configuration stands for.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -15,13 +15,13 @@ app = typer.Typer(
 )
 
 
-@app.callback()
+@server_app.callback()
 def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Accept another server under a known name."""
     remember(context, config, as_json)
 
 
-@app.command()
+@server_app.command()
 def accept(context: typer.Context, server: Server, config: Config = None, as_json: Json = False) -> None:
     """Say that the other server that answers under this name is the right one from now on.
 

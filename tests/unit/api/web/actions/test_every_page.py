@@ -12,8 +12,7 @@ from fastapi.routing import APIRoute
 
 from api import docs
 from api.auth import stated_role
-from api.web.actions import routes as doing
-from api.web.pages import view
+from api.web import pages
 from backupd.model.access import Role
 from tests.support.service import screens
 from tests.support.service.rig import Rig, rig
@@ -42,7 +41,7 @@ def routes(method: str) -> list[APIRoute]:
     """Those of the pages."""
     return [
         route
-        for router in (*view.ROUTERS, *doing.ROUTERS)
+        for router in pages.ROUTERS
         for route in router.routes
         if isinstance(route, APIRoute) and method in (route.methods or ())
     ]

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.web.pages.overview import PAGE, worst_first
+from api.web.pages.overview import SERVERS_OF_A_PAGE, worst_first
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.servers import Installation, Servers
 from backupd.app.views.server import LastProof, Reason, ServerOverview, Status
@@ -185,7 +185,7 @@ def test_servers_are_sorted_by_what_would_be_lost() -> None:
         server("odd", Status.WARNING, NOW),
     ]
     assert [one.name for one in worst_first(known)] == ["never", "later", "late", "odd", "well"]
-    assert PAGE >= 100
+    assert SERVERS_OF_A_PAGE >= 100
 
 
 def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
@@ -202,14 +202,15 @@ def test_on_a_quiet_day_the_first_page_says_so_in_one_line(
             rpo_objective=timedelta(minutes=1),
             last_proof=proved,
         )
-        for number in range(PAGE + 5)
+        for number in range(SERVERS_OF_A_PAGE + 5)
     )
     monkeypatch.setattr(Servers, "overview", lambda _self: calm)
     monkeypatch.setattr(Installation, "destinations", lambda _self: ())
     text = page(viewer, "/")
-    assert f"All {PAGE + 5} servers could be recovered as promised The oldest last proof is of 3h ago" in words(text)
+    count = SERVERS_OF_A_PAGE + 5
+    assert f"All {count} servers could be recovered as promised The oldest last proof is of 3h ago" in words(text)
     assert "Next:" not in text
-    assert text.count('class="server-name"') == PAGE
+    assert text.count('class="server-name"') == SERVERS_OF_A_PAGE
     assert page(viewer, "/?page=2").count('class="server-name"') == 5
     monkeypatch.setattr(Servers, "overview", lambda _self: ())
     assert "No server is configured that you may see" in words(page(viewer, "/"))
