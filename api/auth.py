@@ -1,7 +1,8 @@
 """Who asks, and whether they may.
 
 ``Doorkeeper`` finds out who before anything else is looked at; a route states who may use it by ``allowed(Role.X)`` or
-``anybody``, and one that states neither keeps the program from starting.
+``anybody``, and one that states neither keeps the program from starting. On the web page a token becomes a session,
+which the browser's cookie stands for (``enter``, ``leave``).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import TooManyError, answer, problem
 from api.site import Site, site_of
-from backupd.app.context.access import UnknownSecretError, actor_of, session_of
+from backupd.app.context.access import UnknownSecretError, actor_of, log_in, log_out, session_of
 from backupd.app.context.audit import audit
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
@@ -289,3 +291,37 @@ def require_stated_roles(routes: list[BaseRoute]) -> None:
         path = str(getattr(route, "path", route))
         if not path.startswith(_OPEN) and not (isinstance(route, APIRoute) and stated_role(route)[0]):
             raise TypeError(f"{path} says nothing of who may use it: add Depends(allowed(Role...)) or Depends(anybody)")
+
+
+def enter(request: HTTPConnection, secret: str) -> tuple[Session, str, Actor]:
+    """A session, what the cookie is to hold, and whose it is. Raises UnauthenticatedError, TooManyError."""
+    site, address = site_of(request), address_of(request)
+    try:
+        session, cookie, actor = log_in(site.wiring, secret.strip(), address)
+    except UnknownSecretError:
+        failed(site, address, Via.PAGE)
+        raise
+    passed(site, actor)
+    return session, cookie, actor
+
+
+def set_cookie(request: HTTPConnection, response: Response, session: Session, cookie: str) -> None:
+    """Have the browser keep it for as long as the session lasts; no script of a page can read it."""
+    site = site_of(request)
+    response.set_cookie(
+        cookie_name(site),
+        cookie,
+        expires=session.expires_at,
+        path="/",
+        httponly=True,
+        secure=site.secure,
+        samesite="strict",
+    )
+
+
+def leave(request: Request, response: Response) -> None:
+    """End the session of who asks, if there is one."""
+    site, session = site_of(request), current_session(request)
+    if session is not None:
+        log_out(site.wiring, session, current_actor(request))
+    response.delete_cookie(cookie_name(site), path="/", httponly=True, secure=site.secure, samesite="strict")

@@ -15,14 +15,13 @@ from starlette.types import ASGIApp
 
 from api import docs, problems, routes
 from api.auth import Doorkeeper, require_stated_roles
-from api.etags import ETags
+from api.caching import ETags, SharedAnswers
 from api.events import Broadcaster
 from api.headers import Hosts, SecurityHeaders
 from api.idempotency import Idempotency
 from api.limits import Limits
 from api.openapi import describe
 from api.routes import health
-from api.shared import SharedAnswers
 from api.site import Site
 from api.throttle import Throttle
 from api.web import pages, site

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.routes import access, alerts, backups, events, holds, jobs, places, policies, proofs, restores, servers, work
+from api.routes import access, alerts, backups, jobs, restores, servers
 
 ROUTERS: tuple[APIRouter, ...] = (
     servers.router,
     backups.router,
     restores.router,
-    work.work_routes,
+    jobs.work_routes,
     jobs.router,
-    proofs.proof_routes,
-    places.destination_routes,
-    policies.policy_routes,
-    events.event_routes,
+    backups.proof_routes,
+    servers.destination_routes,
+    access.policy_routes,
+    jobs.event_routes,
     alerts.router,
-    holds.hold_routes,
+    servers.hold_routes,
     access.router,
 )

@@ -1,4 +1,4 @@
-"""Backups: take, list, show, keep, delete."""
+"""Backups: take, list, show, keep, delete; and proofs, the results of test restores."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from api.schemas.backups import (
     Deleted,
     DeleteQuery,
     Kept,
+    Proof,
+    ProofsQuery,
     Runbook,
     Undeleted,
 )
@@ -127,3 +129,39 @@ def runbook(request: Request, subject: str, text: str) -> Response:
     if "text/markdown" in request.headers.get("accept", ""):
         return PlainTextResponse(text, media_type="text/markdown")
     return JSONResponse({"id": subject, "runbook": text})
+
+
+proof_routes = router_of("proofs")
+
+
+@proof_routes.get("/proofs", dependencies=[VIEWER], response_model=list[Proof])
+def list_proofs(request: Request, query: Annotated[ProofsQuery, Query()], service: Acting) -> JSONResponse:
+    """Test restores, newest first."""
+    return page(
+        request,
+        service.listings.proofs(
+            query.server,
+            backup=query.backup,
+            outcome=query.outcome,
+            span=query.span,
+            limit=query.limit,
+            after=query.after,
+        ),
+    )
+
+
+@proof_routes.get("/proofs/{id}", dependencies=[VIEWER], response_model=Proof)
+def show_proof(
+    proof_id: Annotated[
+        str,
+        Path(
+            alias="id",
+            pattern=r"^[A-Za-z0-9-]{1,64}$",
+            description="Id of a proof.",
+            examples=["20261121T060000Z-0a1b2c3d"],
+        ),
+    ],
+    service: Acting,
+) -> JSONResponse:
+    """One test restore: how long each phase took, and what was asked of the data."""
+    return one(service.listings.proof(proof_id))

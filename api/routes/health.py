@@ -12,8 +12,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import JSONResponse, Response
 
 from api.auth import OnSite, anybody, current_actor
-from api.schemas.health import Alive, Presence, Ready
-from api.schemas.problem import Problem
+from api.schemas.base import Alive, Presence, Problem, Ready
 from api.site import site_of
 from backupd.catalog.session import Catalog
 from backupd.metrics import CONTENT_TYPE, exposition

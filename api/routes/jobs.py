@@ -1,15 +1,29 @@
-"""Jobs: list, show, read, cancel."""
+"""Jobs: list, show, read the log, cancel; requests for test restores, verifications, copies and thaws; and events, as a
+list or as a stream.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi import Depends, Header, Path, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
 
-from api.auth import Acting
-from api.routes.answers import OPERATOR, VIEWER, one, page, router_of
-from api.schemas.jobs import Job, JobLog, JobsQuery, LogQuery
+from api.auth import Acting, CurrentActor, OnSite, still_allowed
+from api.events import Broadcaster, Wanted, stream
+from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, one, page, router_of
+from api.schemas.backups import ReplicationRequest, TestRestoreRequest, VerificationRequest
+from api.schemas.base import Name, Page
+from api.schemas.jobs import Accepted, AcceptedJobs, Event, EventsQuery, Job, JobLog, JobsQuery, LogQuery
+from api.schemas.restores import Thaw, Thawed, ThawRequest
+from backupd.catalog.base.pages import Listed
+from backupd.model.job import JobRecord
+from backupd.model.thaw import Thawing
 
 router = router_of("jobs")
 
@@ -51,3 +65,134 @@ def show_job_log(job_id: JobId, query: Annotated[LogQuery, Query()], service: Ac
 def cancel_job(job_id: JobId, service: Acting) -> JSONResponse:
     """Cancel a job that waits, or ask one that runs to stop: it is over when its state says so."""
     return one(service.jobs.cancel(job_id))
+
+
+work_routes = router_of("work")
+
+
+class ThawsQuery(Page):
+    """Which thaws."""
+
+    server: Name | None = Field(None, description="Only those of this server.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Thaw:
+    """One, with its job."""
+
+    job: JobRecord
+    thaw: Thawing
+
+    def as_json(self) -> dict[str, Any]:
+        return {"job": self.job.as_json(), "thaw": self.thaw.as_json()}
+
+
+@work_routes.post("/test-restores", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+def request_test_restore(asked: TestRestoreRequest, service: Acting) -> JSONResponse:
+    """Restore onto a throw-away server, check the data, keep the proof."""
+    return accepted(service.requests.test_restore(asked.server, asked.target))
+
+
+@work_routes.post("/verifications", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+def request_verification(asked: VerificationRequest, service: Acting) -> JSONResponse:
+    """Read stored objects again and compare them with their hashes."""
+    return accepted(service.requests.verify(asked.server, asked.subset))
+
+
+@work_routes.post("/replications", dependencies=[OPERATOR], response_model=AcceptedJobs, status_code=202)
+def request_replication(asked: ReplicationRequest, service: Acting) -> JSONResponse:
+    """Bring destinations up to date: a job for each."""
+    jobs = service.requests.replicate(asked.server, asked.destination)
+    headers = {"Location": f"{VERSION}/jobs/{jobs[0].id}"} if jobs else {}
+    return JSONResponse({"jobs": [job.as_json() for job in jobs]}, 202, headers)
+
+
+@work_routes.post("/thaws", dependencies=[OPERATOR], response_model=Thawed, status_code=202)
+def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
+    """Ask for what a restore needs out of archives. It costs money: a plan says how much."""
+    done = service.restores.thaw(asked.server, asked.target, tier=asked.tier, days=asked.days, tables=asked.tables)
+    headers = {"Location": f"{VERSION}/jobs/{done.job.id}"} if done.job is not None else {}
+    return JSONResponse(done.as_json(), 202, headers)
+
+
+@work_routes.get("/thaws", dependencies=[VIEWER], response_model=list[Thaw])
+def list_thaws(request: Request, query: Annotated[ThawsQuery, Query()], service: Acting) -> JSONResponse:
+    """What is being thawed, and what was, newest first."""
+    found = service.listings.thaws(query.server, limit=query.limit, after=query.after)
+    return page(request, Listed(tuple(_Thaw(*one) for one in found.items), found.next))
+
+
+event_routes = router_of("events")
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'id: 4711\nevent: event\ndata: {"number": 4711, "kind": "job-failed", "server": '
+                '"shop-db1"}\n\n'
+                'event: job\ndata: {"id": "20261121T020000Z-7f3a9c01", "state": "running"}\n\n',
+            }
+        }
+    }
+}
+
+
+async def _broadcaster(request: Request) -> Broadcaster:
+    found: Broadcaster = request.app.state.broadcaster
+    return found
+
+
+@event_routes.get("/events", dependencies=[VIEWER], response_model=list[Event], responses=_STREAM)
+async def list_events(
+    request: Request,
+    query: Annotated[EventsQuery, Query()],
+    actor: CurrentActor,
+    service: Acting,
+    site: OnSite,
+    broadcaster: Annotated[Broadcaster, Depends(_broadcaster)],
+    last_event_id: Annotated[
+        str | None, Header(pattern=r"^[0-9]{1,18}$", examples=["4711"], description="Go on after this event.")
+    ] = None,
+) -> Response:
+    """As a list, newest first, with `Accept: application/json`. Else as an endless stream (server-sent events): pieces
+    named `event`, whose id is the event's number, and `job`, whenever the state or the progress of a job changes; of
+    one `job` also as it is now. `Last-Event-ID` goes on where an earlier stream ended; `limit`, `after`, `kind`,
+    `severity`, `since` and `until` are of the list alone."""
+    accept = request.headers.get("accept", "")
+    if "application/json" in accept and "text/event-stream" not in accept:
+        return page(
+            request,
+            await run_in_threadpool(
+                service.listings.events,
+                query.server,
+                kind=query.kind,
+                job=query.job,
+                severity=query.severity,
+                span=query.span,
+                limit=query.limit,
+                after=query.after,
+            ),
+        )
+    if query.job is not None:
+        await run_in_threadpool(service.jobs.get, query.job)  # one that is not there is told at once
+    pieces = stream(
+        broadcaster,
+        site.wiring,
+        Wanted(actor, query.server, query.job),
+        None if last_event_id is None else int(last_event_id),
+        still=partial(still_allowed, request),
+    )
+    first = await anext(pieces)
+
+    async def whole() -> Any:
+        try:
+            yield first
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()
+
+    return StreamingResponse(
+        whole(), media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )

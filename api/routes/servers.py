@@ -1,4 +1,4 @@
-"""Servers: how recoverable they are, what the rules make of their backups, what their binary logs hold."""
+"""Servers: how recoverable they are, retention, search in binary logs, holds and pauses; destinations and keys."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from typing import Annotated
 from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 
-from api.auth import Acting
+from api.auth import Acting, CurrentActor
 from api.limits import SEARCHES, SEARCHING
 from api.routes.answers import ADMIN, VIEWER, accepted, one, page, part, router_of, several
+from api.schemas.access import Key
+from api.schemas.backups import ApplyRequest, Decisions
 from api.schemas.base import Whole
 from api.schemas.jobs import Accepted
-from api.schemas.retention import ApplyRequest, Decisions
-from api.schemas.search import Found, SearchQuery
-from api.schemas.servers import Identity, Server
-from api.schemas.timeline import Timeline
+from api.schemas.servers import (
+    Destination,
+    Found,
+    Held,
+    Hold,
+    HoldRequest,
+    Identity,
+    Paused,
+    PauseRequest,
+    Released,
+    ReleaseQuery,
+    SearchQuery,
+    Server,
+    Timeline,
+)
 from backupd.catalog.base.pages import Listed
+from backupd.model.hold import HoldKind
 
 router = router_of("servers")
 
@@ -89,3 +103,67 @@ def search_binlogs(
             )
         )
     return page(request, Listed.of(found, query.limit, lambda one: one.cursor))
+
+
+hold_routes = router_of("holds")
+
+
+@hold_routes.get("/holds", dependencies=[VIEWER], response_model=list[Hold])
+def list_holds(service: Acting) -> JSONResponse:
+    """Of which servers nothing is deleted."""
+    return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.HOLD)
+
+
+@hold_routes.post("/holds", dependencies=[ADMIN], response_model=Held, status_code=201)
+def set_hold(asked: HoldRequest, service: Acting) -> JSONResponse:
+    """Delete nothing of a server until that is released: neither by rule nor by hand."""
+    return JSONResponse(service.retention.hold(asked.server, asked.reason).as_json(), 201)
+
+
+@hold_routes.delete("/holds", dependencies=[ADMIN], response_model=Released)
+def release_hold(query: Annotated[ReleaseQuery, Query()], service: Acting) -> JSONResponse:
+    """Let the rules go on."""
+    return _released(service, query.server, HoldKind.HOLD)
+
+
+@hold_routes.get("/pauses", dependencies=[VIEWER], response_model=list[Hold])
+def list_pauses(service: Acting) -> JSONResponse:
+    """Of which servers nothing starts by itself."""
+    return several(hold for hold in service.retention.holds() if hold.kind is HoldKind.PAUSE)
+
+
+@hold_routes.post("/pauses", dependencies=[ADMIN], response_model=Paused, status_code=201)
+def set_pause(asked: PauseRequest, service: Acting) -> JSONResponse:
+    """Start nothing of a server by itself until that is released; its binary log is not streamed meanwhile, either."""
+    paused = service.retention.pause(asked.server, asked.reason, stop_running=asked.stop_running)
+    return JSONResponse(paused.as_json(), 201)
+
+
+@hold_routes.delete("/pauses", dependencies=[ADMIN], response_model=Released)
+def release_pause(query: Annotated[ReleaseQuery, Query()], service: Acting) -> JSONResponse:
+    """Let its jobs start by themselves again."""
+    return _released(service, query.server, HoldKind.PAUSE)
+
+
+def _released(service: Acting, server: str, kind: HoldKind) -> JSONResponse:
+    problems = service.retention.release(server, kind)
+    return JSONResponse({"server": server, "kind": str(kind), "released": True, "problems": list(problems)})
+
+
+destination_routes = router_of("destinations")
+
+
+@destination_routes.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
+def list_destinations(
+    request: Request, query: Annotated[Whole, Query()], actor: CurrentActor, service: Acting
+) -> JSONResponse:
+    """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
+    some servers only."""
+    return part(request, service.installation.destinations() if actor.sees("") else (), query)
+
+
+@destination_routes.get("/keys", dependencies=[VIEWER], response_model=list[Key])
+def list_keys(actor: CurrentActor, service: Acting) -> JSONResponse:
+    """The keys that open backups: when each was last proved, when it expires, how many backups depend on it. Empty for
+    a token that sees some servers only."""
+    return several(service.keys.list() if actor.sees("") else ())

@@ -1,4 +1,4 @@
-"""Backups, as they are told, asked for, kept and deleted."""
+"""Shapes of backups, of retention decisions and of proofs, and of the requests about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example
-from api.schemas.jobs import Job
+from api.schemas.jobs import Job, Phase
 from backupd.model.backup_record import BackupKind, BackupState
 
 _BACKUP: dict[str, Any] = {
@@ -209,3 +209,198 @@ class Runbook(Shape):
 
     id: str
     runbook: str
+
+
+class Decision(Shape):
+    """What the rules say of one backup at one destination."""
+
+    id: str
+    kind: BackupKind
+    parent: str | None
+    finished_at: Time
+    bytes: int
+    marked: bool = Field(description="It is marked as deleted already.")
+    keep: bool
+    rules: list[str]
+    reasons: list[str]
+
+
+class LogDecision(Shape):
+    """What the rules say of a run of binary logs."""
+
+    name: str
+    from_: Time = Field(alias="from")
+    to: Time
+    bytes: int
+    keep: bool
+    reasons: list[str]
+
+
+class Span(Shape):
+    """What can be restored from what is kept."""
+
+    from_: Time = Field(alias="from")
+    to: Time
+    base: str
+
+
+class Decisions(Shape):
+    """What the rules say of everything of a server at one destination."""
+
+    model_config = example(
+        {
+            "server": "shop-db1",
+            "destination": "local",
+            "at": "2026-11-21T09:41:10Z",
+            "hold": None,
+            "keep": 1,
+            "expire": 0,
+            "bytes_expire": 0,
+            "note": "bytes that they name; what others share stays",
+            "backups": [
+                {
+                    "id": "20261121T020000Z-7f3a9c01",
+                    "kind": "physical-full",
+                    "parent": None,
+                    "finished_at": "2026-11-21T02:07:12Z",
+                    "bytes": 734003200,
+                    "marked": False,
+                    "keep": True,
+                    "rules": ["keep_fulls"],
+                    "reasons": ["one of the 2 newest full backups"],
+                }
+            ],
+            "binlogs": [
+                {
+                    "name": "mysql-bin.000001 .. mysql-bin.000042",
+                    "from": "2026-11-14T00:00:00Z",
+                    "to": "2026-11-21T09:41:03Z",
+                    "bytes": 104857600,
+                    "keep": True,
+                    "reasons": ["a kept backup can be rolled forward with it"],
+                }
+            ],
+            "recoverable": [
+                {"from": "2026-11-21T02:07:12Z", "to": "2026-11-21T09:41:03Z", "base": "20261121T020000Z-7f3a9c01"}
+            ],
+            "stopped": [],
+            "warnings": [],
+        }
+    )
+
+    server: str
+    destination: str
+    at: Time
+    hold: str | None = Field(description="Why nothing of it is deleted now, whatever the rules say.")
+    keep: int
+    expire: int
+    bytes_expire: int
+    note: str
+    backups: list[Decision]
+    binlogs: list[LogDecision]
+    recoverable: list[Span]
+    stopped: list[str] = Field(description="Backups that only a hold, or being the newest proved chain, keeps.")
+    warnings: list[str]
+
+
+class ApplyRequest(Asked):
+    """Mark what expired; it goes after the grace period."""
+
+    model_config = example({"really": False})
+
+    really: bool = Field(False, description="Even when more than half of all backups would go.")
+
+
+PROOF: dict[str, Any] = {
+    "id": "20261121T060000Z-0a1b2c3d",
+    "server": "shop-db1",
+    "backup": "20261121T020000Z-7f3a9c01",
+    "target": "2026-11-21T05:12:44Z",
+    "outcome": "proved",
+    "started_at": "2026-11-21T06:00:00Z",
+    "finished_at": "2026-11-21T06:04:31Z",
+    "seconds": 271.4,
+    "phases": [{"name": "fetch", "seconds": 61.2, "bytes": 734003200}],
+    "checks": [{"name": "checksums", "outcome": "passed", "detail": "37 tables are equal to the source's"}],
+    "tables_compared": 37,
+    "tables_present": 2,
+    "not_looked_at": 0,
+    "withdrawn": "",
+    "error": "",
+    "warnings": [],
+    "older": False,
+}
+
+
+class Check(Shape):
+    """One question asked of the restored data."""
+
+    name: str
+    outcome: str = Field(pattern="^(passed|failed|skipped)$")
+    detail: str
+
+
+class Proof(Shape):
+    """A test restore. `proved`: equal to the source; `restored`: there was nothing to compare with; `undecided`:
+    something kept the test from its end, which says nothing about the data; `inexact`: the replay may have given other
+    rows. `older`: the target was the newest moment, and something later is known to exist, or may (see `warnings`)."""
+
+    model_config = example(PROOF)
+
+    id: str
+    server: str
+    backup: str
+    target: str
+    outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact|withdrawn)$")
+    started_at: Time
+    finished_at: Time
+    seconds: float
+    phases: list[Phase]
+    checks: list[Check]
+    tables_compared: int = Field(description="Tables whose rows are equal to the witness.")
+    tables_present: int = Field(
+        description="Tables that are there, defined as at the source, of whose rows nothing is known."
+    )
+    not_looked_at: int = Field(
+        description="Tables and other objects of the witness that could not be looked at; "
+        "more than 0 is never `proved`."
+    )
+    withdrawn: str = Field(description="Why this proof does not count any more; empty as a rule.")
+    error: str
+    warnings: list[str]
+    older: bool
+
+
+class ProofsQuery(Dated):
+    server: Name | None = Field(None, description="Only those of this server.")
+    backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
+    outcome: Literal["proved", "restored", "failed", "undecided", "inexact", "withdrawn"] | None = Field(
+        None, description="Only those that ended so."
+    )
+
+
+class TestRestoreRequest(Asked):
+    """Restore onto a throw-away server, check the data, keep the proof."""
+
+    model_config = example({"server": "shop-db1", "target": "random"})
+
+    server: Name
+    target: Text = Field("latest", max_length=1000, description="What to restore to; also `random`.")
+
+
+class VerificationRequest(Asked):
+    """Read stored objects again and compare them with their hashes."""
+
+    model_config = example({"server": "shop-db1", "subset": 0.1}, {})
+
+    server: Name | None = Field(None, description="Only its backups; those of all without it.")
+    subset: float | None = Field(None, gt=0, le=1, strict=False, description="Only this part of the objects.")
+
+
+class ReplicationRequest(Asked):
+    """Bring destinations up to date."""
+
+    model_config = example({"server": "shop-db1", "destination": "offsite"})
+
+    server: Name | None = Field(None, description="Only its backups; those of all without it.")
+    destination: Name | None = Field(None, description="Only this one; without it all that the policies name.")

@@ -1,4 +1,6 @@
-"""What all shapes share: answers name every field they have, requests are refused for one that is not known."""
+"""What all shapes share: answers name every field they have, requests with an unknown field are refused. And the shapes
+of errors (RFC 9457, with the words of the command line) and of health.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +96,70 @@ class Whole(Query):
 def example(document: dict[str, Any], *more: dict[str, Any]) -> ConfigDict:
     """For ``model_config``: documents that the reference shows."""
     return ConfigDict(json_schema_extra={"examples": [document, *more]})
+
+
+class FieldProblem(Shape):
+    """One thing that is wrong with a request or a file."""
+
+    field: str = Field(description="Dotted name of the field; empty for the whole.")
+    message: str
+    file: str | None = None
+    line: int | None = Field(None, description="In the file, from 1.")
+
+
+class Problem(Shape):
+    """What went wrong (`message`), the evidence (`detail`), and the next step (`hint`)."""
+
+    model_config = example(
+        {
+            "type": "urn:backupd:problem:not-found",
+            "title": "Not Found",
+            "status": 404,
+            "message": "there is no backup 20261121T020000Z-7f3a9c01",
+            "detail": "",
+            "hint": "`backupd backups` lists them",
+            "errors": [],
+        }
+    )
+
+    type: str = Field(description="A stable name: `urn:backupd:problem:` and a word.")
+    title: str
+    status: int = Field(ge=400, le=599)
+    message: str = Field(description="One sentence, as the command line says it.")
+    detail: str = Field(description="Evidence; may have several lines.")
+    hint: str = Field(description="What to do next.")
+    errors: list[FieldProblem] = Field(description="Everything that is wrong, where more can be said.")
+    id: str | None = Field(None, description="Of an unforeseen error: the log of the service has it, too.")
+
+
+class Alive(Shape):
+    """The process answers."""
+
+    model_config = example({"status": "ok"})
+
+    status: str = Field(description="Always `ok`.")
+
+
+class Ready(Shape):
+    """Whether backups are taken and can be asked for, and what is in the way of it."""
+
+    model_config = example({"ready": False, "reasons": ["no service follows the policies: nothing starts by itself"]})
+
+    ready: bool
+    reasons: list[str] = Field(description="Empty when it is ready.")
+
+
+class Presence(Shape):
+    """Whether a database server takes its part, for load balancers: a backup may take it out of rotation."""
+
+    model_config = example(
+        {
+            "server": "shop-db1",
+            "present": False,
+            "reason": "a backup has taken it out of rotation since 2026-11-21T02:00:00.000000Z",
+        }
+    )
+
+    server: str
+    present: bool
+    reason: str = Field(description="Why not; empty when it is present.")

@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.schemas.backups import Position
-from api.schemas.base import Asked, Dated, Folder, Id, Name, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Folder, Id, Name, Problem, Shape, Text, Time, example
 from api.schemas.jobs import QUEUED_JOB, Job, Progress
-from api.schemas.problem import Problem
 from backupd.model.job import JobState
 from storage.contract.destination import Tier
 

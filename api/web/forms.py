@@ -1,4 +1,8 @@
-"""What somebody filled in and sent, and whether it was a page of ours that sent it."""
+"""Forms of the web page: what was sent, whether a page of ours sent it, and the notice on the page that follows.
+
+The address of that page carries a word of ``NOTICES``, never a sentence, so that nobody can put sentences of their own
+on our pages.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from fastapi import Request
+from fastapi.responses import RedirectResponse
+from starlette.requests import HTTPConnection
 
 from api.auth import current_session
 from backupd.model.errors import ForbiddenError, UsageError
@@ -92,3 +98,45 @@ def moment_of(text: str) -> datetime:
             f"{text!r} is not a time",
             hint="write a time such as 2026-11-21 09:41:03.25 (UTC) or 2026-11-21T10:41:03+01:00",
         ) from error
+
+
+PARAMETER = "done"
+
+NOTICES: Mapping[str, str] = {
+    "kept": "Kept: no rule deletes this backup until it is unkept.",
+    "kept-not-everywhere": "Kept here, but a destination could not be told: keep it again later.",
+    "unkept": "The rules may delete this backup again.",
+    "unkept-not-everywhere": "Unkept here, but a destination could not be told: say it again later.",
+    "deleted": "Marked as deleted: until the grace period is over it can be undeleted.",
+    "undeleted": "The backup is back.",
+    "cancelled": "The job was asked to stop; it ends within seconds.",
+    "held": "On hold: nothing of it is deleted until the hold is released.",
+    "held-not-everywhere": "On hold here, but a destination could not be told: set it again later, or another "
+    "installation may delete there.",
+    "paused": "Paused: no job of it starts by itself.",
+    "released": "The hold was released: the rules go on.",
+    "released-not-everywhere": "Released here, but a destination still has the hold: release it again later.",
+    "resumed": "Jobs start by themselves again.",
+    "acknowledged": "Acknowledged: no more reminders of this incident.",
+    "alerts-tested": "A test message is on its way to every channel.",
+    "policies-reloaded": "The service was asked to read its files again. Events tell what came of it.",
+    "token-revoked": "The token was revoked: whoever holds it is locked out as of now.",
+    "logged-out": "You are logged out.",
+}
+
+
+def notice_of(request: HTTPConnection) -> str | None:
+    """The sentence for what the address says was done; None of a word that is not ours."""
+    return NOTICES.get(request.query_params.get(PARAMETER, ""))
+
+
+def back_to(path: str, word: str = "") -> RedirectResponse:
+    """To a page of ours by GET, which then tells ``word`` of ``NOTICES``."""
+    return RedirectResponse(f"{path}?{urlencode({PARAMETER: word})}" if word else path, status_code=303)
+
+
+def own_path(text: str) -> str:
+    """``text`` where it is a path of this site, else the first page: a link must lead nobody away."""
+    split = urlsplit(text.replace("\\", "/"))
+    safe = text.startswith("/") and not text.startswith("//") and not split.scheme and not split.netloc
+    return text if safe and text.isprintable() and "\\" not in text else "/"

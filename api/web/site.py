@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 
 from api.auth import anybody
 from api.site import site_of
-from api.web.notices import notice_of
+from api.web.forms import notice_of
 from api.web.words import MARKS, ago, kind_word, moment_text, problem_of, progress_words, span_text, state_word, tone_of
 from backupd.model.access import Actor, Role, Session
 from backupd.model.errors import BackupdError, NotFoundError

@@ -12,27 +12,10 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.commands import (
-    access,
-    alerts,
-    backups,
-    binlog,
-    catalog,
-    jobs,
-    keys,
-    policy,
-    replication,
-    retention,
-    run_stream,
-    serve,
-    server,
-    work,
-)
+from backupd.cli.commands import access, alerts, backups, binlog, catalog, jobs, keys, policy, retention, serve, work
 from backupd.cli.options import Config, Json, remember
-from backupd.cli.recovery import recover_versions as bringback
-from backupd.cli.recovery import restores, tables, thaw, timeline
-from backupd.cli.screen.failure import explained
-from backupd.cli.screen.output import Screen, mute
+from backupd.cli.recovery import recover_versions, restores, tables, thaw, timeline
+from backupd.cli.screen.output import Screen, explained, mute
 from backupd.cli.session import StoppedError
 from backupd.process.memory import hide_memory, return_large_blocks
 
@@ -77,22 +60,22 @@ app.command("thaw")(thaw.thaw)
 app.command("leftovers")(tables.leftovers)
 app.command("test-restore")(restores.prove)
 app.command()(work.verify)
-app.command()(replication.replicate)
+app.command()(work.replicate)
 app.command()(restores.runbook)
 app.add_typer(policy.app, name="policy")
-app.add_typer(server.server_app, name="server")
+app.add_typer(work.server_app, name="server")
 app.command()(retention.retention)
 app.command()(retention.hold)
 app.command()(retention.pause)
 app.command()(retention.resume)
 app.command()(work.fsck)
-app.command("bring-back")(bringback.bring_back)
+app.command("bring-back")(recover_versions.bring_back)
 app.add_typer(keys.app, name="keys")
 app.add_typer(jobs.app, name="jobs")
 app.command("run-job", hidden=True)(jobs.run_job)
 app.command("timeline")(timeline.timeline)
 app.add_typer(binlog.app, name="binlog")
-app.command("run-stream", hidden=True)(run_stream.run_stream)
+app.command("run-stream", hidden=True)(serve.run_stream)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(access.app, name="token")

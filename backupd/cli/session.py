@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from backupd.cli.options import config_path, wants_json
-from backupd.cli.screen.failure import explained
-from backupd.cli.screen.output import Screen, complain
+from backupd.cli.screen.output import Screen, complain, explained
 from backupd.model.errors import UnknownNameError
 
 if TYPE_CHECKING:

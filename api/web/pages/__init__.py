@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.web.actions import buttons, session
-from api.web.pages import audit, jobs, lists, overview, policies, retention, server, tokens, wizard
+from api.web.pages import administration, buttons, jobs, lists, login, server, wizard
 
 ROUTERS: tuple[APIRouter, ...] = (
-    overview.overview_routes,
+    lists.overview_routes,
     server.router,
     lists.router,
     jobs.router,
-    session.router,
+    login.router,
     wizard.router,
-    retention.retention_routes,
-    policies.policy_routes,
-    audit.audit_routes,
-    tokens.router,
+    server.retention_routes,
+    administration.policy_routes,
+    administration.audit_routes,
+    administration.router,
     buttons.router,
 )

@@ -1,19 +1,22 @@
-"""The page of one server: how far back one can go, drawn, with a moment to choose and its plan; its backups and what
-comes next."""
+"""The page of one server: its timeline as a drawing, with a moment to choose and its plan; its backups and what comes
+next. And its page of retention: what the rules keep and what they expire, with reasons; administrators apply them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 from api.auth import Acting, allowed
+from api.problems import status_of
 from api.web.drawing import EVERYTHING, View, backup_moment, draw, view_of
-from api.web.forms import moment_of
-from api.web.site import render
+from api.web.forms import Form, form, moment_of
+from api.web.site import link, render
 from api.web.words import Shown, problem_of
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
@@ -23,6 +26,7 @@ from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
 from backupd.recovery.chains import chains
 from backupd.recovery.timeline import Timeline
+from backupd.retention.decisions import BYTES_NOTE
 from restore.planning.plan import Plan
 from restore.planning.target import AtBackup, AtTime, Latest, parse_target
 
@@ -217,3 +221,37 @@ def _chain_title(members: Iterable[BackupRecord]) -> str:
 
 def _by_age(members: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     return tuple(sorted(members, key=lambda record: (record.started_at, record.id)))
+
+
+retention_routes = APIRouter(include_in_schema=False)
+
+
+@retention_routes.get("/servers/{server}/retention", dependencies=[Depends(allowed(Role.VIEWER))])
+def preview(request: Request, server: str, service: Acting) -> Response:
+    """Changes nothing."""
+    return _shown(request, service, server)
+
+
+@retention_routes.post("/servers/{server}/retention", dependencies=[Depends(allowed(Role.ADMIN))])
+def apply(request: Request, server: str, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
+    """Apply them as a job. The rules are asked again then, so what is marked may differ from what was shown."""
+    try:
+        job = service.requests.retention(server, really=sent.has("really"))
+    except BackupdError as error:
+        return _shown(request, service, server, error)
+    return RedirectResponse(link("jobs", job.id), status_code=303)
+
+
+def _shown(request: Request, service: Service, server: str, error: BackupdError | None = None) -> Response:
+    found = service.retention.preview(server)
+    return render(
+        request,
+        "retention.html",
+        status=200 if error is None else status_of(error),
+        server=server,
+        decisions=found,
+        expired=sum(len(one.expired) for one in found),
+        note=BYTES_NOTE,
+        holds=service.retention.holds(),
+        problem=problem_of(error) if error is not None else None,
+    )

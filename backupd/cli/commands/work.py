@@ -1,16 +1,27 @@
-"""Commands that take backups and look after them: check, backup, verify, fsck."""
+"""Commands that take backups and look after them: check, backup, verify, fsck, replicate; and `server accept`.
+
+``replicate`` gives a list with one entry for each server and destination: ``server``, ``destination``, ``ok``,
+``copied`` (``backup``, ``bytes``, ``objects``, ``present``, ``seconds``, ``rate``, ``remarks``), ``declined`` and
+``waiting`` (``backup``, ``reason``), ``binlogs`` (``segments``, ``bytes``, ``dropped``, ``lacking``, ``troubles``),
+``verified`` (ids), ``troubles``, ``damages``, ``lost`` (ids of copies that had vanished), ``damaged`` (ids of copies
+that are not whole), ``error``.
+"""
 
 from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server, one_of
+from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server, one_of, remember
+from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
 from backupd.model.backup_record import BackupKind
+
+if TYPE_CHECKING:
+    from backupd.app.copies.replication import Replicated
 
 
 class Kind(StrEnum):
@@ -140,3 +151,94 @@ def fsck(
         show_disagreements(run.screen, document, repaired=repair)
         if not outcome.ok:
             raise typer.Exit(1)
+
+
+def replicate(
+    context: typer.Context,
+    server: AnyServer = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="DESTINATION", show_default=False, help="Only this one; all without it."),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Copy what destinations lack of backups and binary logs, and read again what was stored there."""
+    from backupd.cli.screen.progress import reporting
+
+    with session(context, config, as_json) as run:
+        with reporting() as report:
+            found = run.service.foreground.replicate(server, to, report)
+        run.screen.document([one.as_json() for one in found])
+        for one in found:
+            _show(run.screen, one)
+        if not found:
+            run.screen.line("no server's policy names this destination" if to else "no servers")
+        if not all(one.ok for one in found):
+            raise typer.Exit(1)
+
+
+def _show(screen: Screen, one: Replicated) -> None:
+    from backupd.app.copies.replication import rate_text
+    from backupd.model.text import format_size
+
+    screen.line(
+        f"{one.server} at {one.destination}: " + ("up to date" if one.ok else "NOT up to date"),
+        style="bold" if one.ok else "bold red",
+    )
+    if one.lost:
+        screen.line(f"  was gone, and nobody marked it deleted: {', '.join(one.lost)}", style="yellow")
+    for copied in one.copied:
+        screen.line(f"  copied {copied.header.backup_id}: {rate_text(copied)}")
+        for remark in copied.remarks:
+            screen.line(f"    read elsewhere: {remark}", style="yellow")
+    if one.logs.segments or one.logs.dropped:
+        screen.line(
+            f"  binary logs: {one.logs.segments} segments copied ({format_size(one.logs.bytes)}), "
+            f"{one.logs.dropped} pieces gone"
+        )
+    if one.examined.verified:
+        screen.line(f"  verified: {', '.join(one.examined.verified)} ({format_size(one.examined.bytes)} looked at)")
+    for damage in one.examined.damages:
+        if damage.repaired_from:
+            screen.line(f"  put right from {damage.repaired_from}: {damage}", style="yellow")
+    for name, why in one.declined:
+        screen.line(f"  not copied: {name}: {one.destination} would not keep it: {why}")
+    for name, why in one.waiting.items():
+        screen.line(f"  waits: {name}: {why}", style="yellow")
+    for text in one.examined.troubles:
+        screen.line(f"  not verified: {text}", style="yellow")
+    error = one.trouble
+    if error is not None:
+        for line in str(error).splitlines():
+            screen.line(f"  {line}", style="red")
+
+
+server_app = typer.Typer(
+    help="Which database server a name of the configuration stands for.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@server_app.callback()
+def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """Accept another server under a known name."""
+    remember(context, config, as_json)
+
+
+@server_app.command()
+def accept(context: typer.Context, server: Server, config: Config = None, as_json: Json = False) -> None:
+    """Say that the other server that answers under this name is the right one from now on.
+
+    Its backups and binary logs, kept apart until then, count as those of the server; so do those before it.
+    """
+    with session(context, config, as_json) as run:
+        found = run.service.servers.accept(server)
+        run.screen.done = f"{found.uuid} was accepted as {server}"
+        run.screen.document(found.as_json())
+        run.screen.line(
+            f"{found.uuid} at {found.address} is {server} from now on; take a full backup now: "
+            f"backupd backup {server} --kind full"
+        )

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api import shared
-from api.shared import SharedAnswers
+from api import caching
+from api.caching import SharedAnswers
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.event import Event, Severity
@@ -76,12 +76,12 @@ def test_many_who_ask_at_once_are_answered_by_one_piece_of_work() -> None:
 def test_after_a_change_or_a_second_it_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         version, now = [1], [0.0]
-        monkeypatch.setattr("api.shared.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("api.caching.time.monotonic", lambda: now[0])
         layer = SharedAnswers(Application(), lambda: version[0])
         assert [await ask(layer), await ask(layer)] == ["1", "1"]
         version[0] = 2
         assert [await ask(layer), await ask(layer)] == ["2", "2"]
-        now[0] += shared.FRESH
+        now[0] += caching.FRESH
         assert await ask(layer) == "3"
 
     asyncio.run(play())

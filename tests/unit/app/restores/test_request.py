@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.schemas.restores import KeptRequest, PlanRequest, RestoreAtOnce
-from api.web.pages.question import Question
+from api.web.pages.wizard import Question
 from backupd.app.restores.request import RestoreRequest, json_name, option_name
 from backupd.cli.recovery.restores import plan, restore
 from backupd.cli.recovery.tables import requested

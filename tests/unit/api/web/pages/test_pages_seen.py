@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.web.pages.overview import SERVERS_OF_A_PAGE, worst_first
+from api.web.pages.lists import SERVERS_OF_A_PAGE, worst_first
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.servers import Installation, Servers
 from backupd.app.views.server import LastProof, Reason, ServerOverview, Status

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
 from api.auth import Acting, CurrentActor, OnSite, allowed
-from api.web.forms import Form, form
-from api.web.notices import back_to
+from api.web.forms import Form, back_to, form
 from api.web.site import link
 from backupd.app.context.access import require_all
 from backupd.app.context.audit import audit

@@ -7,11 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
-from api import entrance
+from api import auth
 from api.auth import allowed, anybody, current_session
 from api.problems import problem
-from api.web.forms import Form, form, login_form
-from api.web.notices import back_to, own_path
+from api.web.forms import Form, back_to, form, login_form, own_path
 from api.web.site import render
 from api.web.words import problem_of
 from backupd.model.access import Role
@@ -34,7 +33,7 @@ def enter(request: Request, sent: Annotated[Form, Depends(login_form)]) -> Respo
     """Begin a session, and go to where one was led away from. The session of before, where there is one, ends."""
     goal = own_path(sent.text("next") or "/")
     try:
-        session, cookie, _actor = entrance.enter(request, sent.text("token"))
+        session, cookie, _actor = auth.enter(request, sent.text("token"))
     except BackupdError as error:
         status, _document, headers = problem(error)
         kept = {name: value for name, value in headers.items() if name == "Retry-After"}
@@ -48,8 +47,8 @@ def enter(request: Request, sent: Annotated[Form, Depends(login_form)]) -> Respo
             problem=problem_of(error),
         )
     answer = RedirectResponse(goal, status_code=303)
-    entrance.leave(request, answer)
-    entrance.set_cookie(request, answer, session, cookie)
+    auth.leave(request, answer)
+    auth.set_cookie(request, answer, session, cookie)
     return answer
 
 
@@ -58,5 +57,5 @@ def leave(request: Request, sent: Annotated[Form, Depends(form)]) -> Response:
     """The session ends here and in the catalog, so that the cookie is worth nothing any more."""
     del sent  # it was ours, which is all that had to be known
     answer = back_to("/login", "logged-out")
-    entrance.leave(request, answer)
+    auth.leave(request, answer)
     return answer

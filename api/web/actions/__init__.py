@@ -1,1 +1,0 @@
-"""What forms and buttons of the web pages do."""
