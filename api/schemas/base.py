@@ -4,12 +4,13 @@ of errors (RFC 9457, with the words of the command line) and of health.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from backupd.catalog.base.pages import Span
+from backupd.model.text import format_time
 
 MOST = 1000
 """Items of a page of a list, at most."""
@@ -19,8 +20,18 @@ SHOWN = 100
 _LINE = r"^[^\u0000-\u001f\u007f-\u009f]+$"
 _TEXT = r"^[^\u0000]*$"
 
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-11-21T09:41:03.250000Z"])]
-"""RFC 3339, in UTC."""
+Time = Annotated[
+    str,
+    BeforeValidator(lambda moment: format_time(moment) if isinstance(moment, datetime) else moment),
+    Field(json_schema_extra={"format": "date-time"}, examples=["2026-11-21T09:41:03.250000Z"]),
+]
+"""RFC 3339, in UTC. Made of a ``datetime``."""
+Seconds = Annotated[
+    float,
+    BeforeValidator(lambda span: span.total_seconds() if isinstance(span, timedelta) else span),
+    AfterValidator(lambda seconds: round(seconds, 3)),
+]
+"""A span of time, to the millisecond. Made of a ``timedelta`` or of seconds."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
 """Of a server, destination or policy."""
 Line = Annotated[str, Field(pattern=_LINE, max_length=500)]
@@ -44,9 +55,21 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T0
 
 
 class Shape(BaseModel):
-    """Part of an answer."""
+    """Part of an answer. A value of the application that has no ``as_json`` is declared here alone: its attributes are
+    the fields, where the names differ by ``validation_alias`` (which the reference does not show)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _document(cls, value: Any) -> Any:
+        """Values that say themselves what their document is."""
+        return value.as_json() if hasattr(value, "as_json") else value
+
+    @classmethod
+    def document(cls, value: object) -> dict[str, Any]:
+        """The JSON document of a value of the application: every field of the shape, in this order."""
+        return cls.model_validate(value).model_dump(mode="json", by_alias=True)
 
 
 class Asked(BaseModel):

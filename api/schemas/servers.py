@@ -8,7 +8,7 @@ from pydantic import Field
 
 from api.schemas.alerts import Incident
 from api.schemas.backups import PROOF, Position, Proof
-from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Shape, Text, Time, example
+from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Seconds, Shape, Text, Time, example
 from api.schemas.jobs import Job
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import ChangeKind
@@ -310,10 +310,10 @@ class Stream(Shape):
 class LastBackup(Shape):
     id: str
     kind: BackupKind
-    set: str
+    set: str = Field(validation_alias="table_set")
     started_at: Time
     finished_at: Time
-    seconds: float
+    seconds: Seconds
     bytes_source: int
     bytes_stored: int
     bytes_new: int
@@ -330,7 +330,7 @@ class LastProof(Shape):
     """The newest test restore; `proved_at`: when the data was last found good, and as new as it was asked for."""
 
     id: str
-    backup: str
+    backup: str = Field(validation_alias="backup_id")
     outcome: str
     finished_at: Time
     tables_compared: int
@@ -355,22 +355,26 @@ class Server(Shape):
         "as a whole cannot be restored."
     )
     first: Time | None
-    rpo_seconds: float | None = Field(description="What would be lost were the server lost now.")
-    rpo_objective_seconds: float | None
+    rpo_seconds: Seconds | None = Field(
+        validation_alias="rpo", description="What would be lost were the server lost now."
+    )
+    rpo_objective_seconds: Seconds | None = Field(validation_alias="rpo_objective")
     rpo_kept: bool | None
-    rto_seconds: float | None = Field(description="How long a restore to the newest moment would take.")
-    rto_objective_seconds: float | None
+    rto_seconds: Seconds | None = Field(
+        validation_alias="rto", description="How long a restore to the newest moment would take."
+    )
+    rto_objective_seconds: Seconds | None = Field(validation_alias="rto_objective")
     rto_kept: bool | None
     windows: int
     gaps: int
-    destinations: list[Reach]
+    destinations: list[Reach] = Field(validation_alias="reach")
     stream: Stream | None
     last_success: Time | None
     last_backups: list[LastBackup]
     next_runs: list[NextRun]
     last_proof: LastProof | None
     running: list[Job]
-    jobs_waiting: int
+    jobs_waiting: int = Field(validation_alias="waiting")
     incidents: list[Incident] = Field(description="Those that are open.")
     backups: int
     protected: int
@@ -386,7 +390,7 @@ class Behind(Shape):
 
     backups: int
     bytes: int
-    seconds: float | None
+    seconds: Seconds | None
     error: str
 
 
@@ -427,17 +431,17 @@ class Destination(Shape):
     initialised: bool | None
     trouble: str
     checked_at: Time | None
-    bytes_free: int | None
-    bytes_total: int | None
+    bytes_free: int | None = Field(validation_alias="free")
+    bytes_total: int | None = Field(validation_alias="total")
     forecast: str
     full_on: Time | None
     earliest_full_on: Time | None
     servers: int
     backups: int
     bytes_stored: int
-    behind: Behind
-    worst_lag_seconds_of_a_day: float | None
-    lock_seconds: float | None
+    behind: Behind = Field(validation_alias="shortfall")
+    worst_lag_seconds_of_a_day: Seconds | None = Field(validation_alias="lag")
+    lock_seconds: Seconds | None = Field(validation_alias="lock")
 
 
 class Identity(Shape):

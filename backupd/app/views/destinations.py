@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from backupd.app.context.destination_identity import note_seen
 from backupd.app.context.incidents import Incidents, Pair
@@ -26,7 +25,7 @@ from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
 from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
-from backupd.model.text import format_duration, format_size, format_time
+from backupd.model.text import format_duration, format_size
 from policies.configuration import DestinationSettings, FilesystemDestination
 from storage.contract.destination import Space
 
@@ -34,6 +33,16 @@ EVERY = timedelta(minutes=1)
 HANGS = timedelta(minutes=3)
 """A look that has not ended by then: the place does not answer."""
 _DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Backups that belong at a destination and are not there yet, their bytes, how long the oldest waits, and why."""
+
+    backups: int
+    bytes: int
+    seconds: timedelta | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +86,9 @@ class PlaceView:
         """Backups belong there, and it carries no marker: another folder or disk has its place."""
         return self.initialised is False and self.backups > 0
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "type": self.type,
-            "off_site": self.off_site,
-            "status": str(self.status),
-            "reasons": [reason.as_json() for reason in self.reasons],
-            "reachable": self.reachable,
-            "initialised": self.initialised,
-            "trouble": self.trouble,
-            "checked_at": _time(self.checked_at),
-            "bytes_free": self.free,
-            "bytes_total": self.total,
-            "forecast": self.forecast,
-            "full_on": _time(self.full_on),
-            "earliest_full_on": _time(self.earliest_full_on),
-            "servers": self.servers,
-            "backups": self.backups,
-            "bytes_stored": self.bytes_stored,
-            "behind": {
-                "backups": self.behind_backups,
-                "bytes": self.behind_bytes,
-                "seconds": _seconds(self.behind),
-                "error": self.behind_error,
-            },
-            "worst_lag_seconds_of_a_day": _seconds(self.lag),
-            "lock_seconds": _seconds(self.lock),
-        }
+    @property
+    def shortfall(self) -> Shortfall:
+        return Shortfall(self.behind_backups, self.behind_bytes, self.behind, self.behind_error)
 
 
 def places(wiring: Wiring, now: datetime) -> tuple[PlaceView, ...]:
@@ -281,14 +265,6 @@ def _reasons(made: PlaceView, foreseen: Forecast | None) -> Iterator[Reason]:
 
 def _day(foreseen: Forecast | None, number: int | None) -> datetime | None:
     return foreseen.at + timedelta(days=number) if foreseen is not None and number is not None else None
-
-
-def _time(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
-
-
-def _seconds(span: timedelta | None) -> float | None:
-    return round(span.total_seconds(), 3) if span is not None else None
 
 
 REACH = Pair("destination-unreachable", "destination-reachable")

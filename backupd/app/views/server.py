@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
 from backupd.model.backup_record import BackupKind
 from backupd.model.event import Incident
 from backupd.model.hold import Hold
 from backupd.model.job import JobKind, JobRecord
 from backupd.model.proof import PROVED, RESTORED
-from backupd.model.text import format_time
 from backupd.recovery.timeline import Objectives, Reach
 
 
@@ -37,9 +35,6 @@ class Reason:
     text: str
     hint: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        return {"status": str(self.status), "text": self.text, "hint": self.hint}
-
 
 @dataclass(frozen=True, slots=True)
 class LastBackup:
@@ -62,20 +57,6 @@ class LastBackup:
     def age(self, now: datetime) -> timedelta:
         return max(now - self.finished_at, timedelta())
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "kind": str(self.kind),
-            "set": self.table_set,
-            "started_at": format_time(self.started_at),
-            "finished_at": format_time(self.finished_at),
-            "seconds": round(self.seconds, 3),
-            "bytes_source": self.bytes_source,
-            "bytes_stored": self.bytes_stored,
-            "bytes_new": self.bytes_new,
-            "tables_missing": self.tables_missing,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class NextRun:
@@ -84,9 +65,6 @@ class NextRun:
     leg: str
     kind: JobKind
     at: datetime
-
-    def as_json(self) -> dict[str, Any]:
-        return {"leg": self.leg, "kind": str(self.kind), "at": format_time(self.at)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +89,6 @@ class LastProof:
     def age(self, now: datetime) -> timedelta:
         return max(now - self.finished_at, timedelta())
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "backup": self.backup_id,
-            "outcome": self.outcome,
-            "finished_at": format_time(self.finished_at),
-            "tables_compared": self.tables_compared,
-            "error": self.error,
-            "proved_at": _time(self.proved_at),
-            "warnings": list(self.warnings),
-            "older": self.older,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
@@ -135,15 +100,6 @@ class StreamView:
     spool_bytes: int = 0
     spool_limit: int = 0
     error: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "told_at": _time(self.told_at),
-            "spool_bytes": self.spool_bytes,
-            "spool_limit": self.spool_limit,
-            "error": self.error,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,46 +162,3 @@ class ServerOverview:
     @property
     def rto_kept(self) -> bool | None:
         return Objectives(rto=self.rto_objective).rto_kept(self.rto)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "policy": self.policy,
-            "status": str(self.status),
-            "reasons": [reason.as_json() for reason in self.reasons],
-            "latest": _time(self.latest),
-            "tables_only": self.tables_only,
-            "first": _time(self.first),
-            "rpo_seconds": _seconds(self.rpo),
-            "rpo_objective_seconds": _seconds(self.rpo_objective),
-            "rpo_kept": self.rpo_kept,
-            "rto_seconds": _seconds(self.rto),
-            "rto_objective_seconds": _seconds(self.rto_objective),
-            "rto_kept": self.rto_kept,
-            "windows": self.windows,
-            "gaps": self.gaps,
-            "destinations": [one.as_json() for one in self.reach],
-            "stream": self.stream.as_json() if self.stream else None,
-            "last_success": _time(self.last_success),
-            "last_backups": [one.as_json() for one in self.last_backups],
-            "next_runs": [one.as_json() for one in self.next_runs],
-            "last_proof": self.last_proof.as_json() if self.last_proof else None,
-            "running": [job.as_json() for job in self.running],
-            "jobs_waiting": self.waiting,
-            "incidents": [incident.as_json() for incident in self.incidents],
-            "backups": self.backups,
-            "protected": self.protected,
-            "bytes_stored": self.bytes_stored,
-            "held": self.held.as_json() if self.held else None,
-            "paused": self.paused.as_json() if self.paused else None,
-            "absent_since": _time(self.absent_since),
-            "looked_at": _time(self.looked_at),
-        }
-
-
-def _time(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
-
-
-def _seconds(span: timedelta | None) -> float | None:
-    return round(span.total_seconds(), 3) if span is not None else None
