@@ -56,9 +56,10 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T0
 
 class Shape(BaseModel):
     """Part of an answer. A value of the application that has no ``as_json`` is declared here alone: its attributes are
-    the fields, where the names differ by ``validation_alias`` (which the reference does not show)."""
+    the fields, where the names differ by ``validation_alias`` (which the reference does not show). A finished document
+    fits, too."""
 
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
+    model_config = ConfigDict(extra="forbid", from_attributes=True, validate_by_name=True)
 
     @model_validator(mode="before")
     @classmethod
