@@ -100,13 +100,12 @@ def test_a_file_that_the_server_asks_for_is_not_sent() -> None:
     assert not any(b"root:" in sent for sent in rogue.got)
 
 
-@pytest.mark.parametrize("program", ["mariadb-dump", "mydumper", "mariadb-binlog"])
+@pytest.mark.parametrize("program", ["mydumper", "mariadb-binlog"])
 def test_no_program_sends_a_file_either(program: str, short_tmp: Path) -> None:
     options = short_tmp / "o.cnf"
     with Rogue(_asks_for_a_file, to=b"\3") as rogue:
         options.write_text(f"[client]\nuser=bob\npassword=x\nhost=127.0.0.1\nport={rogue.port}\n")
         words = {
-            "mariadb-dump": ["shop"],
             "mydumper": ["-o", str(short_tmp / "out")],
             "mariadb-binlog": ["--read-from-remote-server", "--raw", "x.000001"],
         }[program]

@@ -17,19 +17,17 @@ import pytest
 from pymysql.connections import Connection as RawConnection
 
 from backupd.backup.dump.locks import BlockedCommits, NotOpenedError, clear_way
-from backupd.engine.dump.dump_client import client_dump_tool
 from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.server.snapshot import Snapshot
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import BusyError
 from backupd.model.job import Progress
-from backupd.model.server_facts import Flavour
 from backupd.model.table import Outcome
 from tests.support.keys import Keys
 from tests.support.restores.dumped import Shelf, table
 from tests.support.restores.meddling import Meddled
 from tests.support.servers.mariadb import PrivateServer
-from tests.support.servers.mysql import MySQLServer, beside, mysqld, why_not
+from tests.support.servers.mysql import MySQLServer, why_not
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, Server, query
 
 
@@ -225,9 +223,8 @@ def test_a_primary_key_that_the_server_made_is_a_column_like_others(
         "SET GLOBAL show_gipk_in_create_table_and_information_schema = OFF",
     )
     shelf = Shelf(short_tmp, server, keys)
-    client = client_dump_tool(Flavour.MYSQL, paths={"mysqldump": beside(mysqld(), "mysqldump")})
     try:
-        outcome = shelf.dump("shop.keyless", tools=[client, ExactDump()])
+        outcome = shelf.dump("shop.keyless", tools=[ExactDump()])
     finally:
         server.execute("SET GLOBAL show_gipk_in_create_table_and_information_schema = ON")
     assert "`my_row_id`" in shelf.content(outcome, "tables/shop/keyless/definition.sql")

@@ -33,10 +33,6 @@ def cage(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-def programs(server: Server) -> dict[str, str]:
-    return {} if server.sequences else {"mysqldump": str(mysql.root_programs() / "mysqldump")}
-
-
 def joined(folder: Path, paths: Iterable[str]) -> bytes:
     return b"\n".join((folder / path).read_bytes() for path in paths if (folder / path).exists())
 
@@ -46,7 +42,7 @@ def test_the_whole_zoo_can_be_loaded_by_hand_from_the_folder(
 ) -> None:
     monkeypatch.setattr(tableread, "_LITTLE", 0)
     names = zoo.tables(cage)
-    taken = dump_quiet(as_root(cage), names, short_tmp, programs=programs(cage))
+    taken = dump_quiet(as_root(cage), names, short_tmp)
     assert {table.name.shown: table.reason for table in taken if table.outcome is not Outcome.DUMPED} == {}
     assert [table.name for table in taken] == list(names)
     assert len({table.tool for table in taken}) > 1, "each by the fastest tool that brings it back"
@@ -80,7 +76,7 @@ def test_a_table_that_is_not_there_or_crashed_is_named_and_leaves_no_rows(cage: 
         file.seek(60000)
         file.write(b"\xff" * 3000)
     names = [TableName("shop", "isam"), TableName("shop", "gone"), TableName("zoo", "bits")]
-    taken = dump_quiet(as_root(cage), names, short_tmp, programs=programs(cage))
+    taken = dump_quiet(as_root(cage), names, short_tmp)
     cage.execute("DROP DATABASE shop")
     assert [table.outcome for table in taken] == [Outcome.FAILED, Outcome.FAILED, Outcome.DUMPED]
     assert "isam" in taken[0].reason
@@ -101,9 +97,7 @@ def test_what_a_faster_tool_could_not_do_our_own_reader_does(
     liar.chmod(0o755)
     folder = short_tmp / "rows"
     folder.mkdir()
-    taken = dump_quiet(
-        as_root(cage), [TableName("zoo", "bits")], folder, programs=programs(cage) | {"mydumper": str(liar)}
-    )
+    taken = dump_quiet(as_root(cage), [TableName("zoo", "bits")], folder, programs={"mydumper": str(liar)})
     assert [(table.outcome, table.tool, table.rows) for table in taken] == [(Outcome.DUMPED, "backupd", 5)]
 
 
@@ -117,9 +111,9 @@ def test_cancelling_leaves_nothing_running(cage: Server, short_tmp: Path) -> Non
 def test_each_table_goes_to_the_first_tool_that_brings_it_back(cage: Server) -> None:
     with as_root(cage).connect() as session:
         definitions = read_tables(session, zoo.tables(cage)).tables
-        tools, missing = dump_tools(read_dialect(session), paths=programs(cage) | {"mydumper": "/nowhere/mydumper"})
-    assert [tool.tool.name for tool in tools] == ["mariadb-dump" if cage.sequences else "mysqldump", "backupd"]
-    assert "mydumper" in missing[0]
+        tools, missing = dump_tools(read_dialect(session))
+    assert [tool.tool.name for tool in tools] == ["mydumper", "backupd"]
+    assert missing == ()
     ways = {
         way.table.name.table: way
         for way in route(
@@ -132,7 +126,7 @@ def test_each_table_goes_to_the_first_tool_that_brings_it_back(cage: Server) -> 
 
 
 def test_without_any_program_our_own_reader_is_left() -> None:
-    nowhere = {"mydumper": "/nowhere/mydumper", "mysqldump": "/nowhere/mysqldump"}
-    tools, missing = dump_tools(dialect_of(Flavour.MYSQL, Version(9, 7)), paths=nowhere)
+    tools, missing = dump_tools(dialect_of(Flavour.MYSQL, Version(9, 7)), paths={"mydumper": "/nowhere/mydumper"})
     assert tools == (ExactDump(),)
-    assert len(missing) == 2
+    assert len(missing) == 1
+    assert "mydumper" in missing[0]

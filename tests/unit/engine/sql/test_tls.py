@@ -13,7 +13,7 @@ from backupd.app.context.settings_problems import findings, is_open
 from backupd.backup.checks.finding import Severity
 from backupd.binlog.stream_status import StreamState
 from backupd.engine.dump.contract import DumpRequest, DumpTool
-from backupd.engine.dump.dump_client import client_dump_tool
+from backupd.engine.dump.exact_reader import ExactDump
 from backupd.engine.dump.mydumper import mydumper_tool
 from backupd.engine.log_client import log_client, make_intake
 from backupd.engine.sql.client import Connection, client_options, ssl_mode
@@ -32,7 +32,7 @@ from tests.support.logs.streaming import (
     tool_of,
 )
 from tests.support.servers.dumps import dump, wanted
-from tests.support.servers.mysql import MySQLServer, beside
+from tests.support.servers.mysql import MySQLServer
 from tests.support.servers.server import Server
 from tests.support.servers.stacks import MARIADB, MYSQL_CLONE, stacks
 from tests.support.stores.places import give_to_database, short_directory
@@ -194,13 +194,10 @@ def test_a_stream_verifies_its_server(case: Case, tmp_path: Path) -> None:
         assert wrong.streamer.status().state is not StreamState.STREAMING
 
 
-@pytest.mark.parametrize("program", ["client", "mydumper"])
+@pytest.mark.parametrize("program", ["backupd", "mydumper"])
 def test_dumps_verify_their_server(case: Case, short_tmp: Path, program: str) -> None:
     flavour = Flavour.MYSQL if isinstance(case.server, MySQLServer) else Flavour.MARIADB
-    tool: DumpTool = mydumper_tool(flavour)
-    if program == "client":
-        paths = {"mysqldump": beside(case.server.program(), "mysqldump")} if flavour is Flavour.MYSQL else {}
-        tool = client_dump_tool(flavour, paths=paths)
+    tool: DumpTool = mydumper_tool(flavour) if program == "mydumper" else ExactDump()
     table = wanted([TableName("shop", "t")])
 
     def goods(connection: Connection) -> set[str]:
