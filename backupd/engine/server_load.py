@@ -1,7 +1,7 @@
 """The load of a server, so that a backup can step back: lag of replicas, latency of its disk, the oldest statement of
 somebody else. A thread reads the gauges (``PressureWatch``); whoever moves bytes only looks at its last result.
 
-Reported lag is unreliable: NULL means that replication stands still, and some servers answer 2E16 or less than nothing.
+Reported lag is unreliable: NULL means that replication is stopped, and some servers answer 2E16 or less than nothing.
 What cannot be known is treated as pressure, never as none.
 
 Of statements only those of other accounts count. Whatever runs under our own account is ours: the tools' SELECTs are
@@ -100,7 +100,7 @@ def lag_of(name: str, channels: Sequence[Mapping[str, Any]]) -> Reading:
                 for key in ("Slave_IO_Running", "Slave_SQL_Running", "Replica_IO_Running", "Replica_SQL_Running")
                 if key in row
             )
-            return Reading(None, f"the lag of {name} is unknown: replication stands still ({threads})")
+            return Reading(None, f"the lag of {name} is unknown: replication is stopped ({threads})")
         try:
             lag = float(behind)
         except (TypeError, ValueError):
@@ -157,7 +157,7 @@ def _follower(
     number = row.get("Server_Id", row.get("Server_id"))
     if not host:
         warnings.append(
-            f"limits.replica_lag: the replica with server id {number} does not tell its address "
+            f"limits.replica_lag: the replica with server id {number} does not report its address "
             "(report_host), so its lag is not watched"
         )
         return None
@@ -238,7 +238,7 @@ def disk_gauges(folder: Path, *, stats: Path = DISKSTATS) -> Gauges:
     device = os.major(status.st_dev), os.minor(status.st_dev)
     if disk_counters(_text(stats), device) is None:
         return _unwatched(
-            f"{folder} lies on no block device that the kernel counts ({device[0]}:{device[1]}), so it is not watched"
+            f"{folder} is on no block device that the kernel counts ({device[0]}:{device[1]}), so it is not watched"
         )
     return Gauges((DiskGauge(device, stats=stats),))
 

@@ -369,7 +369,9 @@ def _inspected(name: str, path: str, asked: tuple[str, ...], _changed: int, _siz
             with Path(path).open("rb") as program:
                 digest = hashlib.file_digest(program, "sha256").hexdigest()
             return Tool(name, path, version, line.strip(), digest)
-    raise ToolError(f"{path} does not tell its version", detail="\n".join(lines[-5:]), hint=f"is this really {name}?")
+    raise ToolError(
+        f"cannot determine the version of {path}", detail="\n".join(lines[-5:]), hint=f"is this really {name}?"
+    )
 
 
 def _is_mariadb(version_text: str) -> bool:

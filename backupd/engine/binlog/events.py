@@ -65,9 +65,9 @@ class CutShortError(Exception):
     """The stream ended inside a long event."""
 
 
-def damaged(offset: int, what: str, *, hint: str = _FETCH_AGAIN) -> DamagedError:
+def damaged(offset: int, what: str) -> DamagedError:
     """The error for a log of which byte ``offset`` is not what a server writes there."""
-    return DamagedError("a binary log is damaged", [f"at byte {offset}: {what}"], hint=hint)
+    return DamagedError("a binary log is damaged", [f"at byte {offset}: {what}"], hint=_FETCH_AGAIN)
 
 
 def encrypted(offset: int) -> DamagedError:

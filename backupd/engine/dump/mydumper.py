@@ -140,7 +140,7 @@ class MyDumper:
         if column.kind in _AS_TEXT:
             yield f"what mydumper writes of its column {column.name} of type {column.kind} cannot be loaded"
         if column.kind in _CHOICES and has_empty_member(column.type):
-            yield f"what mydumper writes of its column {column.name} does not tell the member '' from none"
+            yield f"what mydumper writes of its column {column.name} does not distinguish the member '' from no value"
         if not _COLUMN_NAME.fullmatch(column.name):
             yield "mydumper cannot handle the name of one of its columns"
         if self._line.manner.whole and self._flavour is not Flavour.MARIADB and _COMPUTED_DEFAULT.search(column.rest):

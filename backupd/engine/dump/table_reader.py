@@ -23,7 +23,6 @@ from backupd.model.errors import ToolError
 from backupd.model.job import Progress, Report, silent
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, triggers_path
 
-CHUNK_BYTES = 64 * 1024 * 1024
 _OPEN_SECONDS = 60.0
 _LITTLE = 16 * 1024 * 1024
 """Bytes of tables for which no program is started: our own reader is done before one has begun."""
@@ -36,7 +35,6 @@ def dump_quiet(
     folder: Path,
     *,
     threads: int = 2,
-    chunk_bytes: int = CHUNK_BYTES,
     programs: Mapping[str, str] = NO_PATHS,
     report: Report = silent,
     cancel: Event | None = None,
@@ -54,7 +52,7 @@ def dump_quiet(
         for choice in dict.fromkeys((tools, tools[-1:])):
             for tool, group in reading.shares(choice):
                 with tempfile.TemporaryDirectory(prefix=".rows-", dir=folder) as private:
-                    request = DumpRequest(connection, group, Path(private), threads, chunk_bytes, cancel=cancel)
+                    request = DumpRequest(connection, group, Path(private), threads, cancel=cancel)
                     reading.read(tool, request)
         return tuple(reading.outcome(name) for name in tables)
 

@@ -66,7 +66,7 @@ def zone_of(variables: Mapping[str, str], since: datetime, until: datetime) -> Z
     if said in _UTC:
         return Zone("UTC")
     if not said:
-        return Zone("UTC", _doubt(variables, "the backup does not tell the source's system time zone"))
+        return Zone("UTC", _doubt(variables, "the backup does not record the source's system time zone"))
     if said in _names(None, until):
         return HERE
     fitting: dict[tuple[timedelta, ...], list[str]] = {}

@@ -593,7 +593,7 @@ def _clone_error(error: ServerError, copy: Path, owner: int) -> BackupdError:
             detail=f"{error.message}: {error.detail}",
             hint="take the backup at a time without such statements",
         )
-    hint = "nothing was kept of this backup; the server's error log tells more"
+    hint = "nothing was kept of this backup; the server's error log has more"
     if code == _DENIED:
         hint = "GRANT BACKUP_ADMIN ON *.* to the account; `backupd check` names each missing privilege"
     elif code == _CONCURRENT:

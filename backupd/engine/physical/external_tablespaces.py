@@ -77,7 +77,7 @@ def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[Extern
         raise RefusedError(f"{final} is not absolute", hint="the server needs the whole path")
     if base == store or base in store.parents:
         raise RefusedError(
-            f"{store} lies inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
+            f"{store} is inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
             hint="choose a folder beside it",
         )
     links = _read_links(base)

@@ -179,13 +179,13 @@ def _unfit(source: Session, names: Collection[TableName]) -> dict[TableName, str
         elif table.is_sequence or table.engine != "InnoDB":
             found[name] = f"engine {table.engine or 'unknown'}" if not table.is_sequence else "it is a sequence"
         elif name in fulltext:
-            found[name] = "it has a full-text index, which lies in files of its own"
+            found[name] = "it has a full-text index, which is kept in separate files"
         elif name in numbered:
             found[name] = "its history counts in transactions of the server that it comes from"
         elif not files.get(name):
             found[name] = "it has no file of its own"
         elif any(file.suffix == _LINK for file in files[name]):
-            found[name] = "its file lies elsewhere (DATA DIRECTORY)"
+            found[name] = "its file is elsewhere (DATA DIRECTORY)"
     return found
 
 

@@ -135,7 +135,7 @@ _HINTS: Mapping[str, str] = {
     "error number 13 in a file operation": "the tool must run as a user who may read the server's datadir",
     "Permission denied": "the tool must run as a user who may read the server's datadir",
     "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
-    "Please set parameter 'datadir'": "the server did not tell its datadir: may the account read @@datadir?",
+    "Please set parameter 'datadir'": "the server did not report its data directory: may the account read @@datadir?",
     "keyring": "the server encrypts tablespaces: the tool needs the same keyring plugin and its keys",
 }
 """What the tool prints, and what helps; the first that fits."""
@@ -216,7 +216,7 @@ class XtraBackup:
         told = _SHUTDOWN.findall(logs[-1]) if logs else []
         if not told:
             raise ToolError(
-                f"{self._tool.name} did not tell how far it applied the redo log",
+                f"{self._tool.name} did not report how far it applied the redo log",
                 detail="\n".join(logs[-1].splitlines()[-20:]) if logs else "",
                 hint="this version of the tool is not supported",
             )

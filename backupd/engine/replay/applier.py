@@ -132,7 +132,7 @@ NO_FOLDER_ELSEWHERE = (
 )
 _ENGINE_FAILED, _ENGINE_SAYS = 1030, "Got error 168"
 _UNTOLD = (
-    f"the storage engine could not make a file, and this server does not tell which; most likely {NO_FOLDER_ELSEWHERE}"
+    f"the storage engine could not make a file, and this server does not say which; most likely {NO_FOLDER_ELSEWHERE}"
 )
 _XAER_NOTA = 1397
 _HINTS: Mapping[int, str] = {

@@ -309,26 +309,17 @@ def log_source(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def served_gtids(source: LaunchedServer, info: ServerInfo) -> tuple[str, str]:
-    """Executed before the first served event, and after the last, as the source itself found in the files. MariaDB
-    tells the second only. Raises ServerError."""
-    with source.connection.connect() as session:
-        if info.flavour is Flavour.MARIADB:
-            return "", str(session.scalar("SELECT @@GLOBAL.gtid_binlog_pos") or "")
-        first, last = session.query("SELECT @@GLOBAL.gtid_purged, @@GLOBAL.gtid_executed")[0]
-        return _flat(first), _flat(last)
-
-
 def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, start: str) -> None:
     """Raises RefusedError when the served files do not end where ``gtids`` are executed. ``start``: what the copy has
-    executed; the files of a MySQL server that was made from a backup do not tell of all that is in its data."""
-    mariadb = info.flavour is Flavour.MARIADB
-    _first, last = served_gtids(source, info)
-    fits = (
-        same(last, gtids, mariadb=True)
-        if mariadb
-        else (covers(gtids, last, mariadb=False) and covers(plus(start, last, mariadb=False), gtids, mariadb=False))
-    )
+    executed; the files of a MySQL server that was made from a backup do not tell of all that is in its data. Raises
+    ServerError."""
+    with source.connection.connect() as session:
+        if info.flavour is Flavour.MARIADB:
+            last = str(session.scalar("SELECT @@GLOBAL.gtid_binlog_pos") or "")
+            fits = same(last, gtids, mariadb=True)
+        else:
+            last = "".join(str(session.scalar("SELECT @@GLOBAL.gtid_executed") or "").split())
+            fits = covers(gtids, last, mariadb=False) and covers(plus(start, last, mariadb=False), gtids, mariadb=False)
     if not fits:
         raise RefusedError(
             "the logs do not end where the replay is to stop",
@@ -451,7 +442,3 @@ def _port() -> int:
                 probe.bind((HOST, port))
                 return port
     raise ToolError("no port of 127.0.0.1 is free", hint="look at what listens there: ss -lnt")
-
-
-def _flat(gtid: object) -> str:
-    return "".join(str(gtid or "").split())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import codecs
 import functools
 import socket
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -94,7 +94,6 @@ class Connection:
         user: str | None = None,
         password_file: Path | None = None,
         defaults_file: Path | None = None,
-        groups: Iterable[str] = CLIENT_GROUPS,
         tls: Tls | None = None,
         tls_ca: Path | None = None,
     ) -> Self:
@@ -108,7 +107,7 @@ class Connection:
         hints: list[str] = []
         options = None
         if defaults_file is not None:
-            options = read_option_file(defaults_file, frozenset(groups))
+            options = read_option_file(defaults_file, CLIENT_GROUPS)
             problems += options.problems
             hints += options.hints
 

@@ -149,7 +149,7 @@ def test_a_backup_of_a_replica_that_stands_still_waits_and_goes_on_when_it_runs_
         record = take(wiring, run)
         events = wiring.catalog.events.list()
     assert notes
-    assert "replication stands still" in notes[0]
+    assert "replication is stopped" in notes[0]
     assert [warning for warning in record.warnings if warning.startswith("limits: the backup paused once")]
     paused = [event for event in events if event.kind == "limits-paused"]
     assert [(event.server, event.job_id) for event in paused] == [(SERVER, run.job.id)]
@@ -166,7 +166,7 @@ def test_a_backup_that_had_to_pause_too_long_gives_up_and_leaves_nothing(
     house.write()
     replica.execute("STOP SLAVE SQL_THREAD")
     with wired(house, monkeypatch) as wiring:
-        with pytest.raises(ServerError, match="of pauses: the lag of shop-db1 is unknown: replication stands still"):
+        with pytest.raises(ServerError, match="of pauses: the lag of shop-db1 is unknown: replication is stopped"):
             take(wiring, running())
         assert wiring.catalog.backups.list() == ()
     assert nothing_left(house)

@@ -77,14 +77,14 @@ def test_the_worst_channel_counts_and_a_delay_on_purpose_does_not(rows: list[dic
     [
         (
             {"Seconds_Behind_Master": None, "Slave_IO_Running": "Yes", "Slave_SQL_Running": "No"},
-            "replication stands still (Slave_IO_Running Yes, Slave_SQL_Running No)",
+            "replication is stopped (Slave_IO_Running Yes, Slave_SQL_Running No)",
         ),
         ({"Seconds_Behind_Master": "2E16"}, "it claims 2E16 s"),
         ({"Seconds_Behind_Master": 2e16}, "it claims 2e+16 s"),
         ({"Seconds_Behind_Master": -1}, "it claims -1 s"),
         ({"Seconds_Behind_Master": "soon"}, "it claims soon s"),
         ({"Seconds_Behind_Master": "nan"}, "it claims nan s"),
-        ({}, "stands still"),
+        ({}, "replication is stopped"),
     ],
 )
 def test_a_lag_that_nobody_can_believe_is_unknown(row: dict[str, Any], words: str) -> None:

@@ -237,7 +237,7 @@ def test_a_missing_program_and_a_program_that_is_something_else_are_errors(tmp_p
     assert "no-such-tool-1" in missing.value.message
     assert missing.value.hint == "install it"
     path = _program(tmp_path, "hello")
-    with pytest.raises(ToolError, match="does not tell its version"):
+    with pytest.raises(ToolError, match="cannot determine the version of"):
         find_tool(("x",), paths={"x": path})
 
 

@@ -105,7 +105,7 @@ def test_what_cannot_go_as_a_file_is_said_before_anything_is_done(pair: Pair) ->
     with pair.connect(pair.source).connect() as source, pair.connect(pair.target).connect() as target:
         reasons = can_import(source, target, names)
         assert {name.table: why for name, why in reasons.items()} == {
-            "texts": "it has a full-text index, which lies in files of its own",
+            "texts": "it has a full-text index, which is kept in separate files",
             "isam": "engine MyISAM",
             "absent": "there is no such table in the copy",
         }

@@ -163,7 +163,7 @@ class TestWhatPrepareMade:
         ("knobs", "message"),
         [
             ({"reached": 270546472}, "applied the redo log up to 270546472 only; the backup goes to 375716024"),
-            ({"reached": 0, "shutdown": "InnoDB: Shutdown completed"}, "did not tell how far"),
+            ({"reached": 0, "shutdown": "InnoDB: Shutdown completed"}, "did not report how far"),
             ({"last": "261121 02:04:24 completed"}, "did not end its work"),
             ({"prepare_says": ["xtrabackup: This target seems not to have correct metadata..."]}, "not completely"),
             (
