@@ -1,9 +1,9 @@
-"""The host of a server, seen from the server's process: which option files it read, its mounts, system, packages.
-
-The configuration artefact: everything a bare host needs besides the data.
+"""The configuration artefact: everything a bare host needs besides the data.
 
 A tar of the server's option files, of what the policy names, of the server's settings and accounts, and of what was
 true of the host. Nearly all of it is secret: it exists in the clear only in memory, and is sealed before it is stored.
+
+The host is seen from the server's process: which option files it read, its mounts, system, packages.
 """
 
 from __future__ import annotations
@@ -36,6 +36,32 @@ _WHOLE_PAGES = frozenset({"zfs"})
 """File systems that never leave half a page behind, by themselves."""
 _TOOL_SECONDS = 30.0
 _PID_LIMIT = 64
+
+_GONE = frozenset({0, 2003, 2006, 2013})
+"""Codes of errors after which there is no server to ask."""
+_PLUGINS = """
+SELECT PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_STATUS, PLUGIN_TYPE, COALESCE(PLUGIN_LIBRARY, '-')
+FROM information_schema.PLUGINS ORDER BY 1
+"""
+_SAVED = "mysqld-auto.cnf"
+"""Where MySQL keeps SET PERSIST: configuration, so not part of a clone."""
+_README = """\
+The configuration of {name} ({flavour} {version}), kept with its backup.
+
+host/files/...         option files of the server with all that they include, and what the policy's config_files names,
+                       each under its whole path
+host/mounts.txt        file systems of the data, with a remark when the doublewrite buffer is off
+host/os.txt            operating system, limits and command line of the server
+host/packages.txt      installed packages
+server/variables.txt   SHOW GLOBAL VARIABLES
+server/plugins.txt     plugins, components and loadable functions
+server/accounts.sql    users, roles and grants, to be replayed on an empty server
+server/status.json     what the server was, and whom it replicated from
+NOTES.txt              what is not here, and why
+
+A whole restore needs no accounts.sql: the accounts are in the data. Compare host/files with the new host before you
+copy them there; paths, memory and server_id may have to differ.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,36 +259,6 @@ def _read(path: Path) -> str:
 
 def _line(path: Path) -> str:
     return next(iter(_read(path).splitlines()), "")
-
-
-_GONE = frozenset({0, 2003, 2006, 2013})
-"""Codes of errors after which there is no server to ask."""
-
-_PLUGINS = """
-SELECT PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_STATUS, PLUGIN_TYPE, COALESCE(PLUGIN_LIBRARY, '-')
-FROM information_schema.PLUGINS ORDER BY 1
-"""
-
-_SAVED = "mysqld-auto.cnf"
-"""Where MySQL keeps SET PERSIST: configuration, so not part of a clone."""
-
-_README = """\
-The configuration of {name} ({flavour} {version}), kept with its backup.
-
-host/files/...         option files of the server with all that they include, and what the policy's config_files names,
-                       each under its whole path
-host/mounts.txt        file systems of the data, with a remark when the doublewrite buffer is off
-host/os.txt            operating system, limits and command line of the server
-host/packages.txt      installed packages
-server/variables.txt   SHOW GLOBAL VARIABLES
-server/plugins.txt     plugins, components and loadable functions
-server/accounts.sql    users, roles and grants, to be replayed on an empty server
-server/status.json     what the server was, and whom it replicated from
-NOTES.txt              what is not here, and why
-
-A whole restore needs no accounts.sql: the accounts are in the data. Compare host/files with the new host before you
-copy them there; paths, memory and server_id may have to differ.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""What a backup records of the server besides its data, so that the next one can tell whether it may build on it.
-
-One physical backup: capture, pack, and the commit in one last step.
+"""One physical backup: capture, pack, and the commit in one last step.
 
 Knows no catalog: everything it needs is in its spec, everything it found is in its outcome.
+
+``landmarks_of``: what a backup records of the server besides its data, so that the next one can tell whether it may
+build on it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from backupd.model.table import TableName
 from backupd.model.text import Clock
 from backupd.transfer.fanout import Fanout
 from backupd.transfer.packer import Packed, Packer
+
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,6 @@ def _digest(info: ServerInfo, receipts: Receipts, key: bytes) -> str:
         return keyed(log_digest(info, receipts.position), key)
     except (OSError, ValueError):
         return ""
-
-
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Who keeps others from tables.
-
-Where a cut-over remembers what it is doing: a table in the staging schema, so that the next call can settle it.
-
-Restored tables take their place: from the staging schema to the names that they are wanted under.
+"""Restored tables take their place: from the staging schema to the names that they are wanted under.
 
 Nothing is dropped: a table that is in the way is renamed aside. All tables change places by one RENAME TABLE, prepared
 in the moment before under locks (``restore.cutover.table_swap``). What is going to happen is written into the staging
@@ -13,6 +9,9 @@ To the foreign keys: the new table has those of its definition; those of other t
 reference the new one; the old one has none, so that nobody's rows are held or changed for its sake. They are added
 without looking at the rows, and afterwards rows without parents are counted in both directions. Triggers move in the
 same way. Privileges, views and routines mean names, so they are as before.
+
+A table in the staging schema, the journal, remembers what a cut-over is doing, so that the next call can settle it. Who
+holds the locks that a cut-over waits for is told by ``lock_holders``.
 """
 
 from __future__ import annotations
@@ -66,6 +65,20 @@ _SHOWN = 10
 _NOT_HERE = frozenset({1109, 1146})
 """No such table: a plugin that is not loaded, a performance schema that is not there."""
 
+TABLE = "backupd_handover"
+_PRESENT = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+_READ = "SELECT id, plan, result FROM {table} ORDER BY id"
+_BEGIN = "REPLACE INTO {table} VALUES (%s, %s, NULL)"
+_FINISH = "UPDATE {table} SET result = %s WHERE id = %s"
+_FORGET = "DELETE FROM {table} WHERE id = %s"
+PHASE = "hand over"
+_AGAIN = frozenset({1205, 1213, 1146})
+"""Lock wait timeout, deadlock; no such table: somebody else dropped or renamed one."""
+_AS_IT_WAS = "every table is as it was"
+_LAST = 3
+"""Attempts to put everything back, once it is given up."""
+_Done = TypeVar("_Done")
+
 
 def lock_holders(session: Session, tables: Iterable[TableName]) -> tuple[str, ...]:
     """In words, whoever holds locks of ``tables``, as far as the server tells this account; where it does not tell
@@ -96,14 +109,6 @@ def _asked(session: Session, query: str, *names: str) -> list[tuple[object, ...]
         if not (is_denied(error) or error_code(error) in _NOT_HERE):
             raise
         return []
-
-
-TABLE = "backupd_handover"
-_PRESENT = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-_READ = "SELECT id, plan, result FROM {table} ORDER BY id"
-_BEGIN = "REPLACE INTO {table} VALUES (%s, %s, NULL)"
-_FINISH = "UPDATE {table} SET result = %s WHERE id = %s"
-_FORGET = "DELETE FROM {table} WHERE id = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +164,6 @@ class Journal:
     def lock_name(schema: str) -> str:
         """Of the server's lock that whoever hands over out of ``schema`` holds."""
         return f"backupd/{quote_name(schema)}"[:64]
-
-
-__all__ = [
-    "CutOverResult",
-    "Goal",
-    "LostError",
-    "Patience",
-    "Pending",
-    "Saved",
-    "Triggers",
-    "cut_over",
-    "pending",
-    "settle",
-    "told",
-]
-
-PHASE = "hand over"
-_AGAIN = frozenset({1205, 1213, 1146})
-"""Lock wait timeout, deadlock; no such table: somebody else dropped or renamed one."""
-_AS_IT_WAS = "every table is as it was"
-_LAST = 3
-"""Attempts to put everything back, once it is given up."""
-_Done = TypeVar("_Done")
 
 
 def cut_over(
@@ -253,7 +235,7 @@ def pending(connection: Connection, staging: str) -> Pending | None:
     return None
 
 
-def told(connection: Connection, staging: str) -> CutOverResult | None:
+def finished(connection: Connection, staging: str) -> CutOverResult | None:
     """What the cut-over out of the schema ``staging`` that is finished came to; None: there is none. Raises
     ServerError."""
     with connection.connect() as session:
@@ -492,7 +474,7 @@ def _stopped(connection: Connection, staging: str, number: int, patience: Patien
                 session.execute(f"KILL {number}")
             session.scalar("SELECT GET_LOCK(%s, 10)", Journal.lock_name(staging))
         few = replace(patience, attempts=_LAST)
-        if settle(connection, staging, patience=few) or told(connection, staging):
+        if settle(connection, staging, patience=few) or finished(connection, staging):
             return "the new tables are in their places; repeat the command to end the restore"
     except BackupdError as error:
         return f"the cut-over was stopped in the middle: {error.message}; {error.hint or 'repeat the command'}"

@@ -1,7 +1,8 @@
-"""Which tables a server has in the schemas that matter, whether or not upper and lower case differ there.
-
-Which foreign keys and triggers tables are to have, and making it so: what is already right is left alone, so that
+"""Which foreign keys and triggers tables are to have, and making it so: what is already right is left alone, so that
 the same arrangement can be made again after any interruption.
+
+``TableInventory``: which tables a server has in the schemas that matter, whether or not upper and lower case differ
+there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ _PRESENT = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM information_schema.
 _COLUMNS = """
 SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
 ORDER BY ORDINAL_POSITION
+"""
+
+_AGAIN = frozenset({1205, 1213, 1317})
+"""Lock wait timeout, deadlock, interrupted: these say nothing about the statement."""
+_TRIGGERS = """
+SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s
 """
 
 
@@ -56,14 +63,6 @@ class TableInventory:
     def has(self, name: TableName) -> bool:
         """Is there anything of that name: table, view or sequence?"""
         return bool(self.kind(name))
-
-
-_AGAIN = frozenset({1205, 1213, 1317})
-"""Lock wait timeout, deadlock, interrupted: these say nothing about the statement."""
-
-_TRIGGERS = """
-SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
-"""What is wanted of a cut-over, and what came of it.
-
-What handing over restored tables will do, decided and written down before anything is changed.
+"""What a cut-over will do, decided and written down before anything is changed: what is wanted, what is planned, and
+what came of it. Asks no server.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.schema.foreign_keys import ForeignKey
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import Trigger, Wanted, parse_triggers, pointed
+
+_NEXT_NUMBER = re.compile(r" AUTO_INCREMENT=\d+")
 
 
 class Triggers(StrEnum):
@@ -106,9 +107,6 @@ class CutOverResult:
                 Saved(TableName.parse(table), TableName.parse(aside), script) for table, aside, script in data["saved"]
             ),
         )
-
-
-_NEXT_NUMBER = re.compile(r" AUTO_INCREMENT=\d+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Names beside a table's own, for the table that it replaces or for itself on its way.
+"""From goals to the plan of a cut-over: everything is looked at, and refused, before anything is changed.
 
-From goals to the plan of a cut-over: everything is looked at, and refused, before anything is changed.
+Here are also the names beside a table's own (``beside``), for the table that it replaces or for itself on its way.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _LONGEST_FILE = 230
 _ENCODED = 5
 """Bytes that a letter of no plain kind takes in a file name."""
 
+Checks = tuple[tuple[str, str], ...]
+
 
 def beside(name: TableName, suffix: str, taken: Callable[[TableName], bool]) -> TableName:
     """``orders`` and ``__before_7`` make ``orders__before_7``; shortened where that is too long, numbered where it is
@@ -54,9 +56,6 @@ def _shortened(stem: str, tail: str) -> str:
 
 def _file_length(text: str) -> int:
     return sum(1 if letter.isascii() and (letter.isalnum() or letter == "_") else _ENCODED for letter in text)
-
-
-Checks = tuple[tuple[str, str], ...]
 
 
 def make_plan(

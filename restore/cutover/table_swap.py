@@ -1,6 +1,4 @@
-"""A statement of one session that waits for the locks which another one holds.
-
-Tables change places while nobody can write to them: foreign keys and triggers first, then one RENAME TABLE.
+"""Tables change places while nobody can write to them: foreign keys and triggers first, then one RENAME TABLE.
 
 Everything is prepared under ``LOCK TABLES``, so that writers see the old table with all that it had, or the new one
 with all that it is to have. MySQL renames locked tables. MariaDB does not: there the restored tables wait beside the
@@ -26,6 +24,26 @@ from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import TableInventory, Wanted, arrange, column_text, is_arranged, pointed
 from restore.cutover.plan import Move, Plan, shape
+
+_BROKEN = frozenset({144, 145, 1034, 1194, 1195, 1812, 1877, 1932})
+"""The table cannot be opened, so it cannot be locked either; renamed it can be, as a rule."""
+_MIXED = 1785
+"""GTIDs are enforced, and the tables are of engines with transactions and without: the server takes a lock of both for
+a statement that would have to be logged."""
+_SETTINGS = {
+    "foreign_key_checks": "0",
+    "sql_mode": "''",
+    "sql_quote_show_create": "1",
+    "wait_timeout": "28800",
+    "max_statement_time": "0",
+    "information_schema_stats_expiry": "0",
+    "restrict_fk_on_non_standard_key": "0",
+    "system_versioning_alter_history": "'KEEP'",
+}
+_NEXT = "SELECT next_not_cached_value FROM {table}"
+_NUMBER = "SELECT AUTO_INCREMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+_SETTLED = 2.0
+"""Seconds within which a list of tables shows all of one RENAME (MariaDB shows it as several)."""
 
 
 class Renaming:
@@ -66,27 +84,6 @@ class Renaming:
             self._session.execute(self._statement)
         except ServerError as error:
             self._error = error
-
-
-_BROKEN = frozenset({144, 145, 1034, 1194, 1195, 1812, 1877, 1932})
-"""The table cannot be opened, so it cannot be locked either; renamed it can be, as a rule."""
-_MIXED = 1785
-"""GTIDs are enforced, and the tables are of engines with transactions and without: the server takes a lock of both for
-a statement that would have to be logged."""
-_SETTINGS = {
-    "foreign_key_checks": "0",
-    "sql_mode": "''",
-    "sql_quote_show_create": "1",
-    "wait_timeout": "28800",
-    "max_statement_time": "0",
-    "information_schema_stats_expiry": "0",
-    "restrict_fk_on_non_standard_key": "0",
-    "system_versioning_alter_history": "'KEEP'",
-}
-_NEXT = "SELECT next_not_cached_value FROM {table}"
-_NUMBER = "SELECT AUTO_INCREMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-_SETTLED = 2.0
-"""Seconds within which a list of tables shows all of one RENAME (MariaDB shows it as several)."""
 
 
 class Place(Enum):

@@ -1,7 +1,7 @@
 """Questions asked of restored data: does every table open, do the policy's statements hold, is it what the
 witness saw.
 
-Puts together what a test restore proved.
+``make_proof`` puts together what a test restore proved by them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whose files a restored data directory holds, and with which modes: the server's user, nobody else's.
+"""Is a data directory free to be filled? Empty, and no server living in it, whoever started that server.
 
-Is a data directory free to be filled? Empty, and no server living in it, whoever started that server.
+And whose files it holds once it is filled, with which modes: the server's user, nobody else's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ from storage.contract.layout import REPOSITORY
 FILE_MODE = 0o660
 FOLDER_MODE = 0o700
 """As the servers themselves make them."""
+
+_LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
+"""Files that servers hold a POSIX lock on as long as they run."""
+_NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
+"""What tells that a folder is, or is about to be, a data directory."""
+_LISTED = 20
+_PID_LIMIT = 64
+_FLOCK = struct.Struct("hhqqi4x")
+"""struct flock of x86-64 and arm64 Linux: type, whence, start, length, pid (fcntl(2))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +110,6 @@ def hand_over(folder: Path, account: Account, *, folder_mode: int) -> None:
         for name in files:
             give_in(descriptor, name, owner, FILE_MODE)
     give(folder, owner, folder_mode)
-
-
-_LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
-"""Files that servers hold a POSIX lock on as long as they run."""
-_NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
-"""What tells that a folder is, or is about to be, a data directory."""
-_LISTED = 20
-_PID_LIMIT = 64
-_FLOCK = struct.Struct("hhqqi4x")
-"""struct flock of x86-64 and arm64 Linux: type, whence, start, length, pid (fcntl(2))."""
 
 
 @dataclass(frozen=True, slots=True)

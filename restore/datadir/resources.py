@@ -1,10 +1,10 @@
-"""How much memory a prepare gets.
+"""Memory and room for a restore, chosen and checked before the first byte moves.
 
-Recovery keeps the redo records in a hash table and the pages they touch in a buffer pool. When the table does
-not fit, the redo is read again in several passes, which is what makes a prepare slow; memory beyond that only
-caches pages.
+Memory of a prepare: recovery keeps the redo records in a hash table and the pages they touch in a buffer pool. When the
+table does not fit, the redo is read again in several passes, which is what makes a prepare slow; memory beyond that
+only caches pages.
 
-Is there room for a restore? Asked before the first byte moves, answered in bytes.
+Room: what a restore takes in bytes and inodes, and whether the file system has it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ MIB = 1024 * 1024
 FLOOR = 96 * MIB
 """Below this the tools' own recovery is not able to run reliably; their default is 96 to 100 MiB."""
 DEFAULT_CAP = 8 * 1024 * MIB
+
+RESERVE = 64 * 1024 * 1024
+"""Bytes for logs, temporary tablespace and the file system's own bookkeeping."""
+_BLOCK = 4096
+_DELTA = ".delta"
+"""Pages of one increment; those of the next come on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,6 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
         f"{meminfo} does not say how much memory is available",
         hint="set restore.scratch.memory in the configuration",
     )
-
-
-RESERVE = 64 * 1024 * 1024
-"""Bytes for logs, temporary tablespace and the file system's own bookkeeping."""
-_BLOCK = 4096
-_DELTA = ".delta"
-"""Pages of one increment; those of the next come on top."""
 
 
 @dataclass(frozen=True, slots=True)

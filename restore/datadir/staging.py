@@ -1,10 +1,11 @@
-"""What a restore remembers for its next attempt, in a small document that is the old one or the new one.
-
-Where a restore is built before it is put in place, what is remembered there, and who may work there.
+"""Where a restore is built before it is put in place, what is remembered there, and who may work there.
 
 Beside the data directory, as ``<datadir>.restoring``, so that one rename puts everything in place. Where that
 cannot be (the data directory is a mount point, its parent is not ours to write or another file system) inside
 it, as ``.backupd-restoring``, and the files are moved one by one.
+
+What is remembered for the next attempt is a small document (``State``) that is the old one or the new one; the same
+document marks a restored data directory.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ _UNDECIDED = ("fetching", "prepared", "replaying")
 """Stages in which nothing that is kept depends on where a replay goes."""
 STAGED = (*_UNDECIDED, "replayed")
 """Stages in which everything lies in the staging folder."""
+
+BESIDE = ".restoring"
+INSIDE = ".backupd-restoring"
+_STATE = "restore.json"
+_RESERVED = (f"*{BESIDE}", INSIDE, "*.external", "*.external.new", ".*.partial")
+"""Names that restores take beside and in their goals (the last one: of SQL files), and remove what bears them."""
+_BUILT = ("data", "external", "logs", "binlogs", "replay", "increment-*")
+"""Folders that are made in a staging folder."""
+_PATIENCE = 2.0
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +204,6 @@ def write_durably(path: Path, content: bytes) -> None:
     write_anew(fresh, content, owner=owner, mode=mode)
     fresh.replace(path)
     sync_folder(path.parent)
-
-
-BESIDE = ".restoring"
-INSIDE = ".backupd-restoring"
-_STATE = "restore.json"
-_RESERVED = (f"*{BESIDE}", INSIDE, "*.external", "*.external.new", ".*.partial")
-"""Names that restores take beside and in their goals (the last one: of SQL files), and remove what bears them."""
-_BUILT = ("data", "external", "logs", "binlogs", "replay", "increment-*")
-"""Folders that are made in a staging folder."""
-_PATIENCE = 2.0
-"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)

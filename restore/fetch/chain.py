@@ -1,6 +1,6 @@
-"""Applies redo and increments to a fetched copy, and believes the tool only after looking.
+"""From manifests to a directory that a server can be started on: fetch every backup of a chain, then prepare.
 
-From manifests to a directory that a server can be started on: fetch every backup of a chain, then prepare.
+``prepare`` applies redo and increments to a fetched copy, and believes the tool only after looking.
 """
 
 from __future__ import annotations

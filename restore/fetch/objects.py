@@ -1,10 +1,10 @@
-"""A file being put together from slices that arrive in any order, possibly on top of an earlier attempt.
-
-Objects to files: read, verified, unsealed, verified again, written; in parallel, from the best copy that
+"""Objects to files: read, verified, unsealed, verified again, written; in parallel, from the best copy that
 is good.
 
 An earlier attempt needs no journal. What lies in the folder is hashed, slice by slice, and only what is not
 already right is fetched: after a kill -9, after a prepare that was cut short, after anything.
+
+``Assembly`` is a file being put together from slices that arrive in any order, possibly on top of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -41,6 +41,13 @@ from storage.contract.destination import Destination
 _BLOCK = 4096
 _ZEROS = bytes(_BLOCK)
 _CHUNK = 1024 * 1024
+
+MOST_WORKERS = 4
+"""Each holds one object, sealed and open, at most about 2.5 parts of 16 MiB; the daemon's memory is bounded
+by it."""
+_NAMED = 5
+_TAR_PER_MEMBER = 8 * 1024
+_TAR_END = 64 * 1024
 
 
 class Assembly:
@@ -240,14 +247,6 @@ def _write_sparse(descriptor: int, offset: int, payload: memoryview) -> None:
             start = place
     if start is not None:
         _write(descriptor, offset + start, payload[start:])
-
-
-MOST_WORKERS = 4
-"""Each holds one object, sealed and open, at most about 2.5 parts of 16 MiB; the daemon's memory is bounded
-by it."""
-_NAMED = 5
-_TAR_PER_MEMBER = 8 * 1024
-_TAR_END = 64 * 1024
 
 
 class Opener(Protocol):

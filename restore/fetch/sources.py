@@ -1,7 +1,6 @@
-"""Are the paths of a backup fit to be written below a folder? A manifest is data from elsewhere: judged, not
-obeyed.
+"""Where a restore reads: the manifests of a chain, each from the first destination where it is good, and the pins.
 
-Where a restore reads: the manifests of a chain, each from the first destination where it is good, and the pins.
+A manifest is data from elsewhere, judged, not obeyed: are its paths fit to be written below a folder?
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""What a load has done so far, in a table of the staging schema: rows and their entry here are one transaction.
+"""Staging schemas: where tables are loaded before they take their place, one per schema of the source.
+
+Named ``backupd_restore_<restore id>_<number>``; the first holds the journal of the load. Nothing but such a schema, or
+one that was made for a load, is ever dropped or filled.
+
+The journal, a table of the first one, tells what a load has done so far: rows and their entry there are one
+transaction.
 
 One row per table and one per file of rows, found by the SHA-256 of their path in the folder. Whoever loads holds a
 named lock of the server, and so does each of its sessions: when a process was killed, the server may go on with its
@@ -6,11 +12,6 @@ last statement for a while, and the next one waits for that.
 
 The definition of a table for loading: without foreign keys, without places on the source's disks, and, for large
 tables, with secondary keys that are built once all rows are there. Pure.
-
-Staging schemas: where tables are loaded before they take their place, one per schema of the source.
-
-Named ``backupd_restore_<restore id>_<number>``; the first holds the journal of the load. Nothing but such a schema, or
-one that was made for a load, is ever dropped or filled.
 """
 
 from __future__ import annotations
@@ -45,6 +46,26 @@ CREATE TABLE IF NOT EXISTS {journal} (
   position BIGINT NOT NULL, row_count BIGINT NOT NULL, digest CHAR(64) NOT NULL, begun DATETIME NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin COMMENT = 'what backupd has loaded here so far'
 """
+
+_LATER = (["KEY"], ["UNIQUE", "KEY"])
+_ELSEWHERE = frozenset(
+    {
+        "FEDERATED",
+        "FEDERATEDX",
+        "SPIDER",
+        "CONNECT",
+        "MRG_MYISAM",
+        "MERGE",
+        "OQGRAPH",
+        "SPHINX",
+        "NDB",
+        "NDBCLUSTER",
+        "S3",
+    }
+)
+"""Engines whose rows lie somewhere else, mostly in a table that lives on; what is inserted would arrive there."""
+PREFIX = "backupd_restore_"
+_NAME = re.compile(rf"{PREFIX}(?P<id>[0-9a-z-]+)_(?P<number>\d+)")
 
 
 class State(StrEnum):
@@ -197,25 +218,6 @@ def _key(path: str) -> str:
     return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-_LATER = (["KEY"], ["UNIQUE", "KEY"])
-_ELSEWHERE = frozenset(
-    {
-        "FEDERATED",
-        "FEDERATEDX",
-        "SPIDER",
-        "CONNECT",
-        "MRG_MYISAM",
-        "MERGE",
-        "OQGRAPH",
-        "SPHINX",
-        "NDB",
-        "NDBCLUSTER",
-        "S3",
-    }
-)
-"""Engines whose rows lie somewhere else, mostly in a table that lives on; what is inserted would arrive there."""
-
-
 @dataclass(frozen=True, slots=True)
 class StagedTable:
     """``create``: the statement, for a session in the staging schema. ``later``: names of keys and the ``ADD`` clauses
@@ -292,10 +294,6 @@ def _key_name(item: str) -> str:
 
 def _place_of_name(words: Sequence[Token]) -> int:
     return next((place for place, token in enumerate(words) if token.kind == "name"), 0)
-
-
-PREFIX = "backupd_restore_"
-_NAME = re.compile(rf"{PREFIX}(?P<id>[0-9a-z-]+)_(?P<number>\d+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
-"""Files of rows as they lie in a logical backup, cut into statements without a parser for values.
-
-Every tool writes a newline in a value as ``\n``, so outside of names ``;`` and a newline end a statement; names stand
-in the statement's head, which is understood. Each statement must be one that puts rows into this one table, or a
-setting of the session: whatever else a file holds does not reach the server.
-
-One table on its way into a staging schema: created, filled file by file, given its keys, counted.
+"""One table on its way into a staging schema: created, filled file by file, given its keys, counted.
 
 Everything is written down in the journal as it happens, so that another process can go on wherever this one stopped.
 Rows and the note of them are one transaction where the engine has such; a table of another engine is filled anew.
+
+Files of rows are read as they lie in a logical backup, cut into statements without a parser for values. Every tool
+writes a newline in a value as ``\\n``, so outside of names ``;`` and a newline end a statement; names stand
+in the statement's head, which is understood. Each statement must be one that puts rows into this one table, or a
+setting of the session: whatever else a file holds does not reach the server.
 """
 
 from __future__ import annotations
@@ -35,6 +34,27 @@ _NAME = rb"`(?:[^`]|``)*+`"
 _HEAD = re.compile(rb"INSERT (?:IGNORE )?INTO (?P<table>%b)\s*(?:\((?:\s*%b\s*,?)*+\)\s*)?VALUES?\b" % (_NAME, _NAME))
 _SETTING = re.compile(rb"(?:/\*M?!\d*\s*)?SET\s(?!.*\b(?:GLOBAL|PERSIST|PASSWORD)\b)", re.IGNORECASE | re.DOTALL)
 _SEQUENCE = re.compile(rb"(?:SELECT|DO) SETVAL\((?P<table>%b)" % _NAME, re.IGNORECASE)
+
+COMMIT_BYTES = 32 * 1024 * 1024
+"""Rows in one transaction: what a kill costs, what the server may have to undo, and what a cluster takes at once."""
+DEFER_BYTES = 32 * 1024 * 1024
+"""From here on secondary keys are built when all rows are there: sorting once is cheaper than a million insertions
+(MariaDB 10.11, 80 MB of rows with two keys: 5.7 instead of 8 to 9 s of the server's processor time while the buffer
+pool holds them, 14 to 20 instead of 123 s of wall time when it does not)."""
+_ATTEMPTS = 5
+_TRY_AGAIN = frozenset({1205, 1213})
+_STRICT = frozenset({140, 1005, 1031, 1118, 1478})
+"""What a server that is strict about the options of InnoDB refuses, and another one takes with a warning."""
+_FOR_ALL = frozenset({0, 1053, 1077, 1152, 1153, 1158, 1159, 1160, 1161, 1290, 1317, 1836, 1927, 2006, 2013})
+"""The server is not there any more, or takes no rows of anybody: nothing that one table could help."""
+_NO_SUCH_TABLE = 1146
+_HARMLESS = frozenset({1287, 1681, 3674, 3719, 3778, 3950, 4079})
+"""That what stands in a definition is out of fashion, or that an index will not be used."""
+_FULL = frozenset({1021, 1114})
+_NO_ROOM = ("No space left on device", "errno: 28", "Errcode: 28", "OS error 28")
+_LARGEST_PACKET = 1024**3
+_ROW_OF_PACKET = 64
+"""Bytes that a statement is longer than its text."""
 
 
 class Kind(Enum):
@@ -126,28 +146,6 @@ class _Reader:
             f"a file of rows {what}, at byte {self._offset}",
             hint="restore from another copy or another backup; `backupd verify` looks at all of them",
         )
-
-
-COMMIT_BYTES = 32 * 1024 * 1024
-"""Rows in one transaction: what a kill costs, what the server may have to undo, and what a cluster takes at once."""
-DEFER_BYTES = 32 * 1024 * 1024
-"""From here on secondary keys are built when all rows are there: sorting once is cheaper than a million insertions
-(MariaDB 10.11, 80 MB of rows with two keys: 5.7 instead of 8 to 9 s of the server's processor time while the buffer
-pool holds them, 14 to 20 instead of 123 s of wall time when it does not)."""
-_ATTEMPTS = 5
-_TRY_AGAIN = frozenset({1205, 1213})
-_STRICT = frozenset({140, 1005, 1031, 1118, 1478})
-"""What a server that is strict about the options of InnoDB refuses, and another one takes with a warning."""
-_FOR_ALL = frozenset({0, 1053, 1077, 1152, 1153, 1158, 1159, 1160, 1161, 1290, 1317, 1836, 1927, 2006, 2013})
-"""The server is not there any more, or takes no rows of anybody: nothing that one table could help."""
-_NO_SUCH_TABLE = 1146
-_HARMLESS = frozenset({1287, 1681, 3674, 3719, 3778, 3950, 4079})
-"""That what stands in a definition is out of fashion, or that an index will not be used."""
-_FULL = frozenset({1021, 1114})
-_NO_ROOM = ("No space left on device", "errno: 28", "Errcode: 28", "OS error 28")
-_LARGEST_PACKET = 1024**3
-_ROW_OF_PACKET = 64
-"""Bytes that a statement is longer than its text."""
 
 
 class LeftOutError(Exception):

@@ -1,7 +1,7 @@
 """What a restore will do, computed before a byte moves: shown by ``backupd plan``, kept with the job, then
 executed.
 
-The steps of a plan: what each works on, and how long it will take by the rates.
+Its steps tell what each works on, and how long it will take by the rates.
 """
 
 from __future__ import annotations

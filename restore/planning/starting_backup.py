@@ -1,7 +1,7 @@
-"""The moments that backups alone are: each is one point, and nothing between them is recoverable without binary
-logs. Pure.
+"""From which backup a replay begins, and what is replayed then: the way that takes least time by the rates.
 
-From which backup a replay begins, and what is replayed then: the way that takes least time by the rates.
+Without binary logs the backups alone are what can be restored: each is one point, and nothing between them is
+recoverable. Pure.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from backupd.recovery.windows import RouteLeg, Span, not_rolled
 from restore.planning.plan import Rate
 from restore.planning.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
 from restore.planning.target_resolution import Archive, Material, Resolution, TargetResolver, Way
+
+_Place = tuple[str, int, str, int, int]
+"""GTID domain and sequence, base name and number of the binary log, position in it; empty names: not known."""
+Cost = Callable[[BackupRecord], float]
+"""Seconds to fetch, prepare and place a backup with all that it builds on."""
 
 
 def choose_point(
@@ -79,10 +84,6 @@ def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
         if _is_ahead(place, furthest_place):
             best, furthest_place = backup, place
     return best
-
-
-_Place = tuple[str, int, str, int, int]
-"""GTID domain and sequence, base name and number of the binary log, position in it; empty names: not known."""
 
 
 def _place(position: Position) -> _Place:
@@ -238,10 +239,6 @@ def _sequence(gtid: str) -> tuple[str, int]:
 def _named(backup: BackupRecord) -> str:
     place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
     return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
-
-
-Cost = Callable[[BackupRecord], float]
-"""Seconds to fetch, prepare and place a backup with all that it builds on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Where restored tables go: what ``--as`` means for each of them.
-
-Tables without the rest of their server: the ways there are, and which of them is taken. Pure.
+"""Tables without the rest of their server: the ways there are, and which of them is taken. Pure.
 
 A table comes out of a logical backup, or out of a physical one of which only its files and what the server itself needs
 are fetched. Either can be rolled forward with the binary logs before the rows are handed over.
+
+What ``--as`` means for each table (``Renaming``) is here, too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,32 @@ from restore.planning.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate, 
 _HOW = (
     "write TABLE, SCHEMA.TABLE, or with one `*` for the old name: `*_restored`, `SCHEMA.*`; quote names that hold "
     "dots: `my.shop`.`or der`"
+)
+
+_LONGEST = 64
+"""Characters of an identifier, on every flavour."""
+STEPS = ("fetched", "prepared", "started", "rolled_forward", "extracted", "loaded", "handed_over")
+"""The phases of a restore of tables in their order; a plan has those it needs."""
+_RATES: Mapping[str, Rate] = {
+    **DEFAULT_RATES,
+    "extracted": Rate(40e6, 0.5),
+    "loaded": Rate(10e6, 1.0),
+    "handed_over": Rate(1e12, 0.5),
+}
+_NAMED = 5
+_SERVER = 256 * 1024 * 1024
+"""Bytes that a server which holds next to nothing is taken to start with."""
+_ORDER = (
+    "fetched",
+    "prepared",
+    "restored",
+    "started",
+    "rolled_forward",
+    "extracted",
+    "carried",
+    "loaded",
+    "compared",
+    "handed_over",
 )
 
 
@@ -88,38 +114,6 @@ def goals(tables: Sequence[TableName], renaming: Renaming | None) -> tuple[Table
                     hint="choose another one with --as",
                 )
     return found
-
-
-_LONGEST = 64
-"""Characters of an identifier, on every flavour."""
-
-
-STEPS = ("fetched", "prepared", "started", "rolled_forward", "extracted", "loaded", "handed_over")
-"""The phases of a restore of tables in their order; a plan has those it needs."""
-
-_RATES: Mapping[str, Rate] = {
-    **DEFAULT_RATES,
-    "extracted": Rate(40e6, 0.5),
-    "loaded": Rate(10e6, 1.0),
-    "handed_over": Rate(1e12, 0.5),
-}
-_NAMED = 5
-_SERVER = 256 * 1024 * 1024
-"""Bytes that a server which holds next to nothing is taken to start with."""
-
-
-_ORDER = (
-    "fetched",
-    "prepared",
-    "restored",
-    "started",
-    "rolled_forward",
-    "extracted",
-    "carried",
-    "loaded",
-    "compared",
-    "handed_over",
-)
 
 
 def in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:

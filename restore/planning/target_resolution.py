@@ -1,10 +1,9 @@
-"""What a plan knows of archived binary logs: branches, runs and gaps as values, and a resolver for what only the index
-of the transactions tells.
-
-Backups that a time target must not begin from without a word: what they hold was partly stamped later than it.
-
-Where a target lies in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
+"""Where a target lies in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
 that it asks.
+
+``History``: what a plan knows of archived binary logs, branches, runs and gaps as values, and a resolver for what only
+the index of the transactions tells. ``clock_skew``: backups that a time target must not begin from without a word,
+since what they hold was partly stamped later than it.
 """
 
 from __future__ import annotations
@@ -25,6 +24,15 @@ from backupd.recovery.runs import Histories, Place, executed, first_of, last_of,
 from backupd.recovery.windows import RouteLeg, Window, complete_until, hole, not_rolled, way, windows
 from restore.planning.past_end import Older, end_of, later_known, past_end, refuse_past_end
 from restore.planning.target import AtGtid, AtPosition, AtTime, Goal, Latest, Target
+
+LOOK_BACK = timedelta(hours=1)
+"""Of log in front of a backup, in which later times than the target's are looked for."""
+MOST_BASES = 64
+"""Backups that are compared, the nearest ones: what is still further back has much more to replay."""
+_MOST_TRIES = 2000
+_MOST_NEAREST = 16
+_OLD = 3600.0
+"""Seconds behind the present that are worth a remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +101,6 @@ class History:
     resolver: TargetResolver
 
 
-LOOK_BACK = timedelta(hours=1)
-"""Of log in front of a backup, in which later times than the target's are looked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClockSkew:
     """The log in front of ``base``, which is of branch ``home``, carries times later than the target, as one does when
@@ -125,14 +129,6 @@ def clock_skew(
     place = place_of(base.position)
     stop = later_before(home.id, place, moment, base.started_at - LOOK_BACK) if place is not None else None
     return ClockSkew(base, home, stop) if stop is not None else None
-
-
-MOST_BASES = 64
-"""Backups that are compared, the nearest ones: what is still further back has much more to replay."""
-_MOST_TRIES = 2000
-_MOST_NEAREST = 16
-_OLD = 3600.0
-"""Seconds behind the present that are worth a remark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""How the server of a restored copy is set up so that logs can be replayed onto it.
-
-A staged copy rolled forward: a private server on it, the binary logs, a clean shutdown.
+"""A staged copy rolled forward: a private server on it, the binary logs, a clean shutdown.
 
 It happens where the copy was built and before it is put in place, so that a replay that was killed leaves nothing that
 a server could be started on. Such a copy is never replayed onto again: nobody knows how far it is.
+
+``replay_options`` and ``replay_config``: how the server of a restored copy is set up so that logs can be replayed onto
+it.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ _MYSQL_57: Options = {
 }
 _TABLES_BY_DEFAULT = Version(8, 0)
 
+PHASE = "rolled_forward"
+
 
 def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:
     """Options of a copy that logs with events of ``server_ids`` can be replayed onto, in parallel by ``workers`` (0: as
@@ -135,9 +138,6 @@ def replay_config(
 def _own_id(server_ids: Sequence[int]) -> int:
     taken = set(server_ids)
     return next(number for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0) if number not in taken)
-
-
-PHASE = "rolled_forward"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,11 @@
-"""Earlier names of the tables that are taken out of a chain: increments hold pages by number of their tablespace.
+"""Some tables of a physical backup, and of the rest only what a server cannot do without: fetched, prepared, started.
+
+Measured with MariaDB 10.11.19 and MySQL 9.7.4: recovery leaves out the redo of tablespaces whose files are not there,
+increments are applied to what there is, and the server starts. MariaDB knows a table by its ``.frm``, so one without is
+not there for it; MySQL keeps its dictionary in one file and answers error 1812 for a table without its own. A row whose
+foreign key is referenced by a table that is not there can be deleted in MariaDB and not in MySQL.
+
+Tables have earlier names: increments hold pages by number of their tablespace.
 
 A table that was renamed between two backups lies in the earlier one under its old name, and an increment's pages of it
 are worth nothing without that file. A name alone tells nothing: after ``RENAME orders TO old, new TO orders`` both
@@ -9,13 +16,6 @@ Most tables whose number is not in the earlier backup were made, truncated or re
 that the redo log knows as made since the last checkpoint with ``.new``, and the dictionary's header says which numbers
 had been given when the checkpoint was written; so only where an unknown number is older, the beginnings of all files of
 the earlier backup are looked at (at most 16 MiB each).
-
-Some tables of a physical backup, and of the rest only what a server cannot do without: fetched, prepared, started.
-
-Measured with MariaDB 10.11.19 and MySQL 9.7.4: recovery leaves out the redo of tablespaces whose files are not there,
-increments are applied to what there is, and the server starts. MariaDB knows a table by its ``.frm``, so one without is
-not there for it; MySQL keeps its dictionary in one file and answers error 1812 for a table without its own. A row whose
-foreign key is referenced by a table that is not there can be deleted in MariaDB and not in MySQL.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ _PAGE = 16384
 
 Fetch = Callable[[Loaded, Path], None]
 """Brings what a part of a backup holds to a folder."""
+
+_DEFINITION, _TRIGGERS = ".frm", ".TRG"
+_NAMED = 10
+Needed = Callable[[Known], Collection[TableName]]
 
 
 def earlier_names(
@@ -198,12 +202,6 @@ def _named(note: bytes) -> str:
     """The stem that an ``old.ren`` names: ``shop/new``, as a path or not, with its suffix or not."""
     text = note.decode("utf-8", "surrogateescape").strip()
     return stem_of("/".join(text.split("/")[-2:]))
-
-
-_DEFINITION, _TRIGGERS = ".frm", ".TRG"
-_NAMED = 10
-
-Needed = Callable[[Known], Collection[TableName]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Every decision about one restore of tables, taken before it begins.
-
-What a restore of tables tells when it is over.
-"""
+"""What a restore of tables is asked for, every decision taken before it begins, and what it tells when it is over."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, Outcome, TableName
-from restore.cutover.cutover import CutOverResult, Triggers
+from restore.cutover.plan import CutOverResult, Triggers
 from restore.cutover.schema_objects import SchemaObjects
 from restore.planning.table_plan import Source, TableGoal
 from restore.replay.roll_forward import RolledForward
 from restore.tables.row_difference import SAMPLE, TableDifference
+
+ROWS, TABLESPACE = "rows", "tablespace"
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,6 @@ class TablesSpec:
     def lacking(self) -> tuple[DumpedTable, ...]:
         """What became of ``missing``."""
         return tuple(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in self.missing.items())
-
-
-ROWS, TABLESPACE = "rows", "tablespace"
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)

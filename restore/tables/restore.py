@@ -1,10 +1,10 @@
-"""The folder in which a restore of tables keeps what it has so far, from one attempt to the next.
-
-Restoring tables into a running server: their rows to a folder, from there beside the live tables, compared with
+"""Restoring tables into a running server: their rows to a folder, from there beside the live tables, compared with
 those, and then in one step to their names. Knows no catalog.
 
 Whatever ends an attempt, the next one with the same spec goes on: rows that were read completely are read no more, what
 is loaded stays loaded, and a cut-over that had begun is finished. Until the very last step no live table is touched.
+
+``workplace`` is the folder in which a restore keeps what it has so far, from one attempt to the next.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from backupd.model.table import Outcome, TableName, quote_name
 from backupd.model.text import Clock
 from backupd.process.folders import make_passable, write_whole
 from backupd.transfer.seal.seal import Unsealer
-from restore.cutover.cutover import CutOverResult, Goal, Triggers, cut_over, settle, told
+from restore.cutover.cutover import cut_over, finished, settle
 from restore.cutover.keys_and_triggers import TableInventory
+from restore.cutover.plan import CutOverResult, Goal, Triggers
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.fetch.chain import Stopwatch, merged
 from restore.load.parallel_load import Loaded, load
@@ -49,6 +50,11 @@ _OVER = ".over"
 """At the end of a folder's name: its restore is over, it was killed while it removed this."""
 _ABANDONED = 3 * 86400
 """Seconds after which what an unfinished restore left is taken for forgotten, when the next one begins."""
+
+_HANDED = "handed-over.json"
+_NAMED = 20
+Confirm = Callable[[Sequence[TableDifference]], bool]
+"""Told how the restored tables differ from the live ones they are to replace; False: leave everything as it is."""
 
 
 @contextlib.contextmanager
@@ -103,13 +109,6 @@ def _remove(folder: Path, condemned: Callable[[Path], bool]) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
-
-
-_HANDED = "handed-over.json"
-_NAMED = 20
-
-Confirm = Callable[[Sequence[TableDifference]], bool]
-"""Told how the restored tables differ from the live ones they are to replace; False: leave everything as it is."""
 
 
 def execute(
@@ -267,7 +266,7 @@ class _Work:
                 continue
             with contextlib.suppress(BusyError):
                 done = [
-                    settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
+                    settle(into, schema, report=self._report, cancel=self._cancel) or finished(into, schema)
                     for schema in other.schemas
                 ]
                 placed = {target for one in done if one is not None for target, _aside in one.tables}
@@ -288,7 +287,7 @@ class _Work:
         had begun is taken back. ``note``: where one that was killed in its last moments wrote down what came of it."""
         done = CutOverResult.from_json(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else None
         for schema in staging.values():
-            done = done or settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
+            done = done or settle(into, schema, report=self._report, cancel=self._cancel) or finished(into, schema)
         if done is not None:
             self._warnings.append("an interrupted attempt had put the tables into their places: that was finished")
         return done

@@ -1,11 +1,11 @@
-"""How columns of two tables are compared on a server: which of them, and by which expressions, to the byte.
-
-What replacing a live table by a restored one would change, row by row, computed on the server that has both.
+"""What replacing a live table by a restored one would change, row by row, computed on the server that has both.
 
 Both are read in one snapshot, without locks, and nothing but counts and a few keys leaves the server. Rows belong
 together by a key that both have, and are equal when every column that both store is, to the byte. Where there is no
 such key, whole rows are counted: one that occurs three times here and once there is missing twice. Definitions are
 compared, too: the same rows in another table are not the same.
+
+How columns are compared (``Common``): which of them, and by which expressions, to the byte.
 """
 
 from __future__ import annotations
@@ -52,6 +52,24 @@ _SHAPES = frozenset(
         "geomcollection",
     }
 )
+
+SAMPLE = 20
+"""Keys that are shown of rows that are missing, of added ones and of changed ones, unless somebody wants more."""
+_LOOK_SECONDS = 0.2
+_BOTH = """
+SELECT COUNT(*), COALESCE(SUM({absent}), 0), COALESCE(SUM(NOT ({absent}) AND NOT ({same})), 0)
+FROM {staged} s LEFT JOIN {live} l {live_index} ON {join}
+"""
+_ADDED = "SELECT COUNT(*), COALESCE(SUM({absent}), 0) FROM {live} l LEFT JOIN {staged} s {staged_index} ON {join}"
+_SAMPLE = "SELECT {columns} FROM {one} LEFT JOIN {other} ON {join} WHERE {where} LIMIT {limit}"
+_WHOLE = """
+SELECT COALESCE(SUM(here), 0), COALESCE(SUM(there), 0),
+       COALESCE(SUM(GREATEST(here - there, 0)), 0), COALESCE(SUM(GREATEST(there - here, 0)), 0)
+FROM (SELECT SUM(origin) AS here, SUM(1 - origin) AS there
+      FROM (SELECT 1 AS origin, {staged_row} AS content FROM {staged} s
+            UNION ALL SELECT 0, {live_row} FROM {live} l) AS both_rows
+      GROUP BY content) AS counted
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,25 +242,6 @@ def _class(of: Field) -> str:
 def _told(of: Field) -> str:
     words = [of.type, of.collation, "generated" if of.generated else ""]
     return " ".join(word for word in words if word)
-
-
-SAMPLE = 20
-"""Keys that are shown of rows that are missing, of added ones and of changed ones, unless somebody wants more."""
-_LOOK_SECONDS = 0.2
-_BOTH = """
-SELECT COUNT(*), COALESCE(SUM({absent}), 0), COALESCE(SUM(NOT ({absent}) AND NOT ({same})), 0)
-FROM {staged} s LEFT JOIN {live} l {live_index} ON {join}
-"""
-_ADDED = "SELECT COUNT(*), COALESCE(SUM({absent}), 0) FROM {live} l LEFT JOIN {staged} s {staged_index} ON {join}"
-_SAMPLE = "SELECT {columns} FROM {one} LEFT JOIN {other} ON {join} WHERE {where} LIMIT {limit}"
-_WHOLE = """
-SELECT COALESCE(SUM(here), 0), COALESCE(SUM(there), 0),
-       COALESCE(SUM(GREATEST(here - there, 0)), 0), COALESCE(SUM(GREATEST(there - here, 0)), 0)
-FROM (SELECT SUM(origin) AS here, SUM(1 - origin) AS there
-      FROM (SELECT 1 AS origin, {staged_row} AS content FROM {staged} s
-            UNION ALL SELECT 0, {live_row} FROM {live} l) AS both_rows
-      GROUP BY content) AS counted
-"""
 
 
 @dataclass(frozen=True, slots=True)

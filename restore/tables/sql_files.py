@@ -1,13 +1,11 @@
-"""The views of several schemas as one script, each behind those that it reads.
-
-The script of one schema has its views in order; where a view reads one of another schema that reads the first schema
-again, no order of whole scripts loads.
-
-A folder in the layout of a logical backup as SQL files for people, with a script that loads all of them in order.
+"""A folder in the layout of a logical backup as SQL files for people, with a script that loads all of them in order.
 
 The files are what the backup holds. ``load.sh`` gives them to the client, one call for each: a client that reads files
 from within a file (``source``) goes on behind an error in one of them (MariaDB's), and rows would get into a table that
 was there before. Nothing that is there is ever overwritten, and nothing is there until all of it is.
+
+The views of several schemas are one script, each behind those that it reads. The script of one schema has its views in
+order; where a view reads one of another schema that reads the first schema again, no order of whole scripts loads.
 """
 
 from __future__ import annotations
@@ -38,6 +36,59 @@ from restore.datadir.occupancy import refuse_nested
 
 _SET_DELIMITER = "DELIMITER "
 _UTF8 = "SET NAMES utf8mb4;"
+
+README = "README.sql"
+SCRIPT = "load.sh"
+_PARTIAL = ".partial"
+_FOLDERS = ("schemas", "tables")
+VIEWS = "views.sql"
+"""Of all schemas, where more than one has views."""
+_README = """\
+-- Written by backupd. Load everything with
+--
+--     sh {script} OPTIONS
+--
+-- in this folder. OPTIONS are those of the client, {client}: --defaults-file=FILE (first), --host=, --user= and so on.
+-- CLIENT='/path/to/{client} OPTIONS' in the environment names another program.
+--
+-- Tables, routines, views, triggers and events that exist already are errors, and nothing is overwritten: the script
+-- stops at the first error with an exit code that is not 0, so rows get only into tables that it has made itself. Drop
+-- what it had made (it names each file), then call it again. Schemas that exist stay as they are.
+--
+-- Accounts that are named as definers should be there first: a view that reads the view of a missing one is refused.
+--
+-- Each file can be loaded alone, too, into any schema ({client} --binary-mode --comments SCHEMA < FILE): definition.sql
+-- creates a table, data-*.sql are its rows, triggers.sql its triggers. Create those last, or the rows fire them. Make
+-- sure that definition.sql created its table: rows go into whatever has its name.
+
+SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'this file only explains, and nothing was loaded: call sh {script}';
+"""
+_LOAD = """\
+#!/bin/sh
+# Written by backupd; {readme} explains it. Call: sh {script} [options of the client]
+client=${{CLIENT:-{client}}}
+settings="SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES', \\
+time_zone = '+00:00', foreign_key_checks = 0 /*M!101100 , system_versioning_insert_history = 1 */"
+
+load() {{
+    file=$1 schema=$2
+    shift 2
+    printf '%s\\n' "$file"
+    set -- "$@" --batch --binary-mode --comments --skip-force --skip-reconnect --default-character-set=utf8mb4 \\
+        --max-allowed-packet=1G "--init-command=$settings"
+    if [ -n "$schema" ]; then set -- "$@" -- "$schema"; fi
+    $client "$@" < "$file" || stop "stopped at $file: nothing behind it was loaded"
+}}
+
+stop() {{
+    printf '%s: %s\\n' {script} "$1" >&2
+    exit 1
+}}
+
+unset CDPATH
+case $0 in */*) cd -- "${{0%/*}}/" || stop "cannot go to the folder of this script" ;; esac
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,60 +147,6 @@ def _named(view: _View, known: Callable[[TableName], bool]) -> set[TableName]:
             qualified = at > 1 and words[at - 1].text == "." and words[at - 2].kind == "name"
             found.add(TableName(words[at - 2].plain if qualified else view.name.schema, token.plain))
     return {name for name in found if known(name)} - {view.name}
-
-
-README = "README.sql"
-SCRIPT = "load.sh"
-_PARTIAL = ".partial"
-_FOLDERS = ("schemas", "tables")
-VIEWS = "views.sql"
-"""Of all schemas, where more than one has views."""
-_README = """\
--- Written by backupd. Load everything with
---
---     sh {script} OPTIONS
---
--- in this folder. OPTIONS are those of the client, {client}: --defaults-file=FILE (first), --host=, --user= and so on.
--- CLIENT='/path/to/{client} OPTIONS' in the environment names another program.
---
--- Tables, routines, views, triggers and events that exist already are errors, and nothing is overwritten: the script
--- stops at the first error with an exit code that is not 0, so rows get only into tables that it has made itself. Drop
--- what it had made (it names each file), then call it again. Schemas that exist stay as they are.
---
--- Accounts that are named as definers should be there first: a view that reads the view of a missing one is refused.
---
--- Each file can be loaded alone, too, into any schema ({client} --binary-mode --comments SCHEMA < FILE): definition.sql
--- creates a table, data-*.sql are its rows, triggers.sql its triggers. Create those last, or the rows fire them. Make
--- sure that definition.sql created its table: rows go into whatever has its name.
-
-SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'this file only explains, and nothing was loaded: call sh {script}';
-"""
-_LOAD = """\
-#!/bin/sh
-# Written by backupd; {readme} explains it. Call: sh {script} [options of the client]
-client=${{CLIENT:-{client}}}
-settings="SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES', \\
-time_zone = '+00:00', foreign_key_checks = 0 /*M!101100 , system_versioning_insert_history = 1 */"
-
-load() {{
-    file=$1 schema=$2
-    shift 2
-    printf '%s\\n' "$file"
-    set -- "$@" --batch --binary-mode --comments --skip-force --skip-reconnect --default-character-set=utf8mb4 \\
-        --max-allowed-packet=1G "--init-command=$settings"
-    if [ -n "$schema" ]; then set -- "$@" -- "$schema"; fi
-    $client "$@" < "$file" || stop "stopped at $file: nothing behind it was loaded"
-}}
-
-stop() {{
-    printf '%s: %s\\n' {script} "$1" >&2
-    exit 1
-}}
-
-unset CDPATH
-case $0 in */*) cd -- "${{0%/*}}/" || stop "cannot go to the folder of this script" ;; esac
-
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""What a restored copy has to be told before it replicates: a copy made in mode ``replica`` of a MariaDB server keeps
-its GTID position and nothing else.
-
-A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
+"""A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
 
 Knows no catalog: everything is in the spec, and everything found is in the outcome.
+
+``replica_remarks``: what a restored copy has to be told before it replicates. A copy made in mode ``replica`` of a
+MariaDB server keeps its GTID position and nothing else.
 """
 
 from __future__ import annotations
@@ -83,6 +83,13 @@ _SECRET = re.compile(
 )
 _ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
 
+SELINUX = Path("/sys/fs/selinux/enforce")
+"""Where it is there, files get their label from the folder they were made in, and a service may not read them."""
+_DYING = 20.0
+"""Seconds that the server of a killed attempt may take to vanish after it."""
+SERVER_MEMORY = 512 * 1024 * 1024
+"""Most bytes of buffer pool for a server that is started to be looked at."""
+
 
 def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
@@ -124,16 +131,6 @@ def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
             f"MASTER_LOG_FILE='{position.file}', MASTER_LOG_POS={position.pos}"
         )
     return tuple(found)
-
-
-__all__ = ["RestoreOutcome", "RestoreSpec", "execute"]
-
-SELINUX = Path("/sys/fs/selinux/enforce")
-"""Where it is there, files get their label from the folder they were made in, and a service may not read them."""
-_DYING = 20.0
-"""Seconds that the server of a killed attempt may take to vanish after it."""
-SERVER_MEMORY = 512 * 1024 * 1024
-"""Most bytes of buffer pool for a server that is started to be looked at."""
 
 
 def execute(

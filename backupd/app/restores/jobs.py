@@ -36,7 +36,7 @@ from restore.planning.plan import Plan
 from restore.planning.table_plan import TablePlan
 from restore.planning.target import Latest, parse_target
 from restore.tables.outcome import TablesOutcome
-from restore.whole.executor import RestoreOutcome
+from restore.whole.spec import RestoreOutcome
 
 VALID = timedelta(hours=1)
 """How long a plan can be started."""

@@ -29,7 +29,9 @@ from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase
 from backupd.model.text import format_time, is_id
 from policies.problems import suggestion
-from restore.cutover.cutover import LostError, Pending, Triggers, pending, settle
+from restore.cutover.cutover import pending, settle
+from restore.cutover.plan import Pending, Triggers
+from restore.cutover.table_swap import LostError
 from restore.load.staging_schema import Staging, drop_staging, stagings
 from restore.planning.table_plan import Source, TablePlan
 from restore.tables import restore as tablerestore

@@ -47,7 +47,7 @@ from restore.planning.target import AtBackup, AtTime, parse_target
 from storage.contract.destination import Destination
 
 if TYPE_CHECKING:
-    from restore.whole.executor import RestoreOutcome
+    from restore.whole.spec import RestoreOutcome
 
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
@@ -208,6 +208,7 @@ def restore(
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
     """
     from restore.whole import executor  # a timeline plans a restore and executes none
+    from restore.whole.spec import RestoreSpec
 
     if request.mode not in WHOLE_MODES:
         raise RefusedError(
@@ -224,7 +225,7 @@ def restore(
         if restore_id
         else begin_row(wiring, chosen, os.path.realpath(datadir), run)
     )
-    spec = executor.RestoreSpec(
+    spec = RestoreSpec(
         restore_id=row.id,
         server=server.name,
         target=request.target,

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from backupd.app.verify.verification import VerifyOutcome
     from restore.tables.outcome import TablesOutcome
     from restore.tables.restore import Confirm
-    from restore.whole.executor import RestoreOutcome
+    from restore.whole.spec import RestoreOutcome
 
 Action = Callable[[Wiring, JobRun], Result]
 

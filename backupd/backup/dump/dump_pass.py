@@ -1,11 +1,10 @@
-"""How many rows a table has in the snapshot; as many must have been written.
-
-The count is read in a snapshot of our own, opened in the same moment as those of the tools, while they write.
-
-One pass over tables: snapshots of one moment, their rows written and packed, and a judgement of each table.
+"""One pass over tables: snapshots of one moment, their rows written and packed, and a judgement of each table.
 
 A table is good when its tool says that all rows were written, nothing happened to its definition or its name meanwhile,
 and as many rows came as the snapshot holds.
+
+``RowCounter`` tells how many rows a table has in the snapshot; the count is read in a snapshot of our own, opened in
+the same moment as those of the tools, while they write.
 """
 
 from __future__ import annotations
@@ -36,6 +35,16 @@ from backupd.process.throttle import Throttle
 from backupd.transfer.packer import Packer
 
 _COUNT = "SELECT COUNT(*) FROM {table}{history}"
+
+ATTEMPTS = 5
+"""How often the snapshots are tried to be opened; somebody may be in the way for a moment."""
+_PAUSE_SECONDS = 2.0
+"""After the first attempt; twice as long after each further one."""
+_LEAST_ROOM = 64 * 1024 * 1024
+_MOST_ROOM = 1024 * 1024 * 1024
+_COUNT_LOOK_SECONDS = 0.2
+_LEAST_WORK = 1024 * 1024
+"""Reading a table costs as much as so many bytes, however small it is."""
 
 
 class RowCounter:
@@ -129,17 +138,6 @@ class RowCounter:
 def counting_statement(table: TableName, *, versioned: bool) -> str:
     """``versioned``: rows of its history count, too."""
     return _COUNT.format(table=table, history=" FOR SYSTEM_TIME ALL" if versioned else "")
-
-
-ATTEMPTS = 5
-"""How often the snapshots are tried to be opened; somebody may be in the way for a moment."""
-_PAUSE_SECONDS = 2.0
-"""After the first attempt; twice as long after each further one."""
-_LEAST_ROOM = 64 * 1024 * 1024
-_MOST_ROOM = 1024 * 1024 * 1024
-_COUNT_LOOK_SECONDS = 0.2
-_LEAST_WORK = 1024 * 1024
-"""Reading a table costs as much as so many bytes, however small it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The short moment in which nobody commits, so that many sessions open the same snapshot.
+"""Locks while tables are dumped: the short moment in which nobody commits (``BlockedCommits``), and who waits for a
+lock that the dump keeps (``WaitWatch``).
 
 MariaDB's BACKUP STAGE makes writers of InnoDB wait from BLOCK_COMMIT on only, and it waits for no SELECT. Elsewhere it
 is FLUSH TABLES WITH READ LOCK, which waits for every running statement while all writers queue behind it. Either way
@@ -8,8 +9,6 @@ opened by then is worthless, since it belongs to different moments; the caller b
 Killing FLUSH TABLES does not undo it: a table that a long SELECT was reading then lets nobody in until that SELECT has
 ended (measured on 9.7.4: an INSERT waited 4.9 s for one of 5 s). So there nothing is begun while a statement is running
 that has taken a second already.
-
-Who waits, while tables are dumped, for a lock that the dump keeps.
 
 A transaction keeps a lock on the definition of every table that it has read, until its end; mydumper has no means to
 give one back before. An ALTER TABLE on such a table waits for as long as the dump runs, and every other statement on
@@ -47,6 +46,9 @@ _LOST = (2006, 2013, 4031)
 _LOOK_SECONDS = 0.5
 _LONG_UNDER_FLUSH = 1.0
 _TOLD = 10
+
+_MOST_TOLD = 20
+_LEAVE_SECONDS = 5.0
 
 
 class NotOpenedError(ServerError):
@@ -213,10 +215,6 @@ def _in_the_way(session: Session, seconds: float, *, stages: bool) -> Sequence[R
     if stages:
         return [one.by for one in changing(session) if one.by.seconds >= seconds]
     return running(session, min(seconds, _LONG_UNDER_FLUSH))
-
-
-_MOST_TOLD = 20
-_LEAVE_SECONDS = 5.0
 
 
 class WaitWatch:

@@ -22,7 +22,8 @@ from backupd.engine.schema.definitions import TableDefinition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.job import Progress
 from backupd.model.table import TableName, quote_name
-from restore.cutover.cutover import CutOverResult, Goal, Patience, cut_over
+from restore.cutover.cutover import cut_over
+from restore.cutover.plan import CutOverResult, Goal, Patience
 from tests.support.restores.rolling import Kind
 from tests.support.servers.server import Server
 

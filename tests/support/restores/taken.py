@@ -21,7 +21,7 @@ from backupd.transfer.records.manifests import load_body
 from backupd.transfer.seal.seal import Unsealer
 from restore.runbook.shared_steps import render_unpack
 from restore.runbook.whole import render_runbook
-from restore.whole.executor import RestoreSpec
+from restore.whole.spec import RestoreSpec
 from storage.local.destination import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -13,7 +13,8 @@ from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.model.text import new_id
 from backupd.transfer.seal.seal import Unsealer
-from restore.whole.executor import RestoreSpec, execute
+from restore.whole.executor import execute
+from restore.whole.spec import RestoreSpec
 from storage.local.destination import FilesystemDestination
 
 

@@ -9,7 +9,8 @@ import pytest
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError, ServerError, UsageError
 from backupd.model.table import TableName, quote_name
 from restore.cutover import cutover as handover
-from restore.cutover.cutover import Goal, Patience, Triggers, settle
+from restore.cutover.cutover import settle
+from restore.cutover.plan import Goal, Patience, Triggers
 from tests.support.dice import rounds, thrown
 from tests.support.restores.handing import (
     ASIDE,

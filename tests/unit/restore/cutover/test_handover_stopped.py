@@ -12,7 +12,9 @@ import pytest
 from backupd.model.errors import RefusedError
 from backupd.model.job import Progress
 from backupd.model.table import TableName
-from restore.cutover.cutover import LostError, Patience, pending, settle
+from restore.cutover.cutover import pending, settle
+from restore.cutover.plan import Patience
+from restore.cutover.table_swap import LostError
 from tests.support.restores.handing import (
     ASIDE,
     IMPATIENT,

@@ -12,7 +12,7 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
-from restore.cutover.cutover import CutOverResult
+from restore.cutover.plan import CutOverResult
 from restore.load.staging_schema import Staging
 from restore.planning.table_plan import Source, goals
 from restore.tables import restore as tablerestore

@@ -20,7 +20,8 @@ from backupd.transfer.seal.seal import Unsealer
 from restore.datadir.staging import MARKER, read_marker, unfinished
 from restore.datadir.start import forget_replication, remove_dead_folders, run_folder
 from restore.fetch import refusals
-from restore.whole.executor import RestoreOutcome, RestoreSpec, execute
+from restore.whole.executor import execute
+from restore.whole.spec import RestoreOutcome, RestoreSpec
 from storage.contract import layout
 from storage.contract.destination import Destination
 from tests.support import sample
