@@ -302,7 +302,7 @@ def test_a_second_service_refuses_and_names_the_first(office: Office) -> None:
         with serving(office) as second:
             assert second.ends() == 1
             said = second.log.read_text()
-            assert "another backupd service is at work" in said
+            assert "another backupd service is running" in said
             assert f"process {first.process.pid} on {socket.gethostname()}" in said
             assert "--standby" in said
         elsewhere = office.base / "elsewhere.yaml"
