@@ -50,7 +50,8 @@ class Hold:
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """``since``: when this installation put the mark, or first saw somebody else's, by its own clock. ``ours``: its own
-    rules, or a person here, want the backup gone; ``confirmed``: a person here does, so no brake holds it."""
+    rules, or a person here, want the backup gone; ``confirmed``: a person here does, so no deletion limit holds it
+    back."""
 
     since: datetime
     ours: bool = False

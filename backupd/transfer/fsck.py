@@ -170,7 +170,7 @@ def examine(
             view.headers.append(found.header)
             view.references.names.update(item.name for item in found.header.objects)
         else:
-            view.references.damaged.append(found.backup_id)
+            view.references.damaged.append((found.server, found.backup_id))
             findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail, repairable=False))
     blind = bool(view.references.damaged or _expected(catalog) - view.references.backups - set(marks(destination)))
     for name in orphans(view.pool, view.references, running):
@@ -436,7 +436,7 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
     expected = _expected(catalog)
     dying = set(marks(view.destination))
     # Between its commit and its row in the catalog a running backup is in neither wrong.
-    unread = set(view.references.damaged)  # told already, and taken in by nobody
+    unread = {name for _server, name in view.references.damaged}  # told already, and taken in by nobody
     for server, backup_id in sorted(
         one for one in view.references.backups - expected - dying - busy if one[1] not in unread
     ):

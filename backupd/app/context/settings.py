@@ -22,7 +22,7 @@ from policies.schema import Policy
 if TYPE_CHECKING:
     from backupd.engine.sql.client import Connection
     from backupd.engine.sql.option_files import Tls
-    from backupd.transfer.sweep.deletion_limit import Brake
+    from backupd.transfer.sweep.deletion_limit import DeletionLimit
 
 DEFAULT_FILE = Path("/etc/backupd/backupd.yaml")
 FILE_VARIABLE = "BACKUPD_CONFIG"
@@ -182,11 +182,11 @@ class Settings:
         return self.configuration.restore
 
     @property
-    def brake(self) -> Brake:
+    def deletion_limit(self) -> DeletionLimit:
         """What rules may mark within a day at one destination."""
-        from backupd.transfer.sweep.deletion_limit import Brake
+        from backupd.transfer.sweep.deletion_limit import DeletionLimit
 
-        return Brake(self.configuration.retention.brake.share, self.configuration.retention.brake.count)
+        return DeletionLimit(self.configuration.retention.brake.share, self.configuration.retention.brake.count)
 
     @property
     def alerts(self) -> Alerts:

@@ -31,7 +31,7 @@ from backupd.recovery.lineage import lineages
 from backupd.transfer.guards.holds_and_marks import Backup, Mark, Sightings, explaining, is_due, put_keep, remove_keep
 from backupd.transfer.guards.lease import exists
 from backupd.transfer.records.manifests import read
-from backupd.transfer.sweep.collection import Collected, living_intents
+from backupd.transfer.sweep.collection import Collected, HeldBack, living_intents
 from backupd.transfer.sweep.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
 from storage.contract import layout
 from storage.contract.destination import Destination
@@ -63,7 +63,8 @@ def believed(wiring: Wiring, destination: Destination) -> tuple[set[Backup], set
 
 
 def unconfirmed(wiring: Wiring, destination: Destination) -> dict[Backup, datetime]:
-    """The marks that no person of this installation has confirmed, and the moment for which the brake counts each."""
+    """The marks that no person of this installation has confirmed, and the moment from which the deletion limit counts
+    each."""
     found = marked(destination)
     known = sightings_at(wiring, destination)(found)
     return {owner: known[owner].since for owner in found if not known[owner].confirmed}
@@ -71,7 +72,8 @@ def unconfirmed(wiring: Wiring, destination: Destination) -> dict[Backup, dateti
 
 def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
     """A person says that what is marked of ``server`` may go: what this installation marked, and somebody else's marks
-    whose grace period is over, so that the brake had time to tell of them. Those that are younger are not meant."""
+    whose grace period is over, so that the deletion limit had time
+    to tell of them. Younger ones are not meant."""
     found = marked(destination)
     known = sightings_at(wiring, destination)(found)
     now = wiring.clock()
@@ -85,7 +87,7 @@ def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
 
 
 LOCKED = Pair("removal-locked", "removal-unlocked")
-BRAKED = Pair("removal-braked", "removal-released")
+OVER_LIMIT = Pair("removal-braked", "removal-released")
 MISSING = Pair("manifests-missing", "manifests-found")
 
 MISSING_HINT = (
@@ -96,7 +98,7 @@ MISSING_HINT = (
 
 
 def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
-    """Record what ``swept`` says of locks, of the brake and of what is missing. Raises CatalogError."""
+    """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
     name = destination.name
     if swept.locked:
         _broken(
@@ -110,18 +112,18 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
         )
     elif not swept.skipped:
         _mended(wiring, LOCKED, name, f"destination {name} lets everything go that is due")
-    if swept.braked:
+    if swept.over_limit:
         _broken(
             wiring,
-            BRAKED,
+            OVER_LIMIT,
             name,
             Severity.WARNING,
             f"too much would go at once at destination {name}",
-            "\n".join(swept.braked),
+            "\n".join(swept.over_limit),
             "look at what is marked and by whom: backupd backups; `backupd backups undelete ID` keeps one",
         )
     elif not swept.skipped:
-        _mended(wiring, BRAKED, name, f"nothing at destination {name} waits for a word any more")
+        _mended(wiring, OVER_LIMIT, name, f"nothing at destination {name} waits for a word any more")
 
     if swept.missing:
         _broken(
@@ -249,8 +251,8 @@ def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
 def mark_copy(
     wiring: Wiring, destination: Destination, record: BackupRecord, reason: str, *, confirmed: bool = False
 ) -> bool:
-    """Mark one copy deleted, in the catalog and then at its destination. ``confirmed``: a person wants it, so no brake
-    holds it. False where its manifest is not there: it may be out of sight, so only a person forgets it."""
+    """Mark one copy deleted, in the catalog and then at its destination. ``confirmed``: a person wants it, so no limit
+    holds it back. False where its manifest is not there: it may be out of sight, so only a person forgets it."""
     if read(destination, record.server, record.id) is None:
         return False
     wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
@@ -267,9 +269,10 @@ def mark_copy(
 
 
 def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[str, str]]) -> list[str]:
+    """Sweep with backups that need not wait for their grace period; gives why some of them are still there."""
     swept = sweep_locked(wiring, destination, at_once=at_once)
-    left = [name for _server, name in at_once if name not in swept.backups]
-    return [reason for reason in swept.held if any(name in reason for name in left)] or (swept.held if left else [])
+    left = {name for _server, name in at_once} - set(swept.backups)
+    return [one.why for one in swept.held_back if one.about & left] or (swept.held if left else [])
 
 
 def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = True) -> list[str]:
@@ -290,7 +293,7 @@ def sweep_locked(
     try:
         require_single(wiring, destination)
     except RefusedError as error:
-        return Collected(held=[f"everything: {error.message}: {error.hint}"], skipped=True)
+        return Collected(held_back=[HeldBack(f"everything: {error.message}: {error.hint}")], skipped=True)
     swept = sweep(
         destination,
         clock=wiring.clock,
@@ -298,7 +301,7 @@ def sweep_locked(
         sightings=sightings_at(wiring, destination),
         kept=kept_by_catalog(wiring),
         at_once=at_once,
-        brake=wiring.settings.brake,
+        limit=wiring.settings.deletion_limit,
         expected=expected_at(wiring, destination),
     )
     _record_removed(wiring, destination, swept.backups, at_once)

@@ -26,6 +26,7 @@ from backupd.retention.logs import SKEW, needed
 from backupd.transfer import log_segments as segments
 from backupd.transfer.guards.object_locks import each
 from backupd.transfer.sweep.collection import living_pins
+from backupd.transfer.sweep.deletion_limit import is_most
 from storage.contract.destination import Destination
 
 _BATCH = 200
@@ -119,15 +120,14 @@ def settled(wiring: Wiring, decisions: Decisions, branches: Sequence[Branch]) ->
 
 
 def stranded(decisions: Decisions) -> tuple[str, ...]:
-    """The kept backups whose logs would go, when that is most of what there is of them: nothing that happens as time
-    goes by, but a rule that was changed."""
+    """The kept backups whose logs would go, where these are too many of the server's logs at once: nothing that happens
+    as time goes by, but a rule that was changed. Pure."""
     going = [one.run for one in decisions.runs if not one.keep]
-    total = sum(one.run.bytes for one in decisions.runs)
-    if 2 * sum(run.bytes for run in going) <= total:
-        return ()
-    return tuple(
+    found = tuple(
         decision.backup.id for decision in decisions.kept if any(_lies_in(decision.backup, run) for run in going)
     )
+    total = sum(one.run.bytes for one in decisions.runs)
+    return found if is_most(sum(run.bytes for run in going), total, backups=len(found)) else ()
 
 
 def _lies_in(backup: Stored, run: BinlogRun) -> bool:

@@ -51,6 +51,7 @@ from backupd.transfer.guards.holds_and_marks import Backup, Kept
 from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.collection import living_intents, living_pins
 from backupd.transfer.sweep.deletion import marked
+from backupd.transfer.sweep.deletion_limit import is_most
 from policies.schema import Keep
 from storage.contract.destination import Capability, Destination
 
@@ -61,49 +62,54 @@ _QUIET = timedelta(days=1)
 
 
 def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], run: JobRun) -> None:
-    """Raises RefusedError, with an event, when ``found`` would let go of too much."""
-    told = []
-    for destination, decisions in found:
-        alive = sum(1 for decision in decisions.backups if not decision.backup.marked)
-        place = f"at destination {decisions.destination}"
-        if len(decisions.expired) > _MANY and 2 * len(decisions.expired) > alive:
-            share = f"{len(decisions.expired)} of {alive} backups of {decisions.server}"
-            told.append((decisions, f"{share} {place} would expire at once"))
-        elif len(points := stranded(decisions)) > _MANY:
-            logs = f"the binary logs behind {len(points)} backups of {decisions.server} that stay"
-            told.append((decisions, f"{logs} {place} would go at once"))
-        elif decisions.expired and (braked := _braked(wiring, destination, decisions)):
-            told.append((decisions, braked))
-    if not told:
+    """Raises RefusedError, with an event for each destination, when ``found`` would let go of too much."""
+    refused = [
+        (decisions, excess)
+        for destination, decisions in found
+        if (excess := _excess_of_server(decisions) or _excess_of_day(wiring, destination, decisions))
+    ]
+    if not refused:
         return
-    server = told[0][0].server
+    server = refused[0][0].server
     hint = (
         f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
         "lets them go"
     )
-    for decisions, text in told:
+    for decisions, excess in refused:
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
-        _refuse(wiring, decisions, run, text, ", ".join(names), hint)
+        _tell_refused(wiring, decisions, run, excess, ", ".join(names), hint)
     raise RefusedError(
         "retention was not applied: more than half of what there is, or more than may go in a day, would go at once",
-        detail="\n".join(text for _decisions, text in told),
+        detail="\n".join(excess for _decisions, excess in refused),
         hint=hint,
     )
 
 
-def _braked(wiring: Wiring, destination: Destination, decisions: Decisions) -> str:
+def _excess_of_server(decisions: Decisions) -> str:
+    """What to say when the rules let go of most of what one server has at the destination; else empty. Pure."""
+    server, place, going = decisions.server, f"at destination {decisions.destination}", len(decisions.expired)
+    alive = sum(not decision.backup.marked for decision in decisions.backups)
+    if is_most(going, alive, backups=going):
+        return f"{going} of {alive} backups of {server} {place} would expire at once"
+    if points := stranded(decisions):
+        return f"the binary logs behind {len(points)} backups of {server} that stay {place} would go at once"
+    return ""
+
+
+def _excess_of_day(wiring: Wiring, destination: Destination, decisions: Decisions) -> str:
     """What to say when all that rules let go at this destination within a day, of any server and by any installation,
-    would be too much with these; empty when it is not."""
-    brake = wiring.settings.brake
-    present = backup_ids(destination)
+    would be too much with these; else empty."""
+    if not decisions.expired:
+        return ""
+    limit, present = wiring.settings.deletion_limit, backup_ids(destination)
     rules = unconfirmed(wiring, destination)
     rules |= {(decisions.server, one.backup.id): wiring.clock() for one in decisions.expired}
-    if not brake.holds(rules, present):
+    if not limit.exceeded_by(rules, present):
         return ""
     return (
         f"{len(decisions.expired)} backups of {decisions.server} at destination {decisions.destination} would "
-        f"expire, and with what other rules marked there within a day that is {brake.most(rules, present)} of "
-        f"{len(present)} backups, where {brake.limit(len(present))} may go (retention.brake in the configuration)"
+        f"expire, and with what other rules marked there within a day that is {limit.worst_day(rules, present)} of "
+        f"{len(present)} backups, where {limit.limit(len(present))} may go (retention.brake in the configuration)"
     )
 
 
@@ -117,7 +123,7 @@ def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
     else:
         why = f"the newest proved chain keeps {count} backups"
         hint = f"prove a newer backup: backupd test-restore {server}"
-    _refuse(
+    _tell_refused(
         wiring,
         decisions,
         run,
@@ -127,7 +133,7 @@ def tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
     )
 
 
-def _refuse(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
+def _tell_refused(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
     now = wiring.clock()
     for event in wiring.catalog.events.list(server=decisions.server, kind=REFUSED, limit=10):
         if event.at > now - _QUIET and (event.subject, event.message, event.detail) == (

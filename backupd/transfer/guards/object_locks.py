@@ -66,6 +66,11 @@ class Locks:
         return sum(each(lambda key: self.delete(destination, key), keys))
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """All that may not be removed yet."""
+        return tuple(self._found)
+
+    @property
     def text(self) -> str:
         """What to say of all of them: how many, and the words of one; empty when there are none."""
         if not self._found:

@@ -30,7 +30,7 @@ from backupd.transfer.guards.pins_and_intents import intents, pins
 from backupd.transfer.log_leftovers import clear_strays
 from backupd.transfer.records.manifests import Committed, backup_ids, read
 from backupd.transfer.sweep.clean_up_lease import refusal, sweeping
-from backupd.transfer.sweep.deletion_limit import BRAKE, DAY, Brake, told_of_headless, told_of_missing
+from backupd.transfer.sweep.deletion_limit import DAY, LIMIT, DeletionLimit, missing_backups_text, no_manifest_text
 from storage.contract import layout
 from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note, write_note
 
@@ -43,9 +43,23 @@ _BATCH = 512
 """Objects that are removed between two looks whether we are still the one who removes."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Why something was left alone. ``why``: a sentence; ``about``: the ids of backups and leases that it names."""
+
+    why: str
+    about: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, backup: Backup, why: str, *others: str) -> HeldBack:
+        """About one ``backup``. ``others``: further ids that ``why`` names."""
+        server, name = backup
+        return cls(f"{name} of {server}: {why}", frozenset((name, *others)))
+
+
 @dataclass(slots=True)
 class Collected:
-    """What one collection did; sizes in bytes. ``held`` says what was left alone, and why."""
+    """What one collection, or one sweep, did; sizes in bytes. ``held_back``: what was left alone, and why."""
 
     backups: list[str] = field(default_factory=list)
     leases: list[str] = field(default_factory=list)
@@ -59,26 +73,31 @@ class Collected:
     bytes_freed: int = 0
     log_parts: list[str] = field(default_factory=list)
     """Keys of parts of binary logs whose upload died."""
-    held: list[str] = field(default_factory=list)
+    held_back: list[HeldBack] = field(default_factory=list)
     locked: int = 0
     """Files that may not be removed yet: an object lock, or missing rights. The next collection tries again."""
     lock: str = ""
     """What to say of them."""
     skipped: bool = False
     """Nothing was done: somebody else removes here, or nothing may be removed."""
-    braked: list[str] = field(default_factory=list)
-    """What the brake on mass deletes held back; each is among ``held``, too."""
+    over_limit: list[str] = field(default_factory=list)
+    """What the mass-deletion limit held back; each is among ``held``, too."""
     missing: list[Backup] = field(default_factory=list)
     """What was expected here and is not, so that no object was collected; ``held`` says it."""
+
+    @property
+    def held(self) -> list[str]:
+        """The sentences of ``held_back``."""
+        return [one.why for one in self.held_back]
 
 
 @dataclass(slots=True)
 class References:
     """Who names what. ``names``: objects of all readable manifests; ``damaged``: manifests that cannot be read."""
 
-    backups: set[tuple[str, str]] = field(default_factory=set)
+    backups: set[Backup] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
-    damaged: list[str] = field(default_factory=list)
+    damaged: list[Backup] = field(default_factory=list)
 
     def load(self, destination: Destination) -> None:
         """Add every manifest that was not read before; they are immutable."""
@@ -87,7 +106,7 @@ class References:
             if isinstance(found.header, Header):
                 self.names.update(item.name for item in found.header.objects)
             else:
-                self.damaged.append(f"{found.backup_id} of {found.server}")
+                self.damaged.append((found.server, found.backup_id))
 
 
 def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Committed]:
@@ -121,7 +140,7 @@ def collect(
     *,
     clock: Clock,
     alive: Alive = is_alive,
-    brake: Brake = BRAKE,
+    limit: DeletionLimit = LIMIT,
     expected: Iterable[Backup] = (),
     dying: Iterable[Backup] = (),
 ) -> Collected:
@@ -142,7 +161,7 @@ def collect(
                 destination,
                 clock=clock,
                 alive=alive,
-                brake=brake,
+                limit=limit,
                 fence=lease.assert_held,
                 expected=expected,
                 dying=dying,
@@ -155,7 +174,7 @@ def not_begun(error: BusyError | LockedError) -> Collected:
     """What to say when nothing could be done."""
     told = refusal(error)
     locked = isinstance(error, LockedError)
-    return Collected(held=[told], locked=int(locked), lock=told if locked else "", skipped=True)
+    return Collected(held_back=[HeldBack(told)], locked=int(locked), lock=told if locked else "", skipped=True)
 
 
 def collect_held(
@@ -163,7 +182,7 @@ def collect_held(
     *,
     clock: Clock,
     alive: Alive,
-    brake: Brake,
+    limit: DeletionLimit,
     fence: Callable[[], None],
     explained: Iterable[str] = (),
     locks: Locks | None = None,
@@ -176,13 +195,18 @@ def collect_held(
         destination,
         clock,
         alive,
-        brake=brake,
+        limit=limit,
         fence=fence,
         explained=frozenset(explained),
         locks=locks or Locks(),
         expected=frozenset(expected),
         dying=frozenset(dying),
     ).run()
+
+
+def _named_in(keys: Iterable[str]) -> frozenset[str]:
+    """Ids of the backups that these files belong to."""
+    return frozenset(owner[1] for key in keys if (owner := layout.backup_of(key)) is not None)
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
@@ -265,7 +289,7 @@ class _Collection:
         clock: Clock,
         alive: Alive,
         *,
-        brake: Brake = BRAKE,
+        limit: DeletionLimit = LIMIT,
         fence: Callable[[], None] = _always,
         explained: frozenset[str] = frozenset(),
         locks: Locks | None = None,
@@ -275,7 +299,7 @@ class _Collection:
         self._destination = destination
         self._clock = clock
         self._alive = alive
-        self._brake = brake
+        self._limit = limit
         self._fence = fence
         self._explained = explained
         self._locks = locks or Locks()
@@ -289,7 +313,7 @@ class _Collection:
         self._collect()
         self._result.locked, self._result.lock = len(self._locks), self._locks.text
         if self._locks:
-            self._result.held.append(self._locks.text)
+            self._result.held_back.append(HeldBack(self._locks.text, _named_in(self._locks.keys)))
         return self._result
 
     def _collect(self) -> None:
@@ -297,7 +321,7 @@ class _Collection:
         try:
             self._result.log_parts = clear_strays(self._destination, now=self._clock())
         except LockedError as error:
-            self._result.held.append(refusal(error))
+            self._result.held_back.append(HeldBack(refusal(error)))
         trees, sides = unfinished(self._destination)
         marks = list(self._destination.list(layout.MARKS))
         sides += marks
@@ -311,8 +335,12 @@ class _Collection:
             return
         if self._references.damaged:
             # What a damaged manifest names is unknown, and it may yet be mended from another copy.
-            self._result.held.append(
-                "objects: no object is collected while manifests cannot be read: " + ", ".join(self._references.damaged)
+            names = ", ".join(f"{name} of {server}" for server, name in self._references.damaged)
+            self._result.held_back.append(
+                HeldBack(
+                    f"objects: no object is collected while manifests cannot be read: {names}",
+                    frozenset(name for _server, name in self._references.damaged),
+                )
             )
             return
         if self._is_headless(pool, running):
@@ -353,7 +381,8 @@ class _Collection:
         }
         if missing:
             self._result.missing = sorted(missing)
-            self._result.held.append(told_of_missing(self._destination.name, missing))
+            about = frozenset(name for _server, name in missing)
+            self._result.held_back.append(HeldBack(missing_backups_text(self._destination.name, missing), about))
         return missing
 
     def _tells_of_removal(self, owner: Backup, key: str) -> bool:
@@ -369,12 +398,12 @@ class _Collection:
         )
         trace = next((info.key for prefix in _TRACES for info in self._destination.list(prefix)), "") if strange else ""
         if trace:
-            self._brake_with(told_of_headless(self._destination.name, len(strange), trace))
+            self._hold_over_limit(no_manifest_text(self._destination.name, len(strange), trace))
         return bool(trace)
 
-    def _brake_with(self, told: str) -> None:
-        self._result.braked.append(told)
-        self._result.held.append(told)
+    def _hold_over_limit(self, told: str) -> None:
+        self._result.over_limit.append(told)
+        self._result.held_back.append(HeldBack(told))
 
     def _clear_unfinished(
         self, trees: list[str], sides: list[ObjectInfo], running: list[Lease], missing: set[Backup]
@@ -393,8 +422,8 @@ class _Collection:
         self._result.side_files += [key for key in keys if key not in self._locks]
 
     def _headless(self, sides: list[ObjectInfo], kept: set[Backup]) -> set[Backup]:
-        """The backups without a manifest that the brake holds: so many of them, of which neither a dead run nor a
-        removal tells, have lost it by other hands."""
+        """The backups without a manifest that the deletion limit holds back: so many of them, of which neither a dead
+        run nor a removal tells, have lost it by other hands."""
         found: dict[Backup, bool] = {}
         for info in sides:
             owner = layout.backup_of(info.key)
@@ -406,14 +435,14 @@ class _Collection:
                 )
                 found[owner] = found.get(owner, False) or known
         strange = {owner for owner, known in found.items() if not known}
-        if not strange or (self._references.backups and len(strange) <= self._brake.limit(len(kept) + len(strange))):
+        if not strange or (self._references.backups and len(strange) <= self._limit.limit(len(kept) + len(strange))):
             return set()
         told = (
             f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and nothing that was "
             "deleted here explains it: what is left of them stays. Put the manifests back: `backupd verify` takes "
             "them from another destination"
         )
-        self._brake_with(told)
+        self._hold_over_limit(told)
         return strange
 
     def _tombstone(self, name: str) -> datetime:
@@ -431,8 +460,11 @@ class _Collection:
         going = [name for name, at in free.items() if all(at + SKEW < lease.started_at for lease in running)]
         if len(free) > len(going):
             names = ", ".join(lease.id for lease in running)
-            self._result.held.append(
-                f"{len(free) - len(going)} unnamed objects wait until these backups have ended: {names}"
+            self._result.held_back.append(
+                HeldBack(
+                    f"{len(free) - len(going)} unnamed objects wait until these backups have ended: {names}",
+                    frozenset(lease.id for lease in running),
+                )
             )
         going = self._allowed(pool, going, tombs)
         for start in range(0, len(going), _BATCH):
@@ -442,19 +474,19 @@ class _Collection:
                 self._result.bytes_freed += size or 0
 
     def _allowed(self, pool: dict[str, ObjectInfo], going: list[str], tombs: dict[str, datetime]) -> list[str]:
-        """Without what the brake holds: much of the pool that nobody names, and nobody knows why. Manifests that went
-        by other hands look like this."""
+        """Without what the deletion limit holds back: much of the pool that nobody names, and nobody knows why.
+        Manifests that went by other hands look like this."""
         now = self._clock()
         strange = {
             name for name in going if name in pool and not self._is_explained(pool[name]) and now - tombs[name] < DAY
         }
-        if not self._brake.holds_objects(len(strange), len(pool)):
+        if not self._limit.objects_exceeded_by(len(strange), len(pool)):
             return going
         told = (
             f"{len(strange)} of {len(pool)} objects, which no backup names any more, wait for a day: nothing that "
             "was deleted here explains it. If manifests were lost, put them back before that"
         )
-        self._brake_with(told)
+        self._hold_over_limit(told)
         return [name for name in going if name not in strange]
 
     def _is_explained(self, info: ObjectInfo) -> bool:

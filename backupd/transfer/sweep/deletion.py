@@ -5,7 +5,8 @@ Each step alone leaves either a whole backup or garbage that the next collection
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
@@ -21,6 +22,7 @@ from backupd.model.errors import (
     ObjectMissingError,
     RefusedError,
 )
+from backupd.model.hold import Sighting
 from backupd.model.manifest import Header
 from backupd.model.text import Clock, format_time, parse_time
 from backupd.transfer.guards.holds_and_marks import (
@@ -38,8 +40,16 @@ from backupd.transfer.guards.lease import Alive, is_alive
 from backupd.transfer.guards.object_locks import Locks, each
 from backupd.transfer.records.manifests import Committed, backup_ids, read
 from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
-from backupd.transfer.sweep.collection import Collected, collect_held, living_intents, living_pins, manifests, not_begun
-from backupd.transfer.sweep.deletion_limit import BRAKE, Brake
+from backupd.transfer.sweep.collection import (
+    Collected,
+    HeldBack,
+    collect_held,
+    living_intents,
+    living_pins,
+    manifests,
+    not_begun,
+)
+from backupd.transfer.sweep.deletion_limit import LIMIT, DeletionLimit
 from storage.contract import layout, objects
 from storage.contract.destination import Destination, ObjectInfo, as_tree, read_note, write_note
 
@@ -130,17 +140,17 @@ def sweep(
     at_once: frozenset[Backup] = frozenset(),
     kept: Kept | None = None,
     alive: Alive = is_alive,
-    brake: Brake = BRAKE,
+    limit: DeletionLimit = LIMIT,
     expected: Collection[Backup] = (),
 ) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
-    and whether a person wants it, so that no brake holds it, is said by ``sightings``, not by the marks. Those of
+    and whether a person wants it, so that no limit holds it back, is said by ``sightings``, not by the marks. Those of
     ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
     at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
 
     A backup stays while a restore pins it, an unmarked backup builds on it, a backup of its server is being written, or
-    the ``brake`` holds what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may not
-    be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
+    the ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
+    not be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
     installation sweeps here, nothing is done. ``expected``: as with ``collect``; what a missing one may build on stays.
     """
     try:
@@ -153,7 +163,7 @@ def sweep(
                 at_once=at_once,
                 kept=kept or Kept(),
                 alive=alive,
-                brake=brake,
+                limit=limit,
                 fence=lease.assert_held,
                 expected=expected,
             )
@@ -170,181 +180,184 @@ def sweep_held(
     at_once: frozenset[Backup],
     kept: Kept,
     alive: Alive,
-    brake: Brake,
+    limit: DeletionLimit,
     fence: Callable[[], None],
     expected: Collection[Backup] = (),
 ) -> Collected:
-    """The same by a caller that is ``sweeping`` already; ``fence`` raises when that has ended."""
+    """``sweep`` by somebody who is ``sweeping`` already; ``fence`` raises when that has ended.
+
+    It reads, then decides, then removes. Marks are read before pins and intents: whoever pins, or begins to build on a
+    backup, and then finds no mark was early enough to be seen here. Manifests are read after intents: a backup that
+    ended in between is seen as one of the two.
+    """
     now = clock()
-    # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
-    # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
-    marks = _read_marks(destination, now, grace, sightings, at_once, kept)
-    held = marks.held
-    removable = marks.due - _in_use(destination, marks.due, now, alive, held) if marks.due else set()
-    seen = _read_manifests(destination, removable) if marks.due else _Manifests()
-    held += [
-        f"{name} of {server}: a newer version of backupd wrote it, and only that removes it"
-        for server, name in sorted(removable & seen.newer)
-    ]
-    removable -= seen.newer
-    # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
-    present = [item.backup for item in seen.outlines if item.readable] if marks.due else backup_ids(destination)
-    braked = _braked(marks.unconfirmed, marks.strange, present, brake)
-    held += braked
-    removable = removable & marks.confirmed if braked else removable
+    notes = marked(destination)
+    known = sightings(notes)
+    asked = _asked(notes, known, (kept, kept_at(destination)), now, grace, at_once)
+    held = asked.held
+    stock = _read_stock(destination, asked.due, now, alive, held)
+    over_limit = _over_limit(asked, stock.present, limit)
+    held += over_limit
+    removable = stock.removable & asked.confirmed if over_limit else stock.removable
     locks = Locks()
     removed: list[Backup] = []
     if removable:
-        removable -= _last_whole(destination, seen.outlines, removable, marks.all, held, marks.confirmed)
-        missing = set(expected) - marks.dying - {one.backup for one in seen.outlines}
-        outlines = seen.outlines + [_Outline(owner, readable=False) for owner in sorted(missing)]
+        removable -= _last_whole(destination, stock.outlines, removable, set(notes), held, asked.confirmed)
+        missing = set(expected) - asked.dying - {one.backup for one in stock.outlines}
+        outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
         removable -= _needed(outlines, removable, held)
-        removed = _remove_children_first(destination, outlines, removable, held, locks, fence)
+        removed = _remove_in_order(destination, outlines, removable, locks, fence, held)
     result = collect_held(
         destination,
         clock=clock,
         alive=alive,
-        brake=brake,
+        limit=limit,
         fence=fence,
-        explained=frozenset().union(*(seen.objects.get(owner, frozenset()) for owner in removed)),
+        explained=frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed)),
         locks=locks,
         expected=set(expected) - set(removed),
-        dying=marks.dying,
+        dying=asked.dying,
     )
     result.backups = [name for _server, name in removed]
-    result.held = held + result.held
-    result.braked = braked + result.braked
+    result.held_back = held + result.held_back
+    result.over_limit = [one.why for one in over_limit] + result.over_limit
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    """The marks at a destination. ``due``: their backups may go; ``dying``: their marks explain a missing manifest;
-    ``unconfirmed``: what no person wanted, and since when it is marked; ``strange``: marked by nobody here; ``held``:
-    why what is due stays."""
+class _Asked:
+    """What the marks at a destination ask for. ``due``: backups to remove now; ``dying``: those whose mark explains a
+    missing manifest; ``confirmed``: those that a person wants gone; ``waiting``: the others that nothing keeps, with
+    the moment from which the limit counts their marks; ``strange``: those of them that somebody else marked; ``held``:
+    what is kept on purpose."""
 
-    all: set[Backup]
-    due: set[Backup]
-    dying: set[Backup]
+    due: frozenset[Backup]
+    dying: frozenset[Backup]
     confirmed: frozenset[Backup]
-    unconfirmed: Mapping[Backup, datetime]
-    strange: set[Backup]
-    held: list[str]
+    waiting: Mapping[Backup, datetime]
+    strange: frozenset[Backup]
+    held: list[HeldBack]
 
 
-def _read_marks(
-    destination: Destination,
+def _asked(
+    notes: Mapping[Backup, Mark],
+    known: Mapping[Backup, Sighting],
+    keepings: Iterable[Kept],
     now: datetime,
     grace: timedelta,
-    sightings: Sightings,
     at_once: frozenset[Backup],
-    kept: Kept,
-) -> _Marks:
-    notes = marked(destination)
-    known = sightings(notes)
-    since = {owner: known[owner].since for owner in notes if owner in known}
+) -> _Asked:
+    """Pure. ``keepings``: what is kept on purpose, by a catalog and by what is written at the destination."""
     due = {
         owner
         for owner, note in notes.items()
         if owner in at_once or (owner in known and is_due(note, known[owner], now, grace))
     }
     dying = due | explaining(notes, known, now, grace)
-    held: list[str] = []
-    for keeping in (kept, kept_at(destination)):
-        staying = {owner for owner in due if keeping.covers(owner)}
-        held += [f"{name} of {server}: {keeping.reason((server, name))}" for server, name in sorted(staying)]
-        due = due - staying
-        since = {owner: at for owner, at in since.items() if not keeping.covers(owner)}
+    since = {owner: known[owner].since for owner in notes if owner in known}
+    held: list[HeldBack] = []
+    for kept in keepings:
+        staying = {owner for owner in due if kept.covers(owner)}
+        held += [HeldBack.of(owner, kept.reason(owner)) for owner in sorted(staying)]
+        due -= staying
+        since = {owner: at for owner, at in since.items() if not kept.covers(owner)}
     confirmed = at_once | {owner for owner in since if known[owner].confirmed}
-    return _Marks(
-        all=set(notes),
-        due=due,
-        dying=dying,
-        confirmed=confirmed,
-        unconfirmed={owner: at for owner, at in since.items() if owner not in confirmed},
-        strange={owner for owner in since if not known[owner].ours},
-        held=held,
-    )
+    waiting = {owner: at for owner, at in since.items() if owner not in confirmed}
+    strange = {owner for owner in waiting if not known[owner].ours}
+    return _Asked(frozenset(due), frozenset(dying), frozenset(confirmed), waiting, frozenset(strange), held)
 
 
-@dataclass(slots=True)
-class _Manifests:
-    """What is remembered of all manifests. ``objects``: names, only of backups that may be removed; ``newer``: backups
-    that a newer version of this program wrote."""
+@dataclass(frozen=True, slots=True)
+class _Stock:
+    """What is at a destination. ``present``: the backups whose manifests count for the limit; ``removable``: those due
+    that nobody uses and that this version can remove; ``objects``: the names of the objects of each of these."""
 
-    outlines: list[_Outline] = field(default_factory=list)
-    objects: dict[Backup, frozenset[str]] = field(default_factory=dict)
-    newer: set[Backup] = field(default_factory=set)
+    present: Collection[Backup]
+    removable: frozenset[Backup] = frozenset()
+    outlines: Sequence[_Outline] = ()
+    objects: Mapping[Backup, frozenset[str]] = field(default_factory=dict)
 
 
-def _read_manifests(destination: Destination, removable: set[Backup]) -> _Manifests:
-    seen = _Manifests()
+def _read_stock(
+    destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack]
+) -> _Stock:
+    """Reads who uses what, then every manifest; where nothing is ``due`` only their names."""
+    if not due:
+        return _Stock(backup_ids(destination))
+    removable = due - _in_use(destination, due, now, alive, held)
+    outlines: list[_Outline] = []
+    named: dict[Backup, frozenset[str]] = {}
+    newer: set[Backup] = set()
     for one in manifests(destination, backup_ids(destination)):
-        outline = _outline(one)
-        seen.outlines.append(outline)
-        if outline.backup in removable and isinstance(one.header, Header):
-            seen.objects[outline.backup] = frozenset(item.name for item in one.header.objects)
+        outlines.append(_outline(one))
+        owner = outlines[-1].backup
+        if owner in removable and isinstance(one.header, Header):
+            named[owner] = frozenset(item.name for item in one.header.objects)
         elif isinstance(one.header, NewerFormatError):
-            seen.newer.add(outline.backup)
-    return seen
+            newer.add(owner)
+    why = "a newer version of backupd wrote it, and only that removes it"
+    held += [HeldBack.of(owner, why) for owner in sorted(removable & newer)]
+    # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
+    present = [item.backup for item in outlines if item.readable]
+    return _Stock(present, removable - newer, outlines, named)
 
 
-def _remove_children_first(
-    destination: Destination,
-    outlines: list[_Outline],
-    removable: set[Backup],
-    held: list[str],
-    locks: Locks,
-    fence: Callable[[], None],
-) -> list[Backup]:
-    """Remove those of ``removable`` on which nothing builds that cannot go; the backups that went."""
-    removed: list[Backup] = []
-    stuck: set[Backup] = set()
-    for server, backup_id in _children_first(outlines, removable):
-        fence()
-        if stuck and (server, backup_id) in _needed(outlines, removable - stuck, held):
-            continue  # what builds on it could not go
-        if _remove(destination, server, backup_id, locks):
-            removed.append((server, backup_id))
-        else:
-            stuck.add((server, backup_id))
-    return removed
-
-
-def _braked(
-    waiting: Mapping[Backup, datetime], strange: Collection[Backup], present: Collection[Backup], brake: Brake
-) -> list[str]:
+def _over_limit(asked: _Asked, present: Collection[Backup], limit: DeletionLimit) -> list[HeldBack]:
     """Why marks are not followed, when nobody has said that so many of one day are right; it is said before they are
-    due. ``strange``: marks that this installation did not put."""
-    if not waiting or not brake.holds(waiting, present):
+    due. Pure."""
+    if not asked.waiting or not limit.exceeded_by(asked.waiting, present):
         return []
-    theirs = sum(1 for owner in waiting if owner in strange)
     told = (
-        f"{len(waiting)} of {len(present)} backups are marked deleted, {brake.most(waiting, present)} more in one "
-        f"day than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
-        "--really` lets those of a server go"
+        f"{len(asked.waiting)} of {len(present)} backups are marked deleted, {limit.worst_day(asked.waiting, present)} "
+        f"more in one day than came in it, and no more than {limit.limit(len(present))} may: `backupd retention SERVER "
+        "--apply --really` lets those of a server go"
     )
-    if theirs:
+    if asked.strange:
         told += (
-            f". {theirs} of these marks were not put by this installation: find out who did it. `backupd backups "
+            f". {len(asked.strange)} of these marks were not put by this installation: find out who did it. `backupd backups "
             "undelete ID` takes a mark away"
         )
-    return [told]
+    return [HeldBack(told)]
 
 
-def _in_use(destination: Destination, due: set[Backup], now: datetime, alive: Alive, held: list[str]) -> set[Backup]:
+def _in_use(
+    destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack]
+) -> frozenset[Backup]:
     """Those of ``due`` that a restore reads or whose server is being backed up."""
     writing = living_intents(destination, now, alive)
     running = {server for lease in writing for server, _id in lease.backups}
     pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
     unreadable = [lease.id for lease in writing if lease.owner is None]
     if unreadable:
-        held.append(f"every backup: the intent {unreadable[0]} cannot be read, so what is being written is unknown")
+        why = f"every backup: the intent {unreadable[0]} cannot be read, so what is being written is unknown"
+        held.append(HeldBack(why, frozenset(unreadable[:1])))
         return due
     busy = {owner for owner in due - pinned if owner[0] in running}
-    held += [f"{name} of {server}: a restore is reading it" for server, name in sorted(due & pinned)]
-    held += [f"{name} of {server}: a backup of this server is being written" for server, name in sorted(busy)]
+    held += [HeldBack.of(owner, "a restore is reading it") for owner in sorted(due & pinned)]
+    held += [HeldBack.of(owner, "a backup of this server is being written") for owner in sorted(busy)]
     return (due & pinned) | busy
+
+
+def _remove_in_order(
+    destination: Destination,
+    outlines: Sequence[_Outline],
+    removable: frozenset[Backup],
+    locks: Locks,
+    fence: Callable[[], None],
+    held: list[HeldBack],
+) -> list[Backup]:
+    """Remove ``removable``, what builds on others before them; gives those that went."""
+    removed: list[Backup] = []
+    stuck: set[Backup] = set()
+    for owner in _children_first(outlines, removable):
+        fence()
+        if stuck and owner in _needed(outlines, removable - stuck, held):
+            continue  # what builds on it could not go
+        if _remove(destination, *owner, locks):
+            removed.append(owner)
+        else:
+            stuck.add(owner)
+    return removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +380,7 @@ def _outline(found: Committed) -> _Outline:
     )
 
 
-def _parents(found: list[_Outline]) -> dict[Backup, str | None]:
+def _parents(found: Iterable[_Outline]) -> dict[Backup, str | None]:
     return {item.backup: item.parent for item in found if item.readable}
 
 
@@ -379,25 +392,23 @@ def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
     return chain
 
 
-def _children_first(found: list[_Outline], removable: set[Backup]) -> list[Backup]:
+def _children_first(found: Sequence[_Outline], removable: Collection[Backup]) -> list[Backup]:
     parents = _parents(found)
     return sorted(removable, key=lambda owner: (-len(_chain(owner, parents)), owner))
 
 
-def _needed(found: list[_Outline], removable: set[Backup], held: list[str]) -> set[Backup]:
+def _needed(found: Sequence[_Outline], removable: AbstractSet[Backup], held: list[HeldBack]) -> set[Backup]:
     """Those of ``removable`` on which a backup builds that stays, however many steps away."""
     damaged = {item.backup[0] for item in found if not item.readable and item.backup not in removable}
     needed = {owner for owner in removable if owner[0] in damaged}
-    held.extend(
-        f"{name} of {server}: a backup of this server whose manifest is missing or damaged may build on it"
-        for server, name in sorted(needed)
-    )
+    why = "a backup of this server whose manifest is missing or damaged may build on it"
+    held += [HeldBack.of(owner, why) for owner in sorted(needed)]
     parents = _parents(found)
     for child in sorted(set(parents) - removable):
         for above in _chain(child, parents)[1:]:
             if above in removable - needed:
                 needed.add(above)
-                held.append(f"{above[1]} of {above[0]}: {child[1]} builds on it")
+                held.append(HeldBack.of(above, f"{child[1]} builds on it", child[1]))
     return needed
 
 
@@ -441,16 +452,14 @@ def pool_sizes(destination: Destination) -> dict[str, int]:
 
 def _last_whole(
     destination: Destination,
-    found: list[_Outline],
-    removable: set[Backup],
-    dying: set[Backup],
-    held: list[str],
+    found: Sequence[_Outline],
+    removable: frozenset[Backup],
+    dying: Collection[Backup],
+    held: list[HeldBack],
     confirmed: Collection[Backup] = (),
 ) -> set[Backup]:
     """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
-    (with what it builds on, as everything that stays). A dump may lack tables, so none stands in for the last physical
-    one. Neither does one of a server with another uuid, which may be another installation's server of the same name;
-    unless a person wants it gone (``confirmed``)."""
+    (with what it builds on, as everything that stays)."""
     kept: set[Backup] = set()
     parents = _parents(found)
 
@@ -461,25 +470,32 @@ def _last_whole(
     def restorable(owner: Backup) -> bool:
         return all(is_whole(destination, *member, sizes=sizes) for member in _chain(owner, parents))
 
-    dumps = {item.backup for item in found if item.kind == BackupKind.LOGICAL}
-    of_uuid: dict[tuple[str, str], set[Backup]] = {}
-    for item in found:
-        if item.server_uuid:
-            of_uuid.setdefault((item.backup[0], item.server_uuid), set()).add(item.backup)
-    for server in sorted({owner[0] for owner in removable}):
-        ours = sorted((item.backup for item in found if item.backup[0] == server), reverse=True)
-        families = [([owner for owner in ours if owner not in dumps], ""), (ours, "")]
-        for (name, uuid), some in sorted(of_uuid.items()):
-            if name == server and some & removable and not some & removable <= set(confirmed):
-                families.append(([owner for owner in ours if owner in some and owner not in dumps], f" {uuid}"))
-        for family, uuid in families:
-            if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
-                continue
-            newest = next((owner for owner in family if owner in removable and restorable(owner)), None)
-            if newest is not None:
-                kept.add(newest)
-                held.append(f"{newest[1]} of {server}: it is the last whole backup of this server{uuid} here")
+    for family, uuid in _families(found, removable, confirmed):
+        if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
+            continue
+        newest = next((owner for owner in family if owner in removable and restorable(owner)), None)
+        if newest is not None:
+            kept.add(newest)
+            held.append(HeldBack.of(newest, f"it is the last whole backup of this server{uuid} here"))
     return kept
+
+
+def _families(
+    found: Iterable[_Outline], removable: frozenset[Backup], confirmed: Collection[Backup]
+) -> Iterator[tuple[list[Backup], str]]:
+    """Backups that stand in for each other, newest first, one of which has to stay; and a server's uuid where it is
+    only about that. Pure. A dump may lack tables, so none stands in for the last physical one. Neither does one of a
+    server with another uuid, which may be another installation's server of the same name; unless a person wants it gone
+    (``confirmed``)."""
+    for server in sorted({owner[0] for owner in removable}):
+        ours = sorted((item for item in found if item.backup[0] == server), key=lambda item: item.backup, reverse=True)
+        physical = [item for item in ours if item.kind != BackupKind.LOGICAL]
+        yield [item.backup for item in physical], ""
+        yield [item.backup for item in ours], ""
+        for uuid in sorted({item.server_uuid for item in ours if item.server_uuid}):
+            going = {item.backup for item in ours if item.server_uuid == uuid} & removable
+            if going and not going <= set(confirmed):
+                yield [item.backup for item in physical if item.server_uuid == uuid], f" {uuid}"
 
 
 def restorable_at(destination: Destination, server: str, backup_id: str) -> bool:

@@ -1,7 +1,10 @@
-"""The brake on mass deletes: what all installations together may let go at one destination within a day.
+"""The mass-deletion limit: how much may be deleted at one destination without a person's word. Pure.
 
-Rules, a wrong clock, a catalog that was restored from an old copy, somebody else's service: whatever it was that marked
-half of what a place holds, it is not swept until somebody has said that this is right. What a person named is theirs.
+Rules, a wrong clock, a catalog that was restored from an old copy, somebody else's service: whatever marked half of
+what a destination holds, the backups are not swept until a person has confirmed it. What a person named is exempt.
+
+There are two measures: ``DeletionLimit``, for all servers and installations together within a day, is asked before
+rules mark and again before a sweep removes; ``is_most`` is about the rules of one server, and asked before they mark.
 """
 
 from __future__ import annotations
@@ -14,45 +17,55 @@ from datetime import UTC, datetime, timedelta
 from backupd.transfer.guards.holds_and_marks import Backup
 
 DAY = timedelta(days=1)
+FEW = 3
+"""This many backups of one server may always expire at once."""
 _NAMED = 10
-"""So many missing backups are told by name."""
+"""Missing backups that are listed by name, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Brake:
-    """``share``: the part (0 to 1) of what is there that may go within a day, besides as many as came within it.
-    ``count``: so many may go in any case. ``objects``: so many objects may be collected in any case without anybody
-    knowing why they are not named any more."""
+class DeletionLimit:
+    """``share``: the part (0 to 1) of the backups at a destination that may go within a day, besides as many as came
+    within that day. ``count``: this many may always go. ``objects``: this many objects may always be collected though
+    nothing explains why no backup names them any more."""
 
     share: float = 0.5
     count: int = 10
     objects: int = 1000
 
-    def holds(self, marked: Mapping[Backup, datetime], present: Collection[Backup]) -> bool:
-        """Are more marked within some day than may be? ``marked``: those that the rules marked, and when."""
-        return self.most(marked, present) > self.limit(len(present))
+    def exceeded_by(self, marked: Mapping[Backup, datetime], present: Collection[Backup]) -> bool:
+        """Are more backups marked within some day than may be? ``marked``: those that no person confirmed, and since
+        when; ``present``: all that are there."""
+        return self.worst_day(marked, present) > self.limit(len(present))
 
-    def most(self, marked: Mapping[Backup, datetime], present: Collection[Backup]) -> int:
-        """By how many more than came the backups of one day are marked: the worst day."""
+    def worst_day(self, marked: Mapping[Backup, datetime], present: Collection[Backup]) -> int:
+        """On the worst day: how many more backups were marked within 24 hours than were taken within them."""
         marks = sorted(marked.values())
         came = sorted(_taken(backup) for backup in present)
         return max((_within(marks, at) - _within(came, at) for at in marks), default=0)
 
     def limit(self, present: int) -> int:
-        """How many more backups than came within a day may go in it, of ``present`` ones."""
+        """How many of ``present`` backups may go within a day."""
         return max(self.count, int(self.share * present))
 
-    def holds_objects(self, going: int, present: int) -> bool:
-        """Are ``going`` objects, which nothing explains, too many of the ``present`` ones?"""
+    def objects_exceeded_by(self, going: int, present: int) -> bool:
+        """Are ``going`` of ``present`` objects, which nothing explains, too many to be collected within a day?"""
         return going > max(self.objects, int(self.share * present))
 
 
-BRAKE = Brake()
-RELEASED = Brake(1.0)
-"""Somebody has said that all may go."""
+LIMIT = DeletionLimit()
+"""Where nobody has set another one."""
+NO_LIMIT = DeletionLimit(1.0)
+"""A person has said that all may go."""
 
 
-def told_of_missing(place: str, missing: Collection[Backup]) -> str:
+def is_most(going: int, present: int, *, backups: int) -> bool:
+    """Do the rules of one server let go of too much at once? More than half, ``going`` of ``present`` (backups, or
+    bytes of binary logs), is too much where it concerns more ``backups`` than FEW."""
+    return backups > FEW and 2 * going > present
+
+
+def missing_backups_text(place: str, missing: Collection[Backup]) -> str:
     """What to say where backups should be at ``place`` and are not, though nothing that was deleted here explains it:
     an unmounted file system looks like this."""
     names = [f"{name} of {server}" for server, name in sorted(missing)[:_NAMED]]
@@ -64,7 +77,7 @@ def told_of_missing(place: str, missing: Collection[Backup]) -> str:
     )
 
 
-def told_of_headless(place: str, objects: int, trace: str) -> str:
+def no_manifest_text(place: str, objects: int, trace: str) -> str:
     """What to say where not one manifest is there, but objects and other ``trace`` of backups."""
     return (
         f"{objects} objects at destination {place} stay: there is not one manifest, but {trace} is there, so "

@@ -64,7 +64,7 @@ def test_a_mark_that_was_taken_back_explains_no_loss_of_a_manifest() -> None:
         if number > 1:
             place.delete(layout.manifest_key("shop", backup_id(number)))
     done = collect(place, clock=clock)
-    assert "have lost their manifests" in done.braked[0]
+    assert "have lost their manifests" in done.over_limit[0]
     assert not done.side_files
 
 

@@ -19,7 +19,7 @@ from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping, sweeps
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import is_whole, mark, marks, sweep, unmark
-from backupd.transfer.sweep.deletion_limit import BRAKE, RELEASED, Brake
+from backupd.transfer.sweep.deletion_limit import LIMIT, NO_LIMIT, DeletionLimit
 from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, believed, everything, pool, put, wanted
@@ -196,11 +196,11 @@ def days_ids(count: int) -> list[str]:
 def test_rules_may_let_go_as_many_as_came_in_a_day() -> None:
     present = [("shop", name) for name in days_ids(72)]
     hourly = {("shop", name): START.replace(day=12, hour=number % 24) for number, name in enumerate(days_ids(24))}
-    assert not BRAKE.holds(hourly, present), "hourly backups, of which a day is kept"
-    assert BRAKE.holds(dict.fromkeys(present[:40], START), present), "more than half in one moment"
-    assert not BRAKE.holds(dict.fromkeys(present[:36], START), present)
-    assert not RELEASED.holds(dict.fromkeys(present, START), present)
-    assert not Brake(0.01).holds(dict.fromkeys(present[:10], START), present), "so many may go in any case"
+    assert not LIMIT.exceeded_by(hourly, present), "hourly backups, of which a day is kept"
+    assert LIMIT.exceeded_by(dict.fromkeys(present[:40], START), present), "more than half in one moment"
+    assert not LIMIT.exceeded_by(dict.fromkeys(present[:36], START), present)
+    assert not NO_LIMIT.exceeded_by(dict.fromkeys(present, START), present)
+    assert not DeletionLimit(0.01).exceeded_by(dict.fromkeys(present[:10], START), present), "ten may always go"
 
 
 def test_a_sweep_does_not_follow_too_many_marks_of_one_day_unless_somebody_said_so(
@@ -220,29 +220,29 @@ def test_a_sweep_does_not_follow_too_many_marks_of_one_day_unless_somebody_said_
 
     done = sweep(place, clock=clock, grace=GRACE, sightings=known)
     assert done.backups == [ids[20]], "what a person named goes"
-    assert len(done.braked) == 1
-    assert "20 of 30" in done.braked[0]
-    assert done.braked[0] in done.held
+    assert len(done.over_limit) == 1
+    assert "20 of 30" in done.over_limit[0]
+    assert done.over_limit[0] in done.held
     assert len(sweep(place, clock=clock, grace=GRACE, sightings=wanted).backups) == 20
 
 
 def test_a_pool_whose_manifests_vanished_is_kept_for_a_day(place: MemoryDestination, clock: FakeClock) -> None:
-    brake = Brake(objects=10)
+    limit = DeletionLimit(objects=10)
     Stock(place).add(1, {str(number): b"%d" % number for number in range(30)})
     Stock(place).add(20, {"t": b"another"})
     with place.get(layout.manifest_key("shop", backup_id(1))) as stream:
         manifest = stream.read()
     place.delete(layout.manifest_key("shop", backup_id(1)))
     clock.move(days=1)
-    done = collect(place, clock=clock, brake=brake)
-    assert (done.objects, len(pool(place)), len(done.braked)) == (0, 31, 1)
+    done = collect(place, clock=clock, limit=limit)
+    assert (done.objects, len(pool(place)), len(done.over_limit)) == (0, 31, 1)
     assert "30 of 31" in done.held[0]
     put(place, layout.manifest_key("shop", backup_id(1)), manifest)
-    assert (collect(place, clock=clock, brake=brake).rescued, len(pool(place))) == (30, 31)
+    assert (collect(place, clock=clock, limit=limit).rescued, len(pool(place))) == (30, 31)
     place.delete(layout.manifest_key("shop", backup_id(1)))
-    collect(place, clock=clock, brake=brake)
+    collect(place, clock=clock, limit=limit)
     clock.move(days=1, minutes=1)
-    assert collect(place, clock=clock, brake=brake).objects == 30
+    assert collect(place, clock=clock, limit=limit).objects == 30
 
 
 def test_when_most_manifests_vanished_what_is_left_of_their_backups_stays(
@@ -255,28 +255,28 @@ def test_when_most_manifests_vanished_what_is_left_of_their_backups_stays(
         place.delete(key)
     clock.move(days=1)
     before = everything(place)
-    done = collect(place, clock=clock, brake=Brake(objects=10))
+    done = collect(place, clock=clock, limit=DeletionLimit(objects=10))
     assert {key for key in before - everything(place) if key.startswith(layout.SERVERS)} == set()
-    assert len(done.braked) == 2
-    assert "15 of 20 backups have lost their manifests" in done.braked[0]
+    assert len(done.over_limit) == 2
+    assert "15 of 20 backups have lost their manifests" in done.over_limit[0]
 
 
 def test_the_garbage_of_a_run_that_died_and_of_a_backup_that_was_removed_is_no_surprise(
     place: MemoryDestination, clock: FakeClock
 ) -> None:
-    brake = Brake(objects=10)
+    limit = DeletionLimit(objects=10)
     Stock(place).add(1, {str(number): b"%d" % number for number in range(30)})
     Stock(place).add(20, {"t": b"another"})
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
-    assert sweep(place, clock=clock, grace=GRACE, sightings=believed, brake=brake).objects == 30
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed, limit=limit).objects == 30
     with Intent([place], "shop", backup_id(99), clock=clock) as intent:
         lease = intent.lease
         Stock(place).add(99, {str(number): b"%d" % number for number in range(40)}, commit=False)
     put(place, layout.intent_key(backup_id(99)), Lease(lease.key, lease.backups, ELSEWHERE, clock(), clock()).encode())
     clock.move(hours=1)
-    done = collect(place, clock=clock, brake=brake)
-    assert (done.objects, done.braked) == (40, [])
+    done = collect(place, clock=clock, limit=limit)
+    assert (done.objects, done.over_limit) == (40, [])
 
 
 # Round trips

@@ -30,7 +30,7 @@ from backupd.transfer.records.manifests import committed
 from backupd.transfer.sweep import deletion as remove
 from backupd.transfer.sweep.collection import _Collection, collect_held
 from backupd.transfer.sweep.deletion import mark, sweep_held
-from backupd.transfer.sweep.deletion_limit import BRAKE
+from backupd.transfer.sweep.deletion_limit import LIMIT
 from storage.contract import layout, objects
 from storage.contract.destination import Capability, Destination, ObjectInfo, Space
 from storage.memory import MemoryDestination
@@ -302,7 +302,7 @@ def sweeping(place: Stepped) -> str:
         at_once=frozenset(),
         kept=Kept(),
         alive=always,
-        brake=BRAKE,
+        limit=LIMIT,
         fence=lambda: None,
     )
     return "swept"
@@ -330,7 +330,7 @@ def whole(world: World, outcomes: tuple[str, str]) -> None:
                 except BackupdError as error:
                     raise LostError(str(error)) from error
         collect_held(
-            world.place, clock=lambda: world.now() + timedelta(days=9), alive=never, brake=BRAKE, fence=lambda: None
+            world.place, clock=lambda: world.now() + timedelta(days=9), alive=never, limit=LIMIT, fence=lambda: None
         )
     if outcomes[0] == "gave up" and backup_id(1) not in names:
         assert list(world.place.list(layout.OBJECTS)) == [], "garbage that no collection finds"

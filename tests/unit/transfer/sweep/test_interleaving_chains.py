@@ -25,7 +25,7 @@ from backupd.transfer.records.manifests import backup_ids, committed
 from backupd.transfer.sweep import deletion as remove
 from backupd.transfer.sweep.collection import Collected, collect_held, living_intents
 from backupd.transfer.sweep.deletion import mark, marks, sweep_held
-from backupd.transfer.sweep.deletion_limit import BRAKE
+from backupd.transfer.sweep.deletion_limit import LIMIT
 from storage.contract.destination import Destination
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import Stock, backup_id, believed
@@ -127,7 +127,7 @@ def _sweep(destination: Destination, clock: Clock, alive: Callable[[Lease, datet
         at_once=frozenset(),
         kept=Kept(),
         alive=alive,
-        brake=BRAKE,
+        limit=LIMIT,
         fence=lambda: None,
     )
 
@@ -202,7 +202,7 @@ def asks_no_manifest(destination: Destination, place: Stepped, alive: Callable[[
     due = set() if living_intents(destination, place.clock(), alive) else set(marks(destination))
     for server, name in due:
         remove._remove(destination, server, name, Locks())
-    return collect_held(destination, clock=place.clock, alive=alive, brake=BRAKE, fence=lambda: None)
+    return collect_held(destination, clock=place.clock, alive=alive, limit=LIMIT, fence=lambda: None)
 
 
 def _finish(
@@ -214,7 +214,7 @@ def _finish(
 ) -> Collected:
     for server, name in due - remove._needed(found, due, []):
         remove._remove(destination, server, name, Locks())
-    return collect_held(destination, clock=place.clock, alive=alive, brake=BRAKE, fence=lambda: None)
+    return collect_held(destination, clock=place.clock, alive=alive, limit=LIMIT, fence=lambda: None)
 
 
 @pytest.mark.parametrize(

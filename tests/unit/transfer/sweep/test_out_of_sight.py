@@ -12,7 +12,7 @@ from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.sweep.clean_up_lease import await_sweeps, sweeping
 from backupd.transfer.sweep.collection import collect
 from backupd.transfer.sweep.deletion import mark, sweep
-from backupd.transfer.sweep.deletion_limit import RELEASED
+from backupd.transfer.sweep.deletion_limit import NO_LIMIT
 from storage.contract import layout
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import FakeClock, Stock, backup_id, believed, pool, put
@@ -45,7 +45,7 @@ def test_while_an_expected_manifest_is_missing_no_object_is_collected_however_of
     hide(place, layout.backup_folder(*FIRST))
     for _day in range(3):
         clock.move(days=1, minutes=1)
-        done = collect(place, clock=clock, brake=RELEASED, expected=[FIRST, SECOND])
+        done = collect(place, clock=clock, limit=NO_LIMIT, expected=[FIRST, SECOND])
         assert (done.missing, done.objects, done.tombstoned) == ([FIRST], 0, 0)
         assert any(FIRST[1] in line and "mounted" in line for line in done.held)
     assert len(pool(place)) == 2
@@ -85,10 +85,10 @@ def test_without_a_catalog_objects_stay_where_there_is_no_manifest_and_yet_a_tra
     put(place, trace, b"{}")
     for _day in range(3):
         clock.move(days=1, minutes=1)
-        done = collect(place, clock=clock, brake=RELEASED)
+        done = collect(place, clock=clock, limit=NO_LIMIT)
         assert done.objects == 0
         assert done.side_files == []
-        assert any("not one manifest" in line for line in done.braked)
+        assert any("not one manifest" in line for line in done.over_limit)
     assert len(pool(place)) == 2
 
 
