@@ -1,10 +1,9 @@
-"""Incidents whose end nobody would notice: what they are about is not configured any more.
+"""From events in the catalog to messages: reads them, keeps the incidents, writes what is to be sent, and closes
+incidents about what is not configured any more.
 
-From the catalog's events to letters: reads what happened, keeps the incidents, and writes what is to be sent.
-
-What is told and how far was read are written in one transaction: whoever is killed in between neither loses nor repeats
-anything. Events wait a moment for others that belong to them; many at once become few letters; too many within an hour
-become one that says so, and one afterwards.
+The messages and how far was read are written in one transaction: a process that is killed in between neither loses nor
+repeats anything. Events wait a moment for others that belong to them; many at once become few messages; too many within
+an hour become one that says so, and one afterwards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What has to be copied to one of the ``others``, and from where: the catalog and the target's own rules decide.
+"""What has to be copied to a destination, from where, and when a job is queued for it.
 
-The service's part of replication: sees that something is lacking at a destination, and queues a job that does it.
-
-It looks at the catalog only. A job is queued for a server and a destination when a backup came or went, when something
-that failed is due again, when the service has started, and each hour in any case; one at a time.
+The catalog and the target's own rules decide what is copied. The service (``ReplicaWatch``) looks at the catalog only
+and queues a job for a server and a destination when a backup came or went, when something that failed is due again,
+when the service has started, and each hour in any case; one at a time.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A backup is *protected* when enough verified copies, of it and of all that it builds on, lie at enough places away from
 the site; see ``copy_verification``.
 
-What lies beside a backup at its destinations, read from the first copy where it is what was written.
+What is stored beside a backup (its details, its runbook) is read here, too, from the first copy that can be read.
 """
 
 from __future__ import annotations

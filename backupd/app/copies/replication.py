@@ -1,10 +1,9 @@
-"""Can a destination that gets copies keep up with the backups that are taken?
+"""Bringing one destination up to date for one server: missing copies are made, and copies are read again.
 
-Bringing one destination up to date for one server: what is lacking is copied, and what was copied is read again.
-
-To one of the ``others`` go backups, binary logs, and what is kept on purpose; the copies at a required one, which were
-stored by the backups themselves, are only verified. What could not be copied stays in the catalog and is tried again
-after growing pauses, as often as it takes. One event tells when that begins, and one when it is over.
+To one of the ``others`` go backups, binary logs, holds and keeps; the copies at a required one, which were stored by
+the backups themselves, are only verified. What could not be copied stays in the catalog and is tried again after
+growing pauses without end. One event says when that begins, and one when it is over; the same for a destination that is
+too slow for the backups that are taken.
 """
 
 from __future__ import annotations

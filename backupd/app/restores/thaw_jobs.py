@@ -1,9 +1,9 @@
-"""Thaws: jobs that wait for an archive. None has a process or a thread: whoever looks moves it on, and its rows in the
-catalog say where it is, so that a look may be killed at any moment and the next one goes on.
+"""Thaws: jobs that wait until an archive has made stored objects readable.
 
-Where a row may lag behind the place, the place is asked first; what is being thawed already is not asked for again.
-
-The service's look at thaws: now and then, in a thread that ends with the look.
+None has a process or a thread of its own: whoever looks moves it on, and its rows in the catalog say where it is, so
+that a look may be killed at any moment and the next one goes on. The service looks now and then (``ThawWatch``), in a
+thread that ends with the look. Where a row may lag behind the destination, the destination is asked first; what is
+being thawed already is not asked for again.
 """
 
 from __future__ import annotations

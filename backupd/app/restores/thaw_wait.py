@@ -1,13 +1,13 @@
-"""What of a plan lies in an archive class, and what thawing it takes. A copy that can be read as it is comes first.
+"""What of a restore's plan is in an archive storage class, what thawing it takes, and waiting for it (``ThawGate``).
 
-What a restore with ``--thaw`` waits at: each part until the archive gives it.
+A copy that can be read as it is comes first. A restore with ``--thaw`` waits before each part until the archive has it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -122,6 +122,10 @@ class _Cold:
     until: datetime | None = None
 
 
+Objects = Mapping[str, ColdObject]
+"""What has to be thawed at one destination, by key."""
+
+
 class _Survey:
     """Asking the destinations of one plan. ``until``: when the first thawed copy that counts goes away again."""
 
@@ -145,36 +149,39 @@ class _Survey:
             for copy in record.copies
             if copy.state != "complete"
         }
-        colds: dict[str, dict[str, ColdObject]] = {}
-        warm = ""
-        for name in (name for name in chosen.destinations if name not in damaged and self._answers(name)):
-            archive = self._archives[name]
-            if archive is None:
-                warm = name
-                break
-            found = [self.of_backup(archive, backup_id) for backup_id in chosen.chain]
-            whole = [cold for cold in found if cold is not None]
-            if len(whole) < len(found):
-                continue
-            # What several members share is needed when the first of them is read.
-            objects = {one.key: one for cold in reversed(whole) for one in cold.objects}
-            if not objects:
-                warm = name
-                self._note(whole)
-                break
-            colds[name] = objects
-        best = warm or min(colds, key=lambda name: sum(one.size for one in colds[name].values()), default="")
-        if not best:
-            return chosen.destinations, ()
-        if warm and colds:
+        warm, cold = self._copies(name for name in chosen.destinations if name not in damaged)
+        if warm and cold:
             self.warnings.append(
-                f"the copy at {', '.join(colds)} would have to be thawed; it is read only for what others lack"
+                f"the copy at {', '.join(cold)} would have to be thawed; it is read only for what others lack"
             )
-        rest = [name for name in chosen.destinations if name != best]
-        order = (best, *(name for name in rest if name not in colds), *(name for name in rest if name in colds))
-        needed = colds.get(best, {})
-        others = [found for name, found in colds.items() if name != best]
-        return order, tuple(one for one in needed.values() if all(one.key in other for other in others))
+        return _best_first(chosen.destinations, warm, cold)
+
+    def _copies(self, names: Iterable[str]) -> tuple[str, dict[str, Objects]]:
+        """The first of ``names`` at which the whole chain can be read as it is, or an empty name; and of each before it
+        that has the whole chain what has to be thawed there."""
+        cold: dict[str, Objects] = {}
+        for name in names:
+            objects = self._of_chain(name) if self._answers(name) else None
+            if objects:
+                cold[name] = objects
+            elif objects is not None:
+                return name, cold
+        return "", cold
+
+    def _of_chain(self, name: str) -> Objects | None:
+        """What has to be thawed at one destination that answers; None where not all of the chain is known there."""
+        archive = self._archives[name]
+        if archive is None:
+            return {}
+        found = [self.of_backup(archive, backup_id) for backup_id in self._chosen.chain]
+        whole = [cold for cold in found if cold is not None]
+        if len(whole) < len(found):
+            return None
+        # What several members share is needed when the first of them is read.
+        objects = {one.key: one for cold in reversed(whole) for one in cold.objects}
+        if not objects:
+            self._note(whole)
+        return objects
 
     def of_backup(self, archive: ArchiveDestination, backup_id: str) -> _Cold | None:
         """What of a backup is cold at one destination; None, with a warning, where that cannot be told."""
@@ -246,6 +253,20 @@ class _Survey:
 
     def _say(self, name: str, error: BackupdError) -> None:
         self.warnings.append(f"whether what is at {name} can be read as it is could not be asked: {error.message}")
+
+
+def _best_first(
+    names: tuple[str, ...], warm: str, cold: Mapping[str, Objects]
+) -> tuple[tuple[str, ...], tuple[ColdObject, ...]]:
+    """``names`` in the order in which a restore reads them, and what has to be thawed at the first, as far as no other
+    one gives it. ``warm``: where nothing has to be thawed; else the one of ``cold`` with the fewest bytes. Pure."""
+    best = warm or min(cold, key=lambda name: sum(one.size for one in cold[name].values()), default="")
+    if not best:
+        return names, ()
+    rest = [name for name in names if name != best]
+    order = (best, *(name for name in rest if name not in cold), *(name for name in rest if name in cold))
+    others = [objects for name, objects in cold.items() if name != best]
+    return order, tuple(one for one in cold.get(best, {}).values() if all(one.key in other for other in others))
 
 
 def _look(archive: ArchiveDestination, wants: Sequence[Want]) -> _Cold:

@@ -1,13 +1,11 @@
-"""Marks of deletion, with what this installation knows of them by itself: which are its own, which a person here wants,
-and since when somebody else's are seen here. The marks themselves could say anything.
-
-What a sweep tells: once when something keeps it from removing, once when that is over.
-
-Deleting backups: marked first, gone after the grace period, and never the last one by accident.
+"""Deleting backups: marked first, gone after the grace period, and never the last one by accident.
 
 The catalog's row changes before the mark is put and after it is taken away, so that a process that dies in between
 leaves a backup that nobody offers but everybody can undelete, never one that is offered and swept. What builds on a
 backup goes before it and comes back after it.
+
+Marks at a destination are ordinary files and could say anything. What this installation knows of each (did it put the
+mark, does a person here want it, since when is it seen here) is in the catalog, and counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is kept on purpose: by this catalog, and by what is written at the destinations by whomever. Both count.
+"""Holds (delete nothing), keeps (of one backup) and pauses (start nothing), set by an operator.
 
-What an operator forbids for a while: deleting (hold), and starting by itself (pause); the kill switch.
+What the catalog says and what is written at the destinations, by any installation, both count.
 """
 
 from __future__ import annotations

@@ -1,23 +1,16 @@
-"""What keeps rules from letting go of too much at once, and what is told when something keeps them from it.
-
-Two measures: more than half of what one server has at a destination, and more than may go there within a day, whichever
-server's and whichever installation's it is.
-
-Applying the rules: what no rule keeps is marked at its destination, and goes after the grace period.
+"""Applying retention rules: what no rule keeps is marked at its destination, and goes after the grace period.
 
 It runs after each successful backup, once a day, and on demand; never after a failed one. Each destination is decided
-by itself. Nothing is marked while more than half of a server's backups at a destination would go at once, unless
-somebody confirmed it: an empty or changed policy must not cost a history.
+by itself. Nothing is marked beyond the mass-deletion limit (``backupd.transfer.sweep.deletion_limit``) unless a person
+confirmed it: an empty or changed policy must not cost a history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from types import MappingProxyType
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from backupd.app.context.audit import audit, service_actor
 from backupd.app.context.destination_identity import require_single
@@ -25,7 +18,6 @@ from backupd.app.context.run import JobRun
 from backupd.app.context.wiring import Wiring
 from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.app.retention.deletion import (
-    DELETED,
     MISSING_HINT,
     confirm,
     expected_at,
@@ -35,24 +27,17 @@ from backupd.app.retention.deletion import (
     sweep_locked,
     unconfirmed,
 )
-from backupd.app.retention.holds import holds_of, kept_anywhere
-from backupd.app.retention.log_retention import Archive, Cleared, archive, clear, settled, stranded
-from backupd.app.retention.preview import as_if_there, is_complete, logs_minimum, may_come, minimum_of
+from backupd.app.retention.log_retention import Cleared, archive, clear, stranded
+from backupd.app.retention.preview import decide, destinations_holding, opened
 from backupd.app.runtime.clock_check import careful
-from backupd.model.backup_record import BackupRecord, BackupState
-from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, NotFoundError, RefusedError
+from backupd.model.backup_record import BackupRecord
+from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobKind, JobState
-from backupd.model.proof import FAILED, PROVED
-from backupd.recovery.lineage import lineages, strangers
-from backupd.retention.decisions import Decisions, Stored, View
-from backupd.retention.solver import solve
-from backupd.transfer.guards.holds_and_marks import Backup, Kept
+from backupd.retention.decisions import Decisions
+from backupd.transfer.guards.holds_and_marks import Backup
 from backupd.transfer.records.manifests import backup_ids
-from backupd.transfer.sweep.collection import living_intents, living_pins
 from backupd.transfer.sweep.deletion import marked
 from backupd.transfer.sweep.deletion_limit import is_most
-from policies.schema import Keep
 from storage.contract.destination import Capability, Destination
 
 REFUSED = "retention-refused"
@@ -180,30 +165,6 @@ class Applied:
         }
 
 
-def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stored] = ()) -> tuple[Decisions, ...]:
-    """What the rules say, one for each destination; changes nothing. ``future``: backups that do not exist yet, as if
-    every destination held them.
-
-    Raises NotFoundError for a server that is neither configured nor has any backup.
-    """
-    records = wiring.catalog.backups.list(server, foreign=True)
-    if server not in wiring.settings.servers and not records:
-        wiring.settings.server(server)
-    logs = archive(wiring, server, records)
-    return tuple(_decide(wiring, server, name, records, now, future, logs) for name in _places(wiring, server, records))
-
-
-def foresee(
-    wiring: Wiring, server: str, place: str, *, now: datetime, future: Sequence[Stored], sources: Collection[str]
-) -> Decisions:
-    """What the rules of ``place`` would say, did it hold the backups ``future``, too, and the binary logs of
-    ``sources``; changes nothing."""
-    records = wiring.catalog.backups.list(server, foreign=True)
-    logs = archive(wiring, server, records)
-    here = tuple(replace(run, destination=place) for run in logs.runs if run.destination in {place, *sources})
-    return _decide(wiring, server, place, records, now, future, replace(logs, runs=here), awaiting=False)
-
-
 def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
     """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is,
     and what another destination keeps and has not got yet.
@@ -216,7 +177,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         opened: list[Destination] = []
         held: list[str] = []
         known = wiring.catalog.backups.list(server, foreign=True)
-        for name in _places(wiring, server, known):
+        for name in destinations_holding(wiring, server, known):
             run.check()
             if name not in wiring.settings.destinations:
                 held.append(f"everything at {name}: this destination is not configured any more")
@@ -235,7 +196,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         decided = [
             (
                 destination,
-                _decide(wiring, server, destination.name, records, now, (), logs, awaiting=not really, missing=missing),
+                decide(wiring, server, destination.name, records, now, logs, awaiting=not really, missing=missing),
             )
             for destination in opened
         ]
@@ -269,7 +230,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
     Where nobody knows how much room there is, only what is due anyway is removed.
     """
     with wiring.removing():
-        destination = _opened(wiring, destination_name)
+        destination = opened(wiring, destination_name)
         require_single(wiring, destination)
         adopt_unknown(wiring, destination)
         reconcile(wiring, destination)
@@ -285,13 +246,12 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         for server in wiring.catalog.backups.servers():
             run.check()
             records = wiring.catalog.backups.list(server, foreign=True)
-            decisions = _decide(
+            decisions = decide(
                 wiring,
                 server,
                 destination_name,
                 records,
                 careful(wiring.catalog, wiring.clock()),
-                (),
                 archive(wiring, server, records),
             )
             try:
@@ -346,9 +306,7 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
     told = []
     for server in wiring.catalog.backups.servers():
         records = wiring.catalog.backups.list(server, foreign=True)
-        decisions = _decide(
-            wiring, server, error.destination, records, wiring.clock(), (), archive(wiring, server, records)
-        )
+        decisions = decide(wiring, server, error.destination, records, wiring.clock(), archive(wiring, server, records))
         told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
         told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
         if decisions.expired:
@@ -396,188 +354,17 @@ def _free(destination: Destination) -> int:
     return space.free if space is not None else 0
 
 
-def _places(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> tuple[str, ...]:
-    """Where the server's backups go by its policy, then where else the catalog knows some."""
-    names: list[str] = []
-    if server in wiring.settings.servers:
-        settings = wiring.settings.server(server)
-        names += [*settings.required, *settings.others]
-    names += sorted({copy.destination for record in records for copy in record.copies})
-    return tuple(dict.fromkeys(names))
-
-
 def _holds(records: Iterable[BackupRecord], place: str) -> bool:
     return any(copy.destination == place for record in records for copy in record.copies)
 
 
-def _opened(wiring: Wiring, name: str) -> Destination:
-    destination = wiring.destination(name)
-    if not destination.is_initialised():
-        raise NotFoundError(f"destination {name} is no repository", hint="is its file system mounted?")
-    return destination
-
-
 def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
     """The catalog may be wrong in both directions, so the destination is asked first."""
-    destination = _opened(wiring, name)
+    destination = opened(wiring, name)
     require_single(wiring, destination)
     reconcile(wiring, destination)
     adopt_unknown(wiring, destination, server)
     return destination
-
-
-def _decide(
-    wiring: Wiring,
-    server: str,
-    place: str,
-    records: Sequence[BackupRecord],
-    now: datetime,
-    future: Sequence[Stored],
-    logs: Archive,
-    *,
-    awaiting: bool = True,
-    missing: Mapping[str, Collection[Backup]] = MappingProxyType({}),
-) -> Decisions:
-    settings = wiring.settings
-    zone = settings.configuration.timezone
-    keep: Keep | None = None
-    unconfigured = ""
-    if server not in settings.servers:
-        unconfigured = f"server {server} is not configured any more, so what is left of it is kept"
-    elif place not in settings.destinations:
-        unconfigured = f"destination {place} is not configured any more, so it keeps everything"
-    else:
-        policy = settings.server(server).policy
-        keep, zone = policy.retention.get(place), policy.timing.timezone or zone
-    reading, building = _in_use(wiring, server, place) if awaiting else (frozenset[str](), frozenset[str]())
-    kept = kept_anywhere(wiring)
-    view = View(
-        server,
-        place,
-        (*_stored(wiring, server, place, records, kept, logs), *future),
-        runs=logs.at(place, records),
-        branches=logs.branches,
-        being_read=reading,
-        built_on=building,
-        unconfigured=unconfigured,
-        hold="; ".join(hold.text for hold in holds_of(kept, server)),
-        logs_minimum=logs_minimum(wiring, place),
-        awaited=_awaited(wiring, server, place, records, now, logs, missing) if awaiting else {},
-    )
-    return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
-
-
-def _stored(
-    wiring: Wiring,
-    server: str,
-    place: str,
-    records: Sequence[BackupRecord],
-    kept: Kept,
-    logs: Archive,
-) -> tuple[Stored, ...]:
-    proved, restored = _proofs(wiring, server)
-    lineage = lineages(tuple(records))
-    strange = {name for one in strangers(records) for name in one.backups}
-    strange |= {record.id for record in records if record.foreign}
-    return tuple(
-        Stored(
-            record.id,
-            record.kind,
-            record.parent,
-            record.started_at,
-            record.finished_at,
-            usable=copy.state == "complete",
-            pinned=(server, record.id) in kept.backups,
-            proved_at=proved.get(record.id),
-            restored_at=restored.get(record.id),
-            marked=copy.state == DELETED or record.state is BackupState.DELETED,
-            bytes=record.stats.bytes_stored,
-            place=logs.places.get(record.id),
-            table_set=record.table_set,
-            missing=record.not_dumped,
-            minimum=minimum_of(wiring, copy, record.stats),
-            lineage=lineage[record.id],
-            strange=record.id in strange,
-            doubtful=bool(record.doubtful),
-        )
-        for record in records
-        for copy in record.copies
-        if copy.destination == place
-    )
-
-
-def _awaited(
-    wiring: Wiring,
-    server: str,
-    place: str,
-    records: Sequence[BackupRecord],
-    now: datetime,
-    logs: Archive,
-    missing: Mapping[str, Collection[Backup]],
-) -> dict[str, str]:
-    """Backups at ``place`` that another destination of the policy would keep, and has not got, or lost (``missing``:
-    it is copied there again from here, and only then can the rules let it go there): by id, why."""
-    settings = wiring.settings
-    if server not in settings.servers or not settings.server(server).usable:
-        return {}
-    others = settings.server(server).others
-    records = [record for record in records if not record.foreign]
-    by_id = {record.id: record for record in records}
-    lost = {
-        record.id: name
-        for name in (*settings.server(server).required, *others)
-        if name != place
-        for record in records
-        if (server, record.id) in missing.get(name, ()) and is_complete(record, place)
-    }
-    found: dict[str, str] = {}
-    for name in others:
-        if name == place or name not in settings.destinations:
-            continue
-        lacking = [record for record in records if may_come(record, name, by_id)]
-        if not any(is_complete(record, place) for record in lacking):
-            continue
-        said = _decide(wiring, server, name, records, now, as_if_there(records, lacking, logs), logs, awaiting=False)
-        kept = {decision.backup.id for decision in said.kept} & {record.id for record in lacking}
-        for backup_id in sorted(kept):
-            found[backup_id] = f"{found[backup_id]} and {name}" if backup_id in found else name
-    return {backup_id: f"it is missing at {name}, and is copied there again" for backup_id, name in lost.items()} | {
-        backup_id: f"it is not yet at {names}, which keeps it" for backup_id, names in found.items()
-    }
-
-
-def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:
-    """When each backup was last proved, and when it was last restored and found good with or without a witness. A later
-    ``failed`` takes both back; a test that never came to a verdict says nothing."""
-    proved: dict[str, datetime] = {}
-    restored: dict[str, datetime] = {}
-    revoked: set[str] = set()
-    for proof in wiring.catalog.proofs.list(server):  # newest first
-        if proof.outcome == FAILED:
-            revoked.add(proof.backup_id)
-        elif proof.is_good and proof.backup_id not in revoked:
-            restored.setdefault(proof.backup_id, proof.finished_at)
-            if proof.outcome == PROVED:
-                proved.setdefault(proof.backup_id, proof.finished_at)
-    return proved, restored
-
-
-def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Ids that restores read, or that are being thawed for one, and that running backups build on. Nothing where the
-    destination cannot be asked: then nothing can be marked there either."""
-    try:
-        destination = _opened(wiring, place)
-        now = wiring.clock()
-        reading = {name for lease in living_pins(destination, now) for owner, name in lease.backups if owner == server}
-        reading |= {
-            part
-            for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING)
-            for part in job.arguments["parts"]
-        }
-        building = {name for lease in living_intents(destination, now) for name in lease.parents}
-    except BackupdError:
-        return frozenset(), frozenset()
-    return frozenset(reading), frozenset(building)
 
 
 def _mark_expired(

@@ -1,9 +1,8 @@
-"""What lies in an archive class cannot be read in rotation; a sample of it is thawed now and then, and read.
+"""Reading again what is stored of one server at one destination, in rotation, and what the catalog learns from it.
 
-Which one is under way stands in the catalog's events. Asking is paid for, so one that is being thawed is not asked for
-again, and the cheapest tier is taken.
-
-Reading again what is stored of one server at one destination, in rotation, and what the catalog learns from it.
+What is in an archive storage class cannot be read in rotation; a sample of it is thawed now and then, and read. Which
+one is under way is in the catalog's events. Asking costs money, so one that is being thawed is not asked for again, and
+the cheapest tier is taken.
 """
 
 from __future__ import annotations

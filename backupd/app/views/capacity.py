@@ -1,9 +1,7 @@
-"""When a repository will be full, from what the catalog remembers.
+"""When a destination will be full, by what the catalog remembers; an event before it is, repeated with growing pauses
+while nothing is done about it, and one when there is room again.
 
-Places that fill up, told before they are full: when it is foreseen, again with growing pauses while nothing is done
-about it, and when there is room again.
-
-What was told stands in the catalog's events, so a restart neither repeats nor forgets it.
+What was said is in the catalog's events, so a restart neither repeats nor forgets it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Destinations at a glance. They are looked at in the background: whoever asks is told what was seen last, and never
-waits for a place that does not answer.
+"""Destinations at a glance, and the incident when one does not answer or is not there any more.
 
-Destinations that do not answer, or are not there any more, are told, once, and when they are well again.
+They are looked at in the background: a caller gets what was seen last, and never waits for a destination that does not
+answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Long lists for people: page by page, newest first, and only of what they may see. See ``catalog.listed``.
-
-What has changed in the catalog since the last look: events that were recorded, jobs that moved on.
+"""Long lists for users: page by page, newest first, and only of what they may see; and what changed in the catalog
+since the last look (``CatalogChanges``), for pages that are open.
 """
 
 from __future__ import annotations

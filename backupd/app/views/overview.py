@@ -184,10 +184,7 @@ def _server(
         tables_only=stands.tables_only,
         first_due=around.first_due,
     )
-    found = sorted(
-        (*_of_recovery(made, server, stands), *_of_work(wiring, made, server, stands, around, now)),
-        key=lambda reason: -reason.status.rank,
-    )
+    found = sorted(_reasons(wiring, made, server, stands, around, now), key=lambda reason: -reason.status.rank)
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
 
 
@@ -216,15 +213,58 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
 # -- what is wrong
 
 
-def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing) -> Iterator[Reason]:
-    name = made.name
-    kind = " --kind logical" if made.tables_only else ""
+def _reasons(
+    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now, now: datetime
+) -> Iterator[Reason]:
+    """Everything that is not as it should be, in the order in which reasons of one rank are shown."""
     if not server.usable:
         yield Reason(
             Status.BAD,
             f"its policy {made.policy} cannot be used, so nothing starts by itself",
             "; ".join(str(problem) for problem in server.problems[:3]),
         )
+    yield from _of_recovery(made, stands)
+    yield from _of_last_proof(made)
+    if stands.latest is not None:
+        yield from (
+            Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {made.name}")
+            for one in made.reach
+            if one.trouble
+        )
+        yield from (
+            Reason(Status.WARNING, doubt, f"backupd timeline {made.name} shows what can be recovered")
+            for doubt in stands.doubts
+        )
+    if made.paused is None:
+        yield from _of_stream(made, around, now)
+    yield from _of_incidents_and_jobs(around)
+    span = protection_of(wiring, made.name).within
+    if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
+        yield Reason(
+            Status.WARNING,
+            f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
+            "few verified copies at enough places",
+            f"backupd replicate {made.name}",
+        )
+    yield from _of_gaps(made, stands, around, now)
+    if made.paused is not None:
+        yield Reason(
+            Status.WARNING,
+            f"nothing starts by itself: {made.paused.text}",
+            f"backupd resume {'--all' if made.paused.server == EVERY_SERVER else made.name}",
+        )
+    if around.absence is not None and all(job.id != around.absence.job_id for job in made.running):
+        yield Reason(
+            Status.BAD,
+            f"out of rotation since {format_time(around.absence.since)}, and the job that took it out is over",
+            f"run the policy's hooks.after by hand; backupd jobs show {around.absence.job_id}",
+        )
+
+
+def _of_recovery(made: ServerOverview, stands: Standing) -> Iterator[Reason]:
+    """Can the server be recovered at all, and as the objectives promise?"""
+    name = made.name
+    kind = " --kind logical" if made.tables_only else ""
     if stands.trouble:
         message, _line, rest = stands.trouble.partition("\n")
         yield Reason(Status.BAD, f"nobody can say what can be recovered: {message}", rest)
@@ -252,69 +292,64 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing)
             f"a restore would take {_span(made.rto)}; objectives.rto promises {_span(made.rto_objective)}",
             f"backupd plan {name} tells what takes how long",
         )
-    if made.last_proof is not None and made.last_proof.outcome == FAILED:
+
+
+def _of_last_proof(made: ServerOverview) -> Iterator[Reason]:
+    name, proof = made.name, made.last_proof
+    if proof is None:
+        return
+    if proof.outcome == FAILED:
         yield Reason(
             Status.BAD,
-            f"the last test restore found bad data: {_first_line(made.last_proof.error)}",
+            f"the last test restore found bad data: {_first_line(proof.error)}",
             f"backupd jobs {name} tells more; take a full backup now: backupd backup {name} --kind full",
         )
-    elif made.last_proof is not None and made.last_proof.outcome == UNDECIDED:
+    elif proof.outcome == UNDECIDED:
         yield Reason(
             Status.WARNING,
-            f"the last test restore did not come to its end: {_first_line(made.last_proof.error)}",
+            f"the last test restore did not come to its end: {_first_line(proof.error)}",
             f"backupd test-restore {name}",
         )
-    elif made.last_proof is not None and made.last_proof.outcome == INEXACT:
+    elif proof.outcome == INEXACT:
         yield Reason(
             Status.WARNING,
             "the last test restore was inexact: "
-            f"{next(iter(made.last_proof.warnings), 'it may hold other rows than the source')}",
+            f"{next(iter(proof.warnings), 'it may hold other rows than the source')}",
             f"backupd test-restore {name}",
         )
-    elif made.last_proof is not None and made.last_proof.older:
+    elif proof.older:
         yield Reason(
             Status.WARNING,
             "the last test restore shows nothing of the server's newest data: "
-            f"{next(iter(made.last_proof.warnings), 'something later exists')}",
+            f"{next(iter(proof.warnings), 'something later exists')}",
             f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}",
         )
-    if stands.latest is not None:
-        yield from (
-            Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {name}")
-            for one in made.reach
-            if one.trouble
-        )
-        yield from (
-            Reason(Status.WARNING, doubt, f"backupd timeline {name} shows what can be recovered")
-            for doubt in stands.doubts
-        )
 
 
-def _of_work(
-    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now, now: datetime
-) -> Iterator[Reason]:
-    name = made.name
+def _of_stream(made: ServerOverview, around: _Now, now: datetime) -> Iterator[Reason]:
     stream = made.stream
-    silent = stream is not None and stream.told_at is not None and now - stream.told_at > SILENT
-    if stream is not None and made.paused is None and (silent or stream.state != StreamState.STREAMING):
-        how = (
-            "its process does not run"
-            if stream.state == NOT_RUNNING
-            else f"nothing was heard of it since {format_time(stream.told_at)}"
-            if silent and stream.told_at is not None
-            else f"{stream.state}: {_first_line(stream.error)}"
-        )
-        waits = stream.state == StreamState.WAITING
-        yield Reason(
-            Status.WARNING if waits else Status.BAD,
-            f"the binary log is not streamed ({how})",
-            f"is the service running, and the server up? backupd binlog status {name}",
-        )
-    elif stream is not None and made.paused is None:
+    if stream is None:
+        return
+    silent = stream.told_at is not None and now - stream.told_at > SILENT
+    if not silent and stream.state == StreamState.STREAMING:
         yield from (
-            Reason(Status.WARNING, text, f"backupd binlog status {name}")
-            for text in stream_troubles(name, around.said, now)
+            Reason(Status.WARNING, text, f"backupd binlog status {made.name}")
+            for text in stream_troubles(made.name, around.said, now)
         )
+        return
+    how = f"{stream.state}: {_first_line(stream.error)}"
+    if stream.state == NOT_RUNNING:
+        how = "its process does not run"
+    elif silent and stream.told_at is not None:
+        how = f"nothing was heard of it since {format_time(stream.told_at)}"
+    yield Reason(
+        Status.WARNING if stream.state == StreamState.WAITING else Status.BAD,
+        f"the binary log is not streamed ({how})",
+        f"is the service running, and the server up? backupd binlog status {made.name}",
+    )
+
+
+def _of_incidents_and_jobs(around: _Now) -> Iterator[Reason]:
     told = set()
     for incident in around.incidents:
         if incident.kind not in _SAID_HERE:
@@ -330,32 +365,15 @@ def _of_work(
                 f"{f': {_first_line(job.message)}' if job.message else ''}",
                 job.hint or f"backupd jobs show {job.id}",
             )
-    span = protection_of(wiring, name).within
-    if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
-        yield Reason(
-            Status.WARNING,
-            f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
-            "few verified copies at enough places",
-            f"backupd replicate {name}",
-        )
+
+
+def _of_gaps(made: ServerOverview, stands: Standing, around: _Now, now: datetime) -> Iterator[Reason]:
     fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, stands)]
     if fresh and all(incident.kind != GAP for incident in around.incidents):
         yield Reason(
             Status.WARNING,
             f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
-            f"backupd timeline {name} shows which moments are lost; a full backup begins anew",
-        )
-    if made.paused is not None:
-        yield Reason(
-            Status.WARNING,
-            f"nothing starts by itself: {made.paused.text}",
-            f"backupd resume {'--all' if made.paused.server == EVERY_SERVER else name}",
-        )
-    if around.absence is not None and all(job.id != around.absence.job_id for job in made.running):
-        yield Reason(
-            Status.BAD,
-            f"out of rotation since {format_time(around.absence.since)}, and the job that took it out is over",
-            f"run the policy's hooks.after by hand; backupd jobs show {around.absence.job_id}",
+            f"backupd timeline {made.name} shows which moments are lost; a full backup begins anew",
         )
 
 

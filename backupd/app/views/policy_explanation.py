@@ -1,9 +1,8 @@
-"""The coming two weeks: which runs a policy starts, and what its retention holds after them. Pure, clock included.
-
-`backupd policy explain`: a policy in sentences, what it will start, what will be kept, what a change of it costs.
+"""`backupd policy explain`: a policy in sentences, what it will start, what will be kept, what a change of it costs.
 
 Works from the policy file alone. With an installation it begins with the backups that are there, shows which of them
-the rules of the file would expire today, and says when the destinations are full.
+the rules of the file would expire today, and says when the destinations are full. The coming two weeks are computed
+from values alone (``ahead``), clock included.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from backupd.app.context.wiring import Wiring
 from backupd.app.retention.holds import findings
-from backupd.app.retention.retention import preview
+from backupd.app.retention.preview import preview
 from backupd.app.schedule.calendar import Leg, due_times, legs_of, start_of
 from backupd.app.views.capacity import Forecast, forecast
 from backupd.model.backup_record import BackupKind, BackupRecord

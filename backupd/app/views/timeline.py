@@ -1,10 +1,9 @@
-"""The timeline of a server, from what the catalog holds. Reads no destination.
+"""The timeline of a server, and how each server stands by it, from what the catalog holds. Reads no destination.
 
-How each server stands: what could be recovered, as its timeline tells. Making a timeline takes milliseconds, and
-there may be a thousand servers, so what was found is kept while nothing changed that it was made of.
-
-Between two looks only the end of the archived binary log moves on. That is followed without a new look: as long as no
-backup, copy, run or gap came or went, the recoverable past goes on to what was confirmed last.
+Making a timeline takes milliseconds, and there may be a thousand servers, so what was found is kept while nothing
+changed that it was made of. Between two looks only the end of the archived binary log moves on. That is followed
+without a new look: as long as no backup, copy, run or gap came or went, the recoverable past goes on to what was
+confirmed last.
 """
 
 from __future__ import annotations

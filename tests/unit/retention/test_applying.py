@@ -11,7 +11,8 @@ import pytest
 
 from backupd.app.retention.deletion import keep, sweep_destination, undelete
 from backupd.app.retention.holds import hold
-from backupd.app.retention.retention import apply, preview
+from backupd.app.retention.preview import preview
+from backupd.app.retention.retention import apply
 from backupd.model.backup_record import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from backupd.app.retention import log_retention as logretention
 from backupd.app.retention.log_retention import clear
-from backupd.app.retention.retention import apply, make_room, preview
+from backupd.app.retention.preview import preview
+from backupd.app.retention.retention import apply, make_room
 from backupd.app.views.capacity import forecast
 from backupd.app.views.policy_explanation import SPAN, streamed
 from backupd.catalog.session import Catalog

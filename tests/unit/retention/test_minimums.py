@@ -8,7 +8,6 @@ from datetime import UTC, timedelta
 import pytest
 
 from backupd.app.retention import preview as minimums
-from backupd.app.retention import retention
 from backupd.model.backup_record import BackupKind
 from backupd.retention.decisions import BinlogRun, Decisions, Minimum, Stored, View
 from backupd.retention.solver import solve
@@ -84,6 +83,6 @@ def test_the_minimum_of_a_copy_comes_from_the_class_of_its_destination(
     monkeypatch.setattr("storage.contract.config.Place.kept_in", lambda _self, logs: "DEEP_ARCHIVE")
     assert minimums.logs_minimum(here.wiring, "local") == ("DEEP_ARCHIVE", timedelta(days=180))
     assert minimums.logs_minimum(here.wiring, "gone") is None
-    (found,) = retention.preview(here.wiring, SERVER, now=here.clock())
+    (found,) = minimums.preview(here.wiring, SERVER, now=here.clock())
     assert [one.keep for one in found.backups] == [True, True, False]
     assert found.backups[1].as_json()["rules"] == ["minimum"]

@@ -22,7 +22,7 @@ from backupd.app.restores.thaw_for_restore import thaw_for, thaws
 from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
 from backupd.app.restores.thaw_wait import ThawGate, cold_of_part, with_thaw
 from backupd.app.restores.whole_server import gate_of, plan
-from backupd.app.retention import retention
+from backupd.app.retention.preview import preview
 from backupd.app.service import dispatch
 from backupd.app.service.dispatch import run_here
 from backupd.catalog.session import Catalog, open_catalog
@@ -378,7 +378,7 @@ def test_what_is_being_thawed_does_not_expire_meanwhile(tmp_path: Path, catalog:
     assert done.job is not None
     rules = {
         one.backup.id: [ground.rule for ground in one.grounds]
-        for one in retention.preview(shelf.wiring, SERVER, now=shelf.clock())[0].backups
+        for one in preview(shelf.wiring, SERVER, now=shelf.clock())[0].backups
     }
     assert (rules[FULL], rules[backup_id(3)]) == (["read"], [])
     shelf.clock.move(hours=13)
