@@ -34,130 +34,6 @@ from backupd.transfer.sweep.deletion import mark, mark_of, marked, marks, restor
 from storage.contract import layout
 from storage.contract.destination import Destination
 
-
-def sightings_at(wiring: Wiring, destination: Destination) -> Sightings:
-    """Of every mark there is at ``destination``."""
-
-    def look(found: Mapping[Backup, Mark]) -> Mapping[Backup, Sighting]:
-        return wiring.catalog.marks.look(
-            destination.name, {owner: note.stored for owner, note in found.items()}, wiring.clock()
-        )
-
-    return look
-
-
-def own(wiring: Wiring, destination: Destination) -> dict[Backup, Mark]:
-    """The marks that the rules, or somebody, of this installation put."""
-    found = marked(destination)
-    known = sightings_at(wiring, destination)(found)
-    return {owner: note for owner, note in found.items() if known[owner].ours}
-
-
-def believed(wiring: Wiring, destination: Destination) -> tuple[set[Backup], set[Backup]]:
-    """The backups that are marked at ``destination``, and those of them whose mark explains that they are gone."""
-    found = marked(destination)
-    known = sightings_at(wiring, destination)(found)
-    return set(found), explaining(found, known, wiring.clock(), GRACE)
-
-
-def unconfirmed(wiring: Wiring, destination: Destination) -> dict[Backup, datetime]:
-    """The marks that no person of this installation has confirmed, and the moment from which the deletion limit counts
-    each."""
-    found = marked(destination)
-    known = sightings_at(wiring, destination)(found)
-    return {owner: known[owner].since for owner in found if not known[owner].confirmed}
-
-
-def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
-    """A person says that what is marked of ``server`` may go: what this installation marked, and somebody else's marks
-    whose grace period is over, so that the deletion limit had time
-    to tell of them. Younger ones are not meant."""
-    found = marked(destination)
-    known = sightings_at(wiring, destination)(found)
-    now = wiring.clock()
-    for owner, note in found.items():
-        if (
-            owner[0] == server
-            and not known[owner].confirmed
-            and (known[owner].ours or is_due(note, known[owner], now, GRACE))
-        ):
-            wiring.catalog.marks.take(destination.name, owner, now, stored=note.stored, confirmed=True)
-
-
-LOCKED = Pair("removal-locked", "removal-unlocked")
-OVER_LIMIT = Pair("removal-braked", "removal-released")
-MISSING = Pair("manifests-missing", "manifests-found")
-
-MISSING_HINT = (
-    "no object is collected there until that is settled: mount or move back what is missing; `backupd "
-    "verify` takes backups back from another destination, `backupd backups delete ID` forgets what is "
-    "gone"
-)
-
-
-def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
-    """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
-    name = destination.name
-    if swept.locked:
-        _broken(
-            wiring,
-            LOCKED,
-            name,
-            Severity.INFO,
-            f"destination {name} does not let go of {swept.locked} files yet",
-            swept.lock,
-            "nothing is lost, and it is tried again with each removal; a lock ends by itself, missing rights do not",
-        )
-    elif not swept.skipped:
-        _mended(wiring, LOCKED, name, f"destination {name} lets everything go that is due")
-    if swept.over_limit:
-        _broken(
-            wiring,
-            OVER_LIMIT,
-            name,
-            Severity.WARNING,
-            f"too much would go at once at destination {name}",
-            "\n".join(swept.over_limit),
-            "look at what is marked and by whom: backupd backups; `backupd backups undelete ID` keeps one",
-        )
-    elif not swept.skipped:
-        _mended(wiring, OVER_LIMIT, name, f"nothing at destination {name} waits for a word any more")
-
-    if swept.missing:
-        _broken(
-            wiring,
-            MISSING,
-            name,
-            Severity.ERROR,
-            f"{len(swept.missing)} backups that the catalog expects at destination {name} are not there",
-            ", ".join(f"{backup_id} of {server}" for server, backup_id in swept.missing),
-            MISSING_HINT,
-        )
-    elif not swept.skipped:
-        _mended(wiring, MISSING, name, f"destination {name} has every backup that the catalog expects there")
-
-
-def _broken(wiring: Wiring, pair: Pair, place: str, severity: Severity, message: str, detail: str, hint: str) -> None:
-    Incidents(wiring.catalog).broken(
-        pair,
-        Event(
-            at=wiring.clock(),
-            kind=pair.broken,
-            severity=severity,
-            subject=place,
-            message=message,
-            detail=detail,
-            hint=hint,
-        ),
-    )
-
-
-def _mended(wiring: Wiring, pair: Pair, place: str, message: str) -> None:
-    Incidents(wiring.catalog).mended(
-        pair, Event(at=wiring.clock(), kind=pair.mended, severity=Severity.INFO, subject=place, message=message)
-    )
-
-
 DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""
 
@@ -534,3 +410,128 @@ def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
 
 def _named(records: Sequence[BackupRecord]) -> str:
     return ", ".join(record.id for record in records)
+
+
+def sightings_at(wiring: Wiring, destination: Destination) -> Sightings:
+    """Of every mark there is at ``destination``."""
+
+    def look(found: Mapping[Backup, Mark]) -> Mapping[Backup, Sighting]:
+        return wiring.catalog.marks.look(
+            destination.name, {owner: note.stored for owner, note in found.items()}, wiring.clock()
+        )
+
+    return look
+
+
+def own(wiring: Wiring, destination: Destination) -> dict[Backup, Mark]:
+    """The marks that the rules, or somebody, of this installation put."""
+    found = marked(destination)
+    known = sightings_at(wiring, destination)(found)
+    return {owner: note for owner, note in found.items() if known[owner].ours}
+
+
+def believed(wiring: Wiring, destination: Destination) -> tuple[set[Backup], set[Backup]]:
+    """The backups that are marked at ``destination``, and those of them whose mark explains that they are gone."""
+    found = marked(destination)
+    known = sightings_at(wiring, destination)(found)
+    return set(found), explaining(found, known, wiring.clock(), GRACE)
+
+
+def unconfirmed(wiring: Wiring, destination: Destination) -> dict[Backup, datetime]:
+    """The marks that no person of this installation has confirmed, and the moment from which the deletion limit counts
+    each."""
+    found = marked(destination)
+    known = sightings_at(wiring, destination)(found)
+    return {owner: known[owner].since for owner in found if not known[owner].confirmed}
+
+
+def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
+    """A person says that what is marked of ``server`` may go: what this installation marked, and somebody else's marks
+    whose grace period is over, so that the deletion limit had time
+    to tell of them. Younger ones are not meant."""
+    found = marked(destination)
+    known = sightings_at(wiring, destination)(found)
+    now = wiring.clock()
+    for owner, note in found.items():
+        if (
+            owner[0] == server
+            and not known[owner].confirmed
+            and (known[owner].ours or is_due(note, known[owner], now, GRACE))
+        ):
+            wiring.catalog.marks.take(destination.name, owner, now, stored=note.stored, confirmed=True)
+
+
+LOCKED = Pair("removal-locked", "removal-unlocked")
+
+OVER_LIMIT = Pair("removal-braked", "removal-released")
+
+MISSING = Pair("manifests-missing", "manifests-found")
+
+MISSING_HINT = (
+    "no object is collected there until that is settled: mount or move back what is missing; `backupd "
+    "verify` takes backups back from another destination, `backupd backups delete ID` forgets what is "
+    "gone"
+)
+
+
+def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
+    """Record what ``swept`` says of locks, of the deletion limit and of what is missing. Raises CatalogError."""
+    name = destination.name
+    if swept.locked:
+        _broken(
+            wiring,
+            LOCKED,
+            name,
+            Severity.INFO,
+            f"destination {name} does not let go of {swept.locked} files yet",
+            swept.lock,
+            "nothing is lost, and it is tried again with each removal; a lock ends by itself, missing rights do not",
+        )
+    elif not swept.skipped:
+        _mended(wiring, LOCKED, name, f"destination {name} lets everything go that is due")
+    if swept.over_limit:
+        _broken(
+            wiring,
+            OVER_LIMIT,
+            name,
+            Severity.WARNING,
+            f"too much would go at once at destination {name}",
+            "\n".join(swept.over_limit),
+            "look at what is marked and by whom: backupd backups; `backupd backups undelete ID` keeps one",
+        )
+    elif not swept.skipped:
+        _mended(wiring, OVER_LIMIT, name, f"nothing at destination {name} waits for a word any more")
+
+    if swept.missing:
+        _broken(
+            wiring,
+            MISSING,
+            name,
+            Severity.ERROR,
+            f"{len(swept.missing)} backups that the catalog expects at destination {name} are not there",
+            ", ".join(f"{backup_id} of {server}" for server, backup_id in swept.missing),
+            MISSING_HINT,
+        )
+    elif not swept.skipped:
+        _mended(wiring, MISSING, name, f"destination {name} has every backup that the catalog expects there")
+
+
+def _broken(wiring: Wiring, pair: Pair, place: str, severity: Severity, message: str, detail: str, hint: str) -> None:
+    Incidents(wiring.catalog).broken(
+        pair,
+        Event(
+            at=wiring.clock(),
+            kind=pair.broken,
+            severity=severity,
+            subject=place,
+            message=message,
+            detail=detail,
+            hint=hint,
+        ),
+    )
+
+
+def _mended(wiring: Wiring, pair: Pair, place: str, message: str) -> None:
+    Incidents(wiring.catalog).mended(
+        pair, Event(at=wiring.clock(), kind=pair.mended, severity=Severity.INFO, subject=place, message=message)
+    )
