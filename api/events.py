@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from api.problems import TooManyError
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
-from backupd.app.views.listing import Change, News
+from backupd.app.views.listing import CatalogChanges, Change
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event
@@ -98,7 +98,8 @@ class Broadcaster:
     def listen(self, listener: Listener) -> None:
         """From now on it is told. Raises RefusedError when too many listen, or nobody is to any more; TooManyError when
         too many do with its token; CatalogError."""
-        news = News(self._wiring) if self._thread is None else None  # not with the lock: the catalog may be slow
+        # Not with the lock: the catalog may be slow.
+        news = CatalogChanges(self._wiring) if self._thread is None else None
         with self._lock:
             if self._closed:
                 raise RefusedError("the service stops", hint="connect again in a moment")
@@ -113,7 +114,7 @@ class Broadcaster:
                 )
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, args=(news or News(self._wiring),), name="events", daemon=True
+                    target=self._run, args=(news or CatalogChanges(self._wiring),), name="events", daemon=True
                 )
                 self._thread.start()
             self._listeners.add(listener)
@@ -133,7 +134,7 @@ class Broadcaster:
         if thread is not None:
             thread.join(_PAUSE_IN_TROUBLE)  # it may wait for a catalog that does not answer; it dies with the process
 
-    def _run(self, news: News) -> None:
+    def _run(self, news: CatalogChanges) -> None:
         """Until nobody listens."""
         trouble = False
         while not self._wake.wait(_PAUSE_IN_TROUBLE if trouble else self._pause):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +18,16 @@ from backupd.alerts.message import Letter
 from backupd.alerts.rules import UNDELIVERABLE
 from backupd.alerts.wording import Site
 from backupd.app.context.api_address import address
+from backupd.app.context.incidents import Incidents, Pair
+from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
-from backupd.model.event import Message, MessageKind, MessageState
+from backupd.model.event import Event, Message, MessageKind, MessageState, Severity
 from backupd.model.text import new_id
 
+DELIVERY = Pair(UNDELIVERABLE, "alerts-delivered")
+"""A channel, or one recipient of mail, to which messages cannot be delivered."""
 EMAIL = "email"
 CHANNELS = "channels"
 """How the file of other channels is called where it cannot be read."""
@@ -45,6 +50,30 @@ def working(settings: Settings) -> tuple[tuple[str, ...], DeliveryError | None]:
         return names(settings), None
     except DeliveryError as error:
         return mail_name(settings), error
+
+
+def usable_channels(wiring: Wiring, now: datetime) -> tuple[str, ...]:
+    """Names of all channels that are known; an incident while the file of the others than mail cannot be read, and its
+    end. Raises CatalogError."""
+    incidents = Incidents(wiring.catalog)
+    found, problem = working(wiring.settings)
+    if problem is None:
+        if wiring.settings.alerts.channels_file is not None:
+            message = "the file of channels can be read again"
+            incidents.mended(DELIVERY, Event(now, DELIVERY.mended, Severity.INFO, message, subject=CHANNELS))
+        return found
+    event = Event(
+        now,
+        DELIVERY.broken,
+        Severity.ERROR,
+        problem.message,
+        subject=CHANNELS,
+        detail=problem.detail,
+        hint=problem.hint,
+    )
+    if incidents.broken(DELIVERY, event):
+        say(DELIVERY.broken, str(problem), level=logging.ERROR)
+    return found
 
 
 def recipient(address: str) -> str:

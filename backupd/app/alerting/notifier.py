@@ -8,7 +8,6 @@ an hour become one that says so, and one afterwards.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from backupd.alerts.ledger import MANY, Ledger, Turn, grouped
 from backupd.alerts.message import Letter
 from backupd.alerts.rules import JOB, UNDELIVERABLE, endings_of, rule_of_incident, topic_of
 from backupd.alerts.wording import letter_about, letter_after_silence, letter_of_silence
-from backupd.app.alerting.channels import CHANNELS, EMAIL, mail_name, names, recipient, site_of, written
+from backupd.app.alerting.channels import CHANNELS, EMAIL, names, recipient, site_of, usable_channels, written
 from backupd.app.alerting.watchdog_ping import HEARTBEAT
 from backupd.app.backups.rotation_hooks import HOOK
 from backupd.app.context.incidents import (
@@ -33,10 +32,7 @@ from backupd.app.context.incidents import (
     SLOW,
     SPOOL,
     STREAM,
-    Incidents,
-    Pair,
 )
-from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.missing_copies import LEG
@@ -46,7 +42,6 @@ from backupd.model.event import Event, Incident, Message, MessageKind, Severity
 from backupd.model.job import JobKind, JobState
 from policies.lint import streams
 
-DELIVERY = Pair(UNDELIVERABLE, "alerts-delivered")
 READ = "alerts"
 MUTED = "alerts-muted"
 """Cursors: the number of the last event that was dealt with; since when (in seconds) no letters are sent, or 0."""
@@ -75,7 +70,7 @@ class Pace:
     limit: int = 30
 
 
-class NewsDesk:
+class Notifier:
     """From one thread. ``passing``: a clock that only goes on."""
 
     def __init__(self, wiring: Wiring, pace: Pace, passing: Callable[[], float] = boottime) -> None:
@@ -283,7 +278,7 @@ class NewsDesk:
     def _messages(self, letters: Sequence[tuple[Letter, MessageKind, Sequence[Turn]]], now: datetime) -> list[Message]:
         if not letters:
             return []
-        channels = self._channels(now)
+        channels = usable_channels(self._wiring, now)
         found: list[Message] = []
         for number, (letter, kind, turns) in enumerate(letters):
             begun = [turn.incident.id for turn in turns if turn.begins]
@@ -305,33 +300,6 @@ class NewsDesk:
         """The incident that the mail is named by to which one about ``thread`` is an answer."""
         first = next(iter(thread), "")
         return self._wiring.catalog.messages.first_about(first) if first and not begins else ""
-
-    def _channels(self, now: datetime) -> tuple[str, ...]:
-        """All of them; where a file cannot be read that names some, the others."""
-        settings = self._wiring.settings
-        incidents = Incidents(self._wiring.catalog)
-        try:
-            found = names(settings)
-        except DeliveryError as error:
-            say(DELIVERY.broken, str(error), level=logging.ERROR)
-            incidents.broken(
-                DELIVERY,
-                Event(
-                    now,
-                    DELIVERY.broken,
-                    Severity.ERROR,
-                    error.message,
-                    subject=CHANNELS,
-                    detail=error.detail,
-                    hint=error.hint,
-                ),
-            )
-            return mail_name(settings)
-        incidents.mended(
-            DELIVERY,
-            Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again", subject=CHANNELS),
-        )
-        return found
 
 
 def _hearing(channels: Sequence[str], turns: Sequence[Turn]) -> list[str]:

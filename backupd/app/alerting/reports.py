@@ -12,7 +12,7 @@ from backupd.app.context.trust import recovery_page, signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.signed_heads import noted
 from backupd.app.schedule.calendar import next_runs
-from backupd.app.views.overview import PlaceView, ServerOverview, overview, places
+from backupd.app.views.overview import DestinationView, ServerOverview, overview, places
 from backupd.model.errors import BackupdError
 from backupd.model.event import MessageKind
 from backupd.model.text import format_time
@@ -92,6 +92,6 @@ def _server(one: ServerOverview) -> ServerLine:
     )
 
 
-def _place(one: PlaceView) -> PlaceLine:
+def _place(one: DestinationView) -> PlaceLine:
     why = next(iter(one.reasons), None)
     return PlaceLine(one.name, str(one.status), why.text if why else "", one.forecast)

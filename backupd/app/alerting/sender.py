@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from backupd.alerts.channels import LONGEST_PAUSE, Delivered, DeliveryError, is_over, pause_after
-from backupd.app.alerting.channels import CHANNELS, EMAIL, deliver, names, recipient, working
-from backupd.app.alerting.notifier import DELIVERY
+from backupd.app.alerting.channels import DELIVERY, EMAIL, deliver, recipient, working
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.logging_setup import redacted, say
 from backupd.app.context.wiring import Wiring
@@ -30,7 +29,7 @@ _TRIED = 2
 """So many tries in vain are told."""
 
 
-class Postman:
+class Sender:
     """``wake`` from any thread; the rest from one."""
 
     def __init__(self, wiring: Wiring) -> None:
@@ -181,30 +180,3 @@ def _mended(wiring: Wiring, subject: str, now: datetime) -> bool:
         DELIVERY,
         Event(now, DELIVERY.mended, Severity.INFO, f"messages by {subject} are delivered again", subject=subject),
     )
-
-
-def look_after(wiring: Wiring, now: datetime) -> None:
-    """Tell of a file of channels that cannot be read, before there is something to send. Raises CatalogError."""
-    incidents = Incidents(wiring.catalog)
-    try:
-        names(wiring.settings)
-    except DeliveryError as error:
-        if incidents.broken(
-            DELIVERY,
-            Event(
-                now,
-                DELIVERY.broken,
-                Severity.ERROR,
-                error.message,
-                subject=CHANNELS,
-                detail=error.detail,
-                hint=error.hint,
-            ),
-        ):
-            say(DELIVERY.broken, str(error), level=logging.ERROR)
-        return
-    if wiring.settings.alerts.channels_file is not None:
-        incidents.mended(
-            DELIVERY,
-            Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again", subject=CHANNELS),
-        )

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from backupd.alerts.wording import letter_of_test
-from backupd.app.alerting.channels import CHANNELS, site_of, working, written
-from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.alerting.channels import CHANNELS, site_of, usable_channels, working, written
+from backupd.app.alerting.notifier import Notifier, Pace
 from backupd.app.alerting.reports import report_if_due
-from backupd.app.alerting.sender import LEASE, Postman, look_after, send_one
+from backupd.app.alerting.sender import LEASE, Sender, send_one
 from backupd.app.alerting.watchdog_ping import Heartbeat
 from backupd.app.context.logging_setup import redacted
 from backupd.app.context.wiring import Wiring, user
@@ -43,8 +43,8 @@ class AlertWatch:
 
     def __init__(self, wiring: Wiring, alive: Callable[[], float] = time.monotonic, pace: Pace | None = None) -> None:
         self._wiring = wiring
-        self._desk = NewsDesk(wiring, pace or Pace())
-        self._postman = Postman(wiring)
+        self._notifier = Notifier(wiring, pace or Pace())
+        self._sender = Sender(wiring)
         self._heartbeat = Heartbeat(wiring, alive)
         self._reach = ReachWatch()
         self._ending = threading.Event()
@@ -52,7 +52,7 @@ class AlertWatch:
         self._guarded, self._seldom = GuardedLoop("alerts-trouble"), GuardedLoop("alerts-trouble")
 
     def __enter__(self) -> Self:
-        self._guarded(self._desk.begin)
+        self._guarded(self._notifier.begin)
         self._thread.start()
         self._heartbeat.start()
         return self
@@ -70,8 +70,8 @@ class AlertWatch:
     def reload(self, wiring: Wiring) -> None:
         """Go by these settings."""
         self._wiring = wiring
-        self._desk.reload(wiring)
-        self._postman.reload(wiring)
+        self._notifier.reload(wiring)
+        self._sender.reload(wiring)
         self._heartbeat.reload(wiring)
 
     def stop(self) -> None:
@@ -79,12 +79,12 @@ class AlertWatch:
         self._ending.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(LAST_WORDS)
-        self._postman.stop(LAST_WORDS)
+        self._sender.stop(LAST_WORDS)
         self._heartbeat.stop(LAST_WORDS)
 
     def _loop(self) -> None:
         seldom = float("-inf")
-        self._guarded(self._postman.wake)  # what the service before left
+        self._guarded(self._sender.wake)  # what the service before left
         while not self._ending.is_set():
             self._guarded(self._tell)
             if time.monotonic() - seldom >= SELDOM:
@@ -93,20 +93,20 @@ class AlertWatch:
             self._ending.wait(TICK)
 
     def _tell(self) -> None:
-        if self._desk.step():
-            self._postman.wake()
+        if self._notifier.step():
+            self._sender.wake()
         else:
-            self._postman.attend()
+            self._sender.attend()
 
     def _look(self) -> None:
         now = self._wiring.clock()
-        look_after(self._wiring, now)
+        usable_channels(self._wiring, now)
         self._reach.step(self._wiring, now)
         if report_if_due(self._wiring, now):
-            self._postman.wake()
+            self._sender.wake()
 
 
-def forget_told(wiring: Wiring) -> None:
+def forget_old_alerts(wiring: Wiring) -> None:
     """Incidents and messages that are over for long. Raises CatalogError."""
     now = wiring.clock()
     wiring.catalog.incidents.forget(now - INCIDENTS_KEPT)

@@ -7,7 +7,7 @@ import logging
 import threading
 from datetime import datetime, timedelta
 
-from backupd.app.alerting.service import forget_told
+from backupd.app.alerting.service import forget_old_alerts
 from backupd.app.backups.physical import forget_old
 from backupd.app.context.logging_setup import say
 from backupd.app.context.wiring import Wiring
@@ -35,7 +35,7 @@ def keep_house(wiring: Wiring) -> None:
         remind(wiring)
         forget_old(wiring)
         look_back(wiring)
-        forget_told(wiring)
+        forget_old_alerts(wiring)
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)

@@ -1,4 +1,4 @@
-"""What of a restore's plan is in an archive storage class, what thawing it takes, and waiting for it (``ThawGate``).
+"""What of a restore's plan is in an archive storage class, what thawing it takes, and waiting for it (``ThawWait``).
 
 A copy that can be read as it is comes first. A restore with ``--thaw`` waits before each part until the archive has it.
 """

@@ -91,7 +91,7 @@ class PlaceView:
         return Shortfall(self.behind_backups, self.behind_bytes, self.behind, self.behind_error)
 
 
-def places(wiring: Wiring, now: datetime) -> tuple[PlaceView, ...]:
+def places(wiring: Wiring, now: datetime) -> tuple[DestinationView, ...]:
     """Every configured destination, in the order of the configuration. Raises CatalogError."""
     glimpses, catalog = _glimpses(wiring), wiring.catalog
     stock, lags = catalog.glances.stock(), catalog.glances.lags(now - _DAY)
@@ -176,30 +176,30 @@ def _require_parent(settings: DestinationSettings) -> None:
         raise DestinationError(f"there is no folder {settings.path.parent}")
 
 
-_ALL: weakref.WeakKeyDictionary[Catalog, dict[str, Glimpse]] = weakref.WeakKeyDictionary()
+_ALL: weakref.WeakKeyDictionary[Catalog, dict[str, DestinationLook]] = weakref.WeakKeyDictionary()
 _MAKING = threading.Lock()
 
 
-def _glimpses(wiring: Wiring) -> Mapping[str, Glimpse]:
+def _glimpses(wiring: Wiring) -> Mapping[str, DestinationLook]:
     with _MAKING:
         known = _ALL.setdefault(wiring.catalog, {})
         for name in wiring.settings.destinations:
             if name not in known:
-                known[name] = Glimpse(name)
+                known[name] = DestinationLook(name)
         return dict(known)
 
 
 def _place(
     name: str,
     settings: DestinationSettings,
-    seen: Glimpse,
+    seen: DestinationLook,
     stock: Stock,
     behind: Sequence[Replication],
     now: datetime,
     *,
     servers: int,
     lag: timedelta | None,
-) -> PlaceView:
+) -> DestinationView:
     failing = next((row for row in behind if row.state == FAILING), None)
     filling = seen.forecast.filling if seen.forecast is not None else None
     days = getattr(settings, "lock_days", None)
@@ -209,7 +209,7 @@ def _place(
         if hanging is None
         else (f"nothing has been heard of it for {format_duration(hanging.total_seconds())}: asking it does not end")
     )
-    made = PlaceView(
+    made = DestinationView(
         name=name,
         type=settings.type,
         off_site=settings.is_off_site,
@@ -238,7 +238,7 @@ def _place(
     return replace(made, status=reasons[0].status if reasons else Status.GOOD, reasons=reasons)
 
 
-def _reasons(made: PlaceView, foreseen: Forecast | None) -> Iterator[Reason]:
+def _reasons(made: DestinationView, foreseen: Forecast | None) -> Iterator[Reason]:
     if made.reachable is False:
         yield Reason(Status.BAD, f"it does not answer: {made.trouble}", "backupd check names what is wrong")
     elif made.is_lost:
@@ -284,7 +284,7 @@ class ReachWatch:
         for place in places(wiring, now):
             self._look(incidents, place, now)
 
-    def _look(self, incidents: Incidents, place: PlaceView, now: datetime) -> None:
+    def _look(self, incidents: Incidents, place: DestinationView, now: datetime) -> None:
         if place.reachable is None:
             return
         if place.reachable and not place.is_lost:

@@ -212,7 +212,7 @@ class Change:
     jobs: tuple[JobRecord, ...]
 
 
-class News:
+class CatalogChanges:
     """What is there when it is made is no news. Used by one thread at a time; raises CatalogError."""
 
     def __init__(self, wiring: Wiring) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.views.destinations import PlaceView
+from backupd.app.views.destinations import DestinationView
 from backupd.app.views.overview import overview, places
 from backupd.app.views.server import ServerOverview
 from backupd.binlog.stream_status import StreamState
@@ -127,7 +127,7 @@ def _jobs(found: Values, wiring: Wiring, now: datetime, servers: set[str]) -> No
             found.set("backupd_jobs_ended_last_day", count, server, kind, state)
 
 
-def _place(found: Values, place: PlaceView) -> None:
+def _place(found: Values, place: DestinationView) -> None:
     def tell(metric: str, value: float | None) -> None:
         found.set(f"backupd_destination_{metric}", value, place.name)
 

@@ -20,10 +20,10 @@ from backupd.app.copies.protection import PROTECTION, protection_of
 from backupd.app.jobs.jobs import BACKUPS
 from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs
-from backupd.app.views.destinations import PlaceView, places
+from backupd.app.views.destinations import DestinationView, places
 from backupd.app.views.objectives import first_backup
 from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
-from backupd.app.views.timeline import UNSEEN, Standing, Standings, place_troubles, standings
+from backupd.app.views.timeline import UNSEEN, ServerStatus, StatusCache, place_troubles, status_cache
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN
@@ -36,10 +36,10 @@ from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.text import format_duration, format_time
 
 __all__ = [
+    "DestinationView",
     "LastBackup",
     "LastProof",
     "NextRun",
-    "PlaceView",
     "Reason",
     "ServerOverview",
     "Status",
@@ -58,7 +58,7 @@ _SAID_HERE = frozenset({POLICY.broken, RPO.broken, RTO.broken, STREAM.broken, PR
 def overview(wiring: Wiring, now: datetime, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
     """Of every configured server, or those of ``servers``, in the order of the configuration. Raises CatalogError, and
     NotFoundError for one of ``servers`` that is not configured."""
-    known = standings(wiring.catalog)
+    known = status_cache(wiring.catalog)
     found = known.shared(wiring, now, lambda: tuple(_made(wiring, known, now, servers or ())))
     if servers is None:
         return found
@@ -83,7 +83,7 @@ class _Now:
     paused: Hold | None
 
 
-def _made(wiring: Wiring, known: Standings, now: datetime, wanted: Collection[str]) -> Iterator[ServerOverview]:
+def _made(wiring: Wiring, known: StatusCache, now: datetime, wanted: Collection[str]) -> Iterator[ServerOverview]:
     catalog, names = wiring.catalog, tuple(wiring.settings.servers)
     first = [name for name in names if name in wanted]
     stands = known.of(wiring, [*first, *(name for name in names if name not in wanted)], now)
@@ -134,7 +134,7 @@ def _made(wiring: Wiring, known: Standings, now: datetime, wanted: Collection[st
 
 
 def _server(
-    wiring: Wiring, server: ServerSettings, looked: Standing | None, around: _Now, known: Standings, now: datetime
+    wiring: Wiring, server: ServerSettings, looked: ServerStatus | None, around: _Now, known: StatusCache, now: datetime
 ) -> ServerOverview:
     stands = looked or UNSEEN
     promised = server.policy.objectives if server.usable else None
@@ -188,7 +188,7 @@ def _server(
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
 
 
-def _next_runs(wiring: Wiring, server: ServerSettings, known: Standings, now: datetime) -> Iterator[NextRun]:
+def _next_runs(wiring: Wiring, server: ServerSettings, known: StatusCache, now: datetime) -> Iterator[NextRun]:
     if not server.usable:
         return
     runs = [(start, leg) for leg in legs(wiring.settings, server.name) if (start := known.coming(leg, now))]
@@ -214,7 +214,7 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
 
 
 def _reasons(
-    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now, now: datetime
+    wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: ServerStatus, around: _Now, now: datetime
 ) -> Iterator[Reason]:
     """Everything that is not as it should be, in the order in which reasons of one rank are shown."""
     if not server.usable:
@@ -261,7 +261,7 @@ def _reasons(
         )
 
 
-def _of_recovery(made: ServerOverview, stands: Standing) -> Iterator[Reason]:
+def _of_recovery(made: ServerOverview, stands: ServerStatus) -> Iterator[Reason]:
     """Can the server be recovered at all, and as the objectives promise?"""
     name = made.name
     kind = " --kind logical" if made.tables_only else ""
@@ -367,7 +367,7 @@ def _of_incidents_and_jobs(around: _Now) -> Iterator[Reason]:
             )
 
 
-def _of_gaps(made: ServerOverview, stands: Standing, around: _Now, now: datetime) -> Iterator[Reason]:
+def _of_gaps(made: ServerOverview, stands: ServerStatus, around: _Now, now: datetime) -> Iterator[Reason]:
     fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, stands)]
     if fresh and all(incident.kind != GAP for incident in around.incidents):
         yield Reason(
@@ -377,7 +377,7 @@ def _of_gaps(made: ServerOverview, stands: Standing, around: _Now, now: datetime
         )
 
 
-def _is_behind(gap: Gap, stands: Standing) -> bool:
+def _is_behind(gap: Gap, stands: ServerStatus) -> bool:
     """Was a backup begun since, from which the recoverable moments go on?"""
     at = gap.noticed_at if gap.to_at is None else min(gap.noticed_at, gap.to_at)
     return any(last.started_at > at for last in stands.last_backups)

@@ -118,7 +118,7 @@ Confirmed = Mapping[str, datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ServerStatus:
     """``at``: when it was looked at; ``confirmed``: what the destinations had confirmed then. ``trouble``: what kept it
     from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``: as of a
     timeline."""
@@ -141,7 +141,7 @@ class Standing:
     bare: bool = False
     doubts: tuple[str, ...] = ()
 
-    def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
+    def moved(self, confirmed: Confirmed, now: datetime) -> ServerStatus:
         """The same with what is ``confirmed`` by ``now``."""
         latest = self.latest
         if latest is not None and latest == max(self.confirmed.values(), default=None):
@@ -159,7 +159,7 @@ class Standing:
         return replace(one, latest=end, behind=max(latest - end, zero), rpo=max(now - end, zero))
 
 
-UNSEEN = Standing(datetime.min.replace(tzinfo=UTC), None, None, 0, (), (), None, (), 0, 0, None, 0, {})
+UNSEEN = ServerStatus(datetime.min.replace(tzinfo=UTC), None, None, 0, (), (), None, (), 0, 0, None, 0, {})
 """Of a server that nobody has looked at yet."""
 
 
@@ -178,13 +178,13 @@ class _Answer:
         )
 
 
-class Standings:
+class StatusCache:
     """Of one catalog. Threads may share it: of those who ask at once one looks, and the others get the same."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._basis: tuple[object, object] = (None, None)
-        self._known: dict[str, tuple[Marker, Standing]] = {}
+        self._known: dict[str, tuple[Marker, ServerStatus]] = {}
         self._coming: dict[tuple[str, str], tuple[Leg, datetime | None]] = {}
         self._thread: threading.Thread | None = None
         self._answers: dict[tuple[str, ...], _Answer] = {}
@@ -218,7 +218,7 @@ class Standings:
         policies, destinations = self._basis
         return policies is settings.policies and destinations is settings.destinations
 
-    def of(self, wiring: Wiring, names: Iterable[str], now: datetime) -> dict[str, Standing]:
+    def of(self, wiring: Wiring, names: Iterable[str], now: datetime) -> dict[str, ServerStatus]:
         """Those that came or changed are looked at now, as far as BUDGET allows; the rest in the background, and one
         that nobody has looked at yet is missing meanwhile. Raises CatalogError."""
         markers = wiring.catalog.glances.markers()
@@ -276,17 +276,17 @@ class Standings:
         return known[1]
 
 
-_ALL: weakref.WeakKeyDictionary[Catalog, Standings] = weakref.WeakKeyDictionary()
+_ALL: weakref.WeakKeyDictionary[Catalog, StatusCache] = weakref.WeakKeyDictionary()
 _MAKING = threading.Lock()
 
 
-def standings(catalog: Catalog) -> Standings:
+def status_cache(catalog: Catalog) -> StatusCache:
     """Those of an open catalog, the same ones each time."""
     with _MAKING:
-        return _ALL.setdefault(catalog, Standings())
+        return _ALL.setdefault(catalog, StatusCache())
 
 
-def _look(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> Standing:
+def _look(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> ServerStatus:
     """Raises CatalogError; any other trouble is that of this server alone."""
     try:
         return _looked(wiring, name, now, confirmed)
@@ -296,7 +296,7 @@ def _look(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> Sta
         return replace(UNSEEN, at=now, trouble=str(error))
 
 
-def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> Standing:
+def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> ServerStatus:
     found = timeline(wiring, name)
     records = {one.id: one for one in wiring.catalog.backups.list(name)}
     complete = [one for one in records.values() if one.state is BackupState.COMPLETE]
@@ -305,7 +305,7 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
     newest = max((one.finished_at for one in good), default=None)
     later = [one.finished_at for one in complete if newest is None or one.finished_at > newest]
     alive = [one for one in records.values() if one.state is not BackupState.DELETED]
-    return Standing(
+    return ServerStatus(
         at=now,
         latest=found.latest,
         first=min((window.begin for window in found.windows), default=None),

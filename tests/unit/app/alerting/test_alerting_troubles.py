@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.channels import TRIES
-from backupd.app.alerting.channels import findings
-from backupd.app.alerting.notifier import NewsDesk, Pace
+from backupd.app.alerting.channels import findings, usable_channels
+from backupd.app.alerting.notifier import Notifier, Pace
 from backupd.app.alerting.reports import report_if_due
-from backupd.app.alerting.sender import due, look_after, send_one
+from backupd.app.alerting.sender import due, send_one
 from backupd.app.alerting.service import send_test
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.alerts import Alerts
@@ -41,8 +41,8 @@ def chats(tmp_path: Path) -> Path:
     return file
 
 
-def begun(wiring: Wiring, clock: Clock) -> NewsDesk:
-    desk = NewsDesk(wiring, Pace(), clock.passing)
+def begun(wiring: Wiring, clock: Clock) -> Notifier:
+    desk = Notifier(wiring, Pace(), clock.passing)
     desk.begin()
     return desk
 
@@ -70,7 +70,7 @@ def test_a_file_of_channels_that_cannot_be_read_is_mailed_and_holds_back_neither
         with opened(tmp_path, clock, extra) as wiring:
             desk = begun(wiring, clock)
             for _ in range(3):
-                look_after(wiring, clock.now)
+                usable_channels(wiring, clock.now)
                 go(desk, clock, 10)
             (subject,) = subjects(wiring)
             assert "messages by channels cannot be delivered" in subject
@@ -86,7 +86,7 @@ def test_a_file_of_channels_that_cannot_be_read_is_mailed_and_holds_back_neither
             assert "report of" in subjects(wiring)[-1]
 
             chats.chmod(0o600)
-            look_after(wiring, clock.now)
+            usable_channels(wiring, clock.now)
             go(desk, clock, 3600, 10)
             assert not wiring.catalog.incidents.open()
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert
 
 from backupd.app.context.wiring import Wiring
-from backupd.app.views.listing import News
+from backupd.app.views.listing import CatalogChanges
 from backupd.catalog.alerts import events
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Event, Severity
@@ -36,14 +36,14 @@ def event(kind: str) -> Event:
     return Event(datetime(2026, 11, 21, tzinfo=UTC), kind, Severity.INFO, "something")
 
 
-def kinds(news: News) -> list[str]:
+def kinds(news: CatalogChanges) -> list[str]:
     return [one.kind for one in news.look().events]
 
 
 def test_what_was_there_is_no_news_and_what_comes_is_told_once(wiring: Wiring) -> None:
     wiring.catalog.events.add(event("old"))
     wiring.catalog.jobs.add(samples.job(1))
-    news = News(wiring)
+    news = CatalogChanges(wiring)
     assert news.look() == news.look()
     wiring.catalog.events.add(event("new"))
     assert kinds(news) == ["new"]
@@ -70,7 +70,7 @@ def visible(wiring: Wiring, number: int) -> None:
 
 def test_an_event_that_becomes_visible_after_a_later_one_is_told_too(wiring: Wiring) -> None:
     visible(wiring, 1)
-    news = News(wiring)
+    news = CatalogChanges(wiring)
     for number in (4, 2, 5, 3):
         visible(wiring, number)
         assert kinds(news) == [f"e{number}"]
@@ -79,7 +79,7 @@ def test_an_event_that_becomes_visible_after_a_later_one_is_told_too(wiring: Wir
 
 def test_a_number_that_never_comes_is_not_waited_for_for_ever(wiring: Wiring, clock: Clock) -> None:
     visible(wiring, 1)
-    news = News(wiring)
+    news = CatalogChanges(wiring)
     visible(wiring, 4)
     assert kinds(news) == ["e4"]
     clock.sleep(timedelta(minutes=1))
@@ -90,7 +90,7 @@ def test_a_number_that_never_comes_is_not_waited_for_for_ever(wiring: Wiring, cl
 
 
 def test_a_job_is_told_whenever_something_of_it_changed_and_its_end_too(wiring: Wiring) -> None:
-    news = News(wiring)
+    news = CatalogChanges(wiring)
     wiring.catalog.jobs.add(samples.job(1))
     (job,) = news.look().jobs
     assert job.state is JobState.RUNNING
@@ -107,7 +107,7 @@ def test_a_job_is_told_whenever_something_of_it_changed_and_its_end_too(wiring: 
 
 
 def test_a_job_that_began_and_ended_between_two_looks_is_told(wiring: Wiring) -> None:
-    news = News(wiring)
+    news = CatalogChanges(wiring)
     wiring.catalog.jobs.add(replace(samples.job(1), queued_at=wiring.clock()))
     wiring.catalog.jobs.finish("job-1", JobState.FAILED, samples.NOON, token=1)
     assert [job.state for job in news.look().jobs] == [JobState.FAILED]

@@ -20,7 +20,7 @@ from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
 from backupd.app.restores.whole_server import plan
 from backupd.app.views import timeline as standing
-from backupd.app.views.destinations import Glimpse, PlaceView, ReachWatch, places
+from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import ServerOverview, Status, overview
@@ -371,7 +371,7 @@ def test_backups_that_nobody_verified_in_time_are_told(desk: Desk) -> None:
 def test_what_is_at_a_place_that_was_seen_empty_protects_nothing_until_it_is_there_again(desk: Desk) -> None:
     at = NOW - 30 * HOUR
     record = desk.backup(ago=30 * HOUR)
-    place, marker = Glimpse("local"), desk.office.base / "repository" / "repository.json"
+    place, marker = DestinationLook("local"), desk.office.base / "repository" / "repository.json"
     desk.wiring.destination("local").initialise(at)
 
     def seen() -> tuple[int, bool, bool]:
@@ -513,18 +513,18 @@ def test_those_who_ask_at_once_share_one_look_until_something_is_written(
 ) -> None:
     monkeypatch.setattr(standing, "SHARED", 240.0)
     made: list[datetime] = []
-    real = standing.Standings.of
+    real = standing.StatusCache.of
 
     def counted(
-        self: standing.Standings,
+        self: standing.StatusCache,
         wiring: Wiring,
         names: Iterable[str],
         now: datetime,
-    ) -> dict[str, standing.Standing]:
+    ) -> dict[str, standing.ServerStatus]:
         made.append(now)
         return real(self, wiring, names, now)
 
-    monkeypatch.setattr(standing.Standings, "of", counted)
+    monkeypatch.setattr(standing.StatusCache, "of", counted)
     threads = [threading.Thread(target=streamed.look) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -553,7 +553,7 @@ def test_who_sees_some_servers_only_is_shown_no_others_and_costs_the_rest_nothin
 # -- destinations
 
 
-def _settled(desk: Desk) -> PlaceView:
+def _settled(desk: Desk) -> DestinationView:
     """What is known once the background has looked."""
     deadline = time.monotonic() + 240
     while (found := places(desk.wiring, desk.clock.now)[0]).checked_at is None:
@@ -600,7 +600,7 @@ def test_a_destination_that_lost_its_marker_or_does_not_answer_is_bad(
     found = _settled(desk)
     assert (found.status, found.initialised) == (Status.BAD, False)
     assert "should hold 1 backups, but it is empty" in found.reasons[0].text
-    glimpse = Glimpse("local")
+    glimpse = DestinationLook("local")
 
     def fail(_self: object) -> bool:
         raise DestinationError("destination local does not answer")
@@ -637,7 +637,7 @@ def test_a_folder_whose_parent_is_not_there_does_not_count_as_reachable(desk: De
     config = desk.wiring.settings.configuration
     local = config.destinations["local"].model_copy(update={"path": desk.office.base / "gone" / "repository"})
     changed = config.model_copy(update={"destinations": {"local": local}})
-    glimpse = Glimpse("local")
+    glimpse = DestinationLook("local")
     glimpse.step(replace(desk.wiring, settings=replace(desk.wiring.settings, configuration=changed)), NOW)
     assert (glimpse.reachable, glimpse.trouble) == (False, f"there is no folder {desk.office.base / 'gone'}")
 
