@@ -82,6 +82,7 @@ def recipient(address: str) -> str:
 
 
 def mail_name(settings: Settings) -> tuple[str, ...]:
+    """The name of the mail channel, or nothing where alerts.email is not set."""
     return (EMAIL,) if settings.alerts.email is not None else ()
 
 

@@ -88,6 +88,7 @@ class Notifier:
         self._anew()
 
     def reload(self, wiring: Wiring) -> None:
+        """Go by these settings; incidents about what is not configured any more are closed at the next step."""
         self._wiring = wiring
         self._due = None
         self._covered = None

@@ -38,6 +38,7 @@ class Sender:
         self._rounds: dict[str, _Round] = {}
 
     def reload(self, wiring: Wiring) -> None:
+        """Go by these settings from the next message on."""
         self._wiring = wiring
 
     def attend(self) -> None:
@@ -92,6 +93,8 @@ class _Round:
 
 
 def due(wiring: Wiring, channel: str) -> tuple[Message, ...]:
+    """The messages of a channel that are to be sent now, the oldest first. One that is due later than any pause can
+    last was queued by a clock that was ahead, and counts as due. Raises CatalogError."""
     now = wiring.clock()
     return wiring.catalog.messages.due(channel, now, now + 2 * LONGEST_PAUSE, _BATCH)
 

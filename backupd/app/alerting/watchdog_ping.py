@@ -37,12 +37,15 @@ class Heartbeat:
         self._trouble = ""
 
     def start(self) -> None:
+        """Begin to ping."""
         self._thread.start()
 
     def reload(self, wiring: Wiring) -> None:
+        """Go by these settings from the next ping on."""
         self._wiring = wiring
 
     def stop(self, seconds: float) -> None:
+        """End; a ping that is under way gets at most so many ``seconds``."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(seconds)

@@ -208,6 +208,7 @@ def copies_of(
 
 
 def is_whole(record: SegmentRecord) -> bool:
+    """Is this segment all of a binary log file that is complete, not a piece of one that grows?"""
     return record.key.start == 0 and record.segment.is_final
 
 

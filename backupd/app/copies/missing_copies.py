@@ -231,6 +231,7 @@ class ReplicaWatch(PeriodicCheck):
 
 
 def job_for(server: str, place: str, now: datetime) -> JobRecord:
+    """A job, not queued yet, that brings ``place`` up to date for one server."""
     return JobRecord(
         id=new_id(now),
         kind=JobKind.REPLICATE,

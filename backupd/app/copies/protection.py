@@ -78,6 +78,7 @@ def verified_at(record: BackupRecord, records: Mapping[str, BackupRecord], sites
 
 
 def sites_of(wiring: Wiring) -> Sites:
+    """By the configuration, and by what the catalog knows of which names are one destination. Raises CatalogError."""
     places, configured = identities(wiring), wiring.settings.destinations
     here = {places[name] for name, place in configured.items() if name in places and not place.is_off_site}
     return Sites(places, frozenset(places.values()) - here)

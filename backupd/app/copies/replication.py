@@ -75,6 +75,7 @@ class Replicated:
 
     @property
     def bytes(self) -> int:
+        """Bytes that were sent, of backups and binary logs."""
         return sum(one.sent for one in self.copied) + self.logs.bytes
 
     @property
@@ -85,6 +86,7 @@ class Replicated:
 
     @property
     def ok(self) -> bool:
+        """Is everything at the destination that belongs there, whole?"""
         return self.trouble is None
 
     @property
@@ -118,6 +120,7 @@ class Replicated:
         )
 
     def as_json(self) -> dict[str, Any]:
+        """The document of `backupd replicate --json`: sizes in bytes, ``seconds``, ``rate`` in bytes a second."""
         error = self.trouble
         return {
             "server": self.server,

@@ -309,11 +309,15 @@ class ThawGate:
             self._begin(chosen.thaw)
 
     def is_open(self, part: str) -> bool:
+        """Can this part (a backup id, or LOGS) be read now? Moves the thaws on where it is time. Raises
+        CatalogError."""
         for job_id in self._job_ids:
             self._moved_on(job_id)
         return not any(self._wiring.catalog.thaws.count(job_id).waits_for(part) for job_id in self._job_ids)
 
     def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        """Return when this part can be read. Raises CancelledError (the thaw goes on), and RefusedError or another
+        error of the thaw when it failed or was stopped."""
         for job_id in tuple(self._job_ids):
             self._wait(job_id, part, report, cancelled)
 

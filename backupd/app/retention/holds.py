@@ -38,6 +38,7 @@ class Paused:
     problems: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """The pause, with ``stopped`` and ``problems``."""
         return {**self.pause.as_json(), "stopped": list(self.stopped), "problems": list(self.problems)}
 
 
@@ -49,6 +50,7 @@ class Held:
     problems: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """The hold, with ``problems``."""
         return {**self.hold.as_json(), "problems": list(self.problems)}
 
 
@@ -192,6 +194,7 @@ def _named(server: str) -> str:
 
 
 def kept_by_catalog(wiring: Wiring) -> Kept:
+    """The holds and keeps of this catalog, and the backups that are foreign to it. Raises CatalogError."""
     holds = {hold.server: hold for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.HOLD}
     everything = wiring.catalog.backups.list(foreign=True)
     return Kept(

@@ -58,6 +58,7 @@ class Archive:
 
 
 def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Archive:
+    """What the catalog knows of the binary logs of ``server``; ``records``: its backups. Raises CatalogError."""
     branches = own_branches(wiring, server)
     if not branches:
         return Archive((), (), {})
@@ -145,9 +146,11 @@ class Cleared:
 
     @property
     def text(self) -> str:
+        """How many binary logs were removed, and their size."""
         return f"{self.segments} archived binary logs went ({format_size(self.bytes)})"
 
     def as_json(self) -> dict[str, Any]:
+        """Segments and their stored bytes."""
         return {"segments": self.segments, "bytes": self.bytes}
 
 

@@ -33,6 +33,7 @@ from storage.contract.destination import Destination
 
 
 def is_complete(record: BackupRecord, place: str) -> bool:
+    """Has the destination a complete copy of the backup?"""
     return any(copy.destination == place and copy.state == "complete" for copy in record.copies)
 
 

@@ -157,6 +157,8 @@ class Applied:
     cleared: dict[str, Cleared] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
+        """The document of `backupd retention --apply --json`: ids by destination, and every decision with its
+        reasons."""
         return {
             "marked": {name: list(ids) for name, ids in self.marked.items()},
             "held": list(self.held),

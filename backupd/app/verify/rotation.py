@@ -27,6 +27,7 @@ class Rotation:
 
     @property
     def is_whole(self) -> bool:
+        """Is everything read?"""
         return self.subset is None and self.period is None
 
 

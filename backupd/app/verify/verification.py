@@ -54,6 +54,7 @@ class VerifyOutcome:
         return all(damage.repaired_from for damage in self.damages) and not self.lacking
 
     def as_json(self) -> dict[str, Any]:
+        """The document of `backupd verify --json`; ``bytes`` are stored bytes that were read."""
         return {
             "ok": self.ok,
             "backups": list(self.backups),
@@ -184,9 +185,11 @@ class FsckOutcome:
 
     @property
     def ok(self) -> bool:
+        """Is nothing broken any more?"""
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
+        """The document of `backupd fsck --json`."""
         return {
             "ok": self.ok,
             "findings": [_shown(*item) for item in self.findings],

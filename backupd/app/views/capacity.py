@@ -45,6 +45,7 @@ class ServerGrowth:
     added: float
 
     def as_json(self) -> dict[str, Any]:
+        """Sizes in bytes; ``bytes_source_after``: by number of days."""
         growth = self.growth
         return {
             "server": self.server,
@@ -72,10 +73,12 @@ class Forecast:
 
     @property
     def stored(self) -> int:
+        """Bytes that are stored there now, of all servers."""
         return sum(one.stored for one in self.servers)
 
     @property
     def is_soon(self) -> bool:
+        """May it be full within SOON days?"""
         return self.filling.earliest is not None and self.filling.earliest <= SOON
 
     def has_less_than(self, part: float) -> bool:
@@ -106,6 +109,7 @@ class Forecast:
         return f"day {number} ({self.at + timedelta(days=number or 0):%Y-%m-%d})"
 
     def as_json(self) -> dict[str, Any]:
+        """Sizes in bytes, ``*_day`` in days from now; ``bytes_stored_after``: by number of days."""
         return {
             "destination": self.destination,
             "bytes_free": self.free,

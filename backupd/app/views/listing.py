@@ -38,7 +38,8 @@ class Named(Protocol):
     """What the catalog calls by an id."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Its id."""
 
 
 class Listings:
@@ -87,6 +88,7 @@ class Listings:
         limit: int = PAGE,
         after: str | None = None,
     ) -> Listed[JobRecord]:
+        """Of every state and kind, newest first. Raises NotFoundError for an unknown server."""
         return self._wiring.catalog.jobs.page(
             self._seen(server), kind=kind, state=state, span=span, limit=limit, after=after
         )
@@ -113,6 +115,7 @@ class Listings:
         limit: int = PAGE,
         after: str | None = None,
     ) -> Listed[Proof]:
+        """Test restores, newest first. Raises NotFoundError for an unknown server."""
         return self._wiring.catalog.proofs.page(
             self._seen(server), backup_id=backup, outcome=outcome, span=span, limit=limit, after=after
         )
@@ -132,6 +135,7 @@ class Listings:
         limit: int = PAGE,
         after: str | None = None,
     ) -> Listed[RestoreView]:
+        """Restores with how far each is, newest first. Raises NotFoundError for an unknown server."""
         from backupd.app.restores.progress import view
 
         found = self._wiring.catalog.restores.page(self._seen(server), state=state, span=span, limit=limit, after=after)
@@ -148,6 +152,7 @@ class Listings:
         limit: int = PAGE,
         after: str | None = None,
     ) -> Listed[Event]:
+        """Newest first. Raises NotFoundError for an unknown server."""
         return self._wiring.catalog.events.page(
             self._seen(server), kind=kind, job_id=job, severity=severity, span=span, limit=limit, after=after
         )
@@ -222,6 +227,7 @@ class CatalogChanges:
         self._known = {job.id: _shown(job) for job in self._jobs()}
 
     def look(self) -> Change:
+        """What came or changed since the look before. Raises CatalogError."""
         return Change(self._events(), self._changed())
 
     def _events(self) -> tuple[Event, ...]:

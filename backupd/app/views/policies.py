@@ -34,6 +34,7 @@ class PolicyView:
     wrong_now: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """The document of REST: problems with file, line and field."""
         return {
             "name": self.name,
             "file": self.file,
@@ -54,6 +55,7 @@ class Validation:
     advice: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """The document of REST and `backupd policy validate --json`."""
         return {
             "valid": self.valid,
             "problems": [problem_json(problem) for problem in self.problems],
@@ -62,6 +64,7 @@ class Validation:
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:
+    """One problem of a policy file; ``line`` is null where it belongs to none."""
     return {"file": problem.file, "line": problem.line, "field": problem.field, "message": problem.message}
 
 

@@ -54,6 +54,7 @@ class Explanation:
     forecasts: tuple[Forecast, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """The document of `backupd policy explain --json`; times in UTC."""
         return {
             "policy": self.policy,
             "server": self.server or None,
@@ -226,6 +227,7 @@ class PlannedRun:
     kind: JobKind
 
     def as_json(self) -> dict[str, Any]:
+        """Times in UTC."""
         return {"at": format_time(self.at), "due": format_time(self.due), "leg": self.leg, "kind": str(self.kind)}
 
 

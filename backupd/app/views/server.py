@@ -24,6 +24,7 @@ class Status(StrEnum):
 
     @property
     def rank(self) -> int:
+        """0 for good, 2 for bad: the worst has the highest."""
         return list(Status).index(self)
 
 
@@ -52,9 +53,11 @@ class LastBackup:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return (self.finished_at - self.started_at).total_seconds()
 
     def age(self, now: datetime) -> timedelta:
+        """Time since it ended, never negative."""
         return max(now - self.finished_at, timedelta())
 
 
@@ -84,9 +87,11 @@ class LastProof:
 
     @property
     def is_good(self) -> bool:
+        """Was the data found good, and as new as it was asked for?"""
         return self.outcome in (PROVED, RESTORED) and not self.older
 
     def age(self, now: datetime) -> timedelta:
+        """Time since it ended, never negative."""
         return max(now - self.finished_at, timedelta())
 
 
@@ -153,12 +158,15 @@ class ServerOverview:
 
     @property
     def last_success(self) -> datetime | None:
+        """When the newest complete backup of any kind ended."""
         return max((one.finished_at for one in self.last_backups), default=None)
 
     @property
     def rpo_kept(self) -> bool | None:
+        """Is objectives.rpo kept now? None where nothing is promised, or the first backup is not due yet."""
         return Objectives(rpo=self.rpo_objective).rpo_kept(self.rpo, young=self.first_due is not None)
 
     @property
     def rto_kept(self) -> bool | None:
+        """Is objectives.rto kept now? None where nothing is promised or known."""
         return Objectives(rto=self.rto_objective).rto_kept(self.rto)
