@@ -60,7 +60,7 @@ def usable_channels(wiring: Wiring, now: datetime) -> tuple[str, ...]:
     if problem is None:
         if wiring.settings.alerts.channels_file is not None:
             message = "the file of channels can be read again"
-            incidents.mended(DELIVERY, Event(now, DELIVERY.mended, Severity.INFO, message, subject=CHANNELS))
+            incidents.mended(DELIVERY, DELIVERY.over(now, message, subject=CHANNELS))
         return found
     event = Event(
         now,

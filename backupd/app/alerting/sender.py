@@ -181,5 +181,5 @@ def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Se
 def _mended(wiring: Wiring, subject: str, now: datetime) -> bool:
     return Incidents(wiring.catalog).mended(
         DELIVERY,
-        Event(now, DELIVERY.mended, Severity.INFO, f"messages by {subject} are delivered again", subject=subject),
+        DELIVERY.over(now, f"messages by {subject} are delivered again", subject=subject),
     )

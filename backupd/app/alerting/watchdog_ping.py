@@ -69,13 +69,7 @@ class Heartbeat:
         self._failures, self._trouble = 0, ""
         self._incidents.mended(
             HEARTBEAT,
-            Event(
-                self._wiring.clock(),
-                HEARTBEAT.mended,
-                Severity.INFO,
-                "the heartbeat's watcher answers again",
-                subject="heartbeat",
-            ),
+            HEARTBEAT.over(self._wiring.clock(), "the heartbeat's watcher answers again", subject="heartbeat"),
         )
 
     def _failed(self, error: DeliveryError) -> None:

@@ -6,10 +6,11 @@ Whether one is open stands in the catalog's events, so that a restart neither re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from backupd.alerts.rules import unwatched
 from backupd.catalog.session import Catalog
-from backupd.model.event import Event
+from backupd.model.event import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class Pair:
     def unwatched(self) -> str:
         """The kind of the event that ends it because nobody looks any more."""
         return unwatched(self.broken)
+
+    def over(self, at: datetime, message: str, *, server: str = "", subject: str = "") -> Event:
+        """The event that ends an incident."""
+        return Event(at, self.mended, Severity.INFO, message, server=server, subject=subject)
 
 
 STREAM = Pair("stream-failed", "stream-recovered")

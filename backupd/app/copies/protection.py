@@ -112,24 +112,18 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
     if due is None:
         incidents.mended(
             PROTECTION,
-            Event(
-                now,
-                PROTECTION.mended,
-                Severity.INFO,
-                server=server,
-                message=(f"no backup of {server} has waited too long for its protection any more"),
+            PROTECTION.over(
+                now, f"no backup of {server} has waited too long for its protection any more", server=server
             ),
         )
         return
     if good is not None and good.finished_at >= due.finished_at:
         incidents.mended(
             PROTECTION,
-            Event(
+            PROTECTION.over(
                 now,
-                PROTECTION.mended,
-                Severity.INFO,
+                f"backups of {server} are protected again: {good.id} is at enough places, read again there",
                 server=server,
-                message=(f"backups of {server} are protected again: {good.id} is at enough places, read again there"),
             ),
         )
         return

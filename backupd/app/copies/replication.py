@@ -460,13 +460,11 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     error = done.trouble
     if error is None:
-        event = Event(
+        event = REPLICATION.over(
             now,
-            REPLICATION.mended,
-            Severity.INFO,
+            f"{done.destination} has everything of {done.server} again",
             server=done.server,
             subject=done.destination,
-            message=f"{done.destination} has everything of {done.server} again",
         )
         if not incidents.mended(REPLICATION, event):
             incidents.mended(LOST, event)
@@ -570,12 +568,7 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
     else:
         incidents.mended(
             SLOW,
-            Event(
-                now,
-                SLOW.mended,
-                Severity.INFO,
-                server=server,
-                subject=place,
-                message=f"copies of {server} to {place} keep up with its backups again",
+            SLOW.over(
+                now, f"copies of {server} to {place} keep up with its backups again", server=server, subject=place
             ),
         )

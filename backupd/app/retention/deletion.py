@@ -532,6 +532,4 @@ def _broken(wiring: Wiring, pair: Pair, place: str, severity: Severity, message:
 
 
 def _mended(wiring: Wiring, pair: Pair, place: str, message: str) -> None:
-    Incidents(wiring.catalog).mended(
-        pair, Event(at=wiring.clock(), kind=pair.mended, severity=Severity.INFO, subject=place, message=message)
-    )
+    Incidents(wiring.catalog).mended(pair, pair.over(wiring.clock(), message, subject=place))

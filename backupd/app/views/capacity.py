@@ -260,12 +260,8 @@ def tell(wiring: Wiring, found: Forecast, now: datetime) -> None:
     if not found.is_soon and not nearly:
         if told and (earliest is None or earliest > SOON + _CALM) and not found.has_less_than(_ROOMY):
             wiring.catalog.events.add(
-                Event(
-                    now,
-                    FILLING.mended,
-                    Severity.INFO,
-                    f"destination {found.destination} has room again: {found.text}",
-                    subject=found.destination,
+                FILLING.over(
+                    now, f"destination {found.destination} has room again: {found.text}", subject=found.destination
                 )
             )
         return

@@ -291,7 +291,7 @@ class ReachWatch:
             self._silent.pop(place.name, None)
             incidents.mended(
                 REACH,
-                Event(now, REACH.mended, Severity.INFO, f"destination {place.name} answers again", subject=place.name),
+                REACH.over(now, f"destination {place.name} answers again", subject=place.name),
             )
             return
         looks = self._silent.setdefault(place.name, [])

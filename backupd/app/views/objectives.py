@@ -193,7 +193,7 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
     else:
         yield (
             RPO,
-            Event(now, RPO.mended, Severity.INFO, f"{name}: objectives.rpo ({limit}) is kept again", server=name),
+            RPO.over(now, f"{name}: objectives.rpo ({limit}) is kept again", server=name),
             False,
         )
 
@@ -212,10 +212,8 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, ne
         if reach.rpo is not None and reach.rpo <= promised:
             yield (
                 PLACE_RPO,
-                Event(
+                PLACE_RPO.over(
                     now,
-                    PLACE_RPO.mended,
-                    Severity.INFO,
                     f"{reach.name} alone keeps objectives.rpo ({limit}) of {name} again",
                     server=name,
                     subject=reach.name,
@@ -278,6 +276,6 @@ def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
     else:
         yield (
             RTO,
-            Event(now, RTO.mended, Severity.INFO, f"{name}: objectives.rto ({limit}) is kept again", server=name),
+            RTO.over(now, f"{name}: objectives.rto ({limit}) is kept again", server=name),
             False,
         )
