@@ -103,6 +103,10 @@ class BackupRecord:
         """Does it lack tables that others of its kind have?"""
         return self.not_dumped > 0
 
+    def state_at(self, destination: str) -> str:
+        """Of the copy at one destination: complete, damaged or deleted; empty where there is none."""
+        return next((copy.state for copy in self.copies if copy.destination == destination), "")
+
     def as_json(self) -> dict[str, Any]:
         return {
             "id": self.id,

@@ -13,7 +13,6 @@ from tests.house.defined import PACKAGES, ROOT
 MOST_FILES = 16
 LONG = 600
 REASONS = {
-    "backupd/app/retention/retention.py": "it is being divided",
     "backupd/engine/physical/clone.py": "one tool: CLONE from its plugin to the copy",
     "backupd/engine/replay/applier.py": "one applier for each of the two families of servers",
     "tests/unit/app/jobs/test_jobs.py": "one job's life, from queue to end, in one scene",

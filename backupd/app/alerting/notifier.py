@@ -70,7 +70,7 @@ class Pace:
     limit: int = 30
 
 
-class Notifier:
+class AlertNotifier:
     """From one thread. ``passing``: a clock that only goes on."""
 
     def __init__(self, wiring: Wiring, pace: Pace, passing: Callable[[], float] = boottime) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from backupd.alerts.wording import letter_of_test
 from backupd.app.alerting.channels import CHANNELS, site_of, usable_channels, working, written
-from backupd.app.alerting.notifier import Notifier, Pace
+from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import LEASE, Sender, send_one
 from backupd.app.alerting.watchdog_ping import Heartbeat
@@ -43,7 +43,7 @@ class AlertWatch:
 
     def __init__(self, wiring: Wiring, alive: Callable[[], float] = time.monotonic, pace: Pace | None = None) -> None:
         self._wiring = wiring
-        self._notifier = Notifier(wiring, pace or Pace())
+        self._notifier = AlertNotifier(wiring, pace or Pace())
         self._sender = Sender(wiring)
         self._heartbeat = Heartbeat(wiring, alive)
         self._reach = ReachWatch()

@@ -110,7 +110,7 @@ def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str
         if record.id not in kept:
             continue
         chain = _chain(record, records)
-        lacking = [member for member in chain if not _is_at(member, target)]
+        lacking = [member for member in chain if member.state_at(target) != COMPLETE]
         if any(member.id not in possible for member in lacking) or chain[0].parent is not None:
             declined[record.id] = "what it builds on is not whole at any destination that can be reached"
             continue
@@ -150,13 +150,9 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
 def _can_be_copied(record: BackupRecord, target: str, from_places: Collection[str]) -> bool:
     return (
         record.state is BackupState.COMPLETE
-        and all(copy.destination != target for copy in record.copies)
+        and not record.state_at(target)
         and any(copy.destination in from_places and copy.state == COMPLETE for copy in record.copies)
     )
-
-
-def _is_at(record: BackupRecord, place: str) -> bool:
-    return any(copy.destination == place and copy.state == COMPLETE for copy in record.copies)
 
 
 def _chain(record: BackupRecord, records: dict[str, BackupRecord]) -> Sequence[BackupRecord]:
@@ -253,9 +249,7 @@ def _forget_former(wiring: Wiring, server: ServerSettings, known: tuple[BackupRe
 
 def _absent(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]:
     return frozenset(
-        record.id
-        for record in records
-        if record.state is BackupState.COMPLETE and all(copy.destination != place for copy in record.copies)
+        record.id for record in records if record.state is BackupState.COMPLETE and not record.state_at(place)
     )
 
 

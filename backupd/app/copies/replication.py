@@ -292,10 +292,7 @@ class _Round:
             if name not in declined
             and (
                 name not in records
-                or (
-                    records[name].state is BackupState.DELETED
-                    and all(copy.destination != place for copy in records[name].copies)
-                )
+                or (records[name].state is BackupState.DELETED and not records[name].state_at(place))
             )
         ]
         if lost:

@@ -158,11 +158,7 @@ def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: J
     """Remove what ``decisions`` let go, oldest first, but what backups need that are still there (marked or not), and
     what a restore reads that began meanwhile. The caller holds the lock of removals. Raises DestinationError."""
     server, name = decisions.server, destination.name
-    present = {
-        record.id
-        for record in wiring.catalog.backups.list(server)
-        if any(copy.destination == name for copy in record.copies)
-    }
+    present = {record.id for record in wiring.catalog.backups.list(server) if record.state_at(name)}
     branches = wiring.catalog.binlogs.branches(server)
     left = replace(decisions, backups=tuple(one for one in decisions.backups if one.backup.id in present))
     done = Cleared()

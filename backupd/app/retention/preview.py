@@ -32,14 +32,9 @@ from policies.schema import Keep
 from storage.contract.destination import Destination
 
 
-def is_complete(record: BackupRecord, place: str) -> bool:
-    """Has the destination a complete copy of the backup?"""
-    return any(copy.destination == place and copy.state == "complete" for copy in record.copies)
-
-
 def may_come(record: BackupRecord, place: str, by_id: Mapping[str, BackupRecord]) -> bool:
     """Was it never at ``place``, and can it come there, with all that it builds on?"""
-    if any(copy.destination == place for copy in record.copies):
+    if record.state_at(place):
         return False
     one: BackupRecord | None = record
     seen: set[str] = set()
@@ -234,7 +229,7 @@ def _awaited(
     if server not in wiring.settings.servers or not (settings := wiring.settings.server(server)).usable:
         return {}
     records = [record for record in records if not record.foreign]
-    here = {record.id for record in records if is_complete(record, place)}
+    here = {record.id for record in records if record.state_at(place) == "complete"}
     lost = {
         name: f"it is missing at {other}, and is copied there again"
         for other in (*settings.required, *settings.others)

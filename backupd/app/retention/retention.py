@@ -357,7 +357,7 @@ def _free(destination: Destination) -> int:
 
 
 def _holds(records: Iterable[BackupRecord], place: str) -> bool:
-    return any(copy.destination == place for record in records for copy in record.copies)
+    return any(record.state_at(place) for record in records)
 
 
 def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:

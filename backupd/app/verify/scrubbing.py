@@ -126,7 +126,7 @@ def _missing(wiring: Wiring, destination: Destination, server: str, seen: Collec
         for record in wiring.catalog.backups.list(server, foreign=True)
         if record.state is not BackupState.DELETED
         and record.id not in seen
-        and any(copy.destination == destination.name and copy.state != "deleted" for copy in record.copies)
+        and record.state_at(destination.name) not in ("", "deleted")
     ]
 
 
@@ -231,7 +231,7 @@ def _mark_mended(wiring: Wiring, header: Header, destination: Destination) -> No
     """A copy whose damages are put right is whole again, as far as anybody knows."""
     with contextlib.suppress(NotFoundError):
         record = wiring.catalog.backups.get(header.backup_id)
-        if any(copy.destination == destination.name and copy.state == "damaged" for copy in record.copies):
+        if record.state_at(destination.name) == "damaged":
             state = soundness(destination, header.server, header.backup_id)
             wiring.catalog.backups.set_copy_state(header.backup_id, destination.name, state)
 

@@ -136,11 +136,7 @@ def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
     return sorted(
         found
-        | {
-            record.server
-            for record in wiring.catalog.backups.list(foreign=True)
-            if any(copy.destination == destination.name for copy in record.copies)
-        }
+        | {record.server for record in wiring.catalog.backups.list(foreign=True) if record.state_at(destination.name)}
     )
 
 
@@ -312,7 +308,7 @@ def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:
     return [
         CatalogView(record.server, record.id)
         for record in wiring.catalog.backups.list(foreign=True)
-        if any(copy.destination == destination.name for copy in record.copies)
+        if record.state_at(destination.name)
     ]
 
 

@@ -127,7 +127,7 @@ def forecast(wiring: Wiring, destination: str) -> Forecast | None:
     now = wiring.clock()
     here: dict[str, list[BackupRecord]] = {}
     for record in wiring.catalog.backups.list():
-        if any(copy.destination == destination for copy in record.copies):
+        if record.state_at(destination):
             here.setdefault(record.server, []).append(record)
     logged = [server for server in wiring.catalog.binlogs.servers() if wiring.catalog.binlogs.runs(server, destination)]
     if not here and not logged:
@@ -196,8 +196,7 @@ def _part(
     alive = [
         record.stats
         for record in records
-        if record.state is not BackupState.DELETED
-        and any(copy.destination == destination and copy.state != "deleted" for copy in record.copies)
+        if record.state is not BackupState.DELETED and record.state_at(destination) not in ("", "deleted")
     ]
     stored = max(sum(stats.bytes_new for stats in alive), max((stats.bytes_stored for stats in alive), default=0))
     recent = [record for record in records if record.started_at > now - RECENT]

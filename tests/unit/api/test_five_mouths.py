@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.alerting.notifier import Notifier, Pace
+from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.reports import report_now
 from backupd.app.context.incidents import STREAM, Incidents
 from backupd.app.context.run import JobRun, Result
@@ -64,13 +64,13 @@ class Installation:
     site: Rig
     mouths: Mouths
     objectives: ObjectivesWatch = field(default_factory=lambda: ObjectivesWatch(timeline))
-    desk: Notifier = field(init=False)
+    desk: AlertNotifier = field(init=False)
     branch: str = field(default_factory=lambda: new_id(datetime.now(UTC) - 30 * DAY))
     pos: int = 1000
 
     def __post_init__(self) -> None:
         self.incidents = Incidents(self.catalog)
-        self.desk = Notifier(self.site.wiring, Pace(settle=0.0, bursts=100), time.monotonic)
+        self.desk = AlertNotifier(self.site.wiring, Pace(settle=0.0, bursts=100), time.monotonic)
         self.desk.begin()
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from backupd.alerts.channels import TRIES
 from backupd.app.alerting.channels import findings, usable_channels
-from backupd.app.alerting.notifier import Notifier, Pace
+from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, send_one
 from backupd.app.alerting.service import send_test
@@ -41,8 +41,8 @@ def chats(tmp_path: Path) -> Path:
     return file
 
 
-def begun(wiring: Wiring, clock: Clock) -> Notifier:
-    desk = Notifier(wiring, Pace(), clock.passing)
+def begun(wiring: Wiring, clock: Clock) -> AlertNotifier:
+    desk = AlertNotifier(wiring, Pace(), clock.passing)
     desk.begin()
     return desk
 

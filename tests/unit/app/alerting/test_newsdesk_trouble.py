@@ -12,7 +12,7 @@ import pytest
 
 from backupd.alerts.rules import RULES, topic_of
 from backupd.app.alerting import notifier as unwatched
-from backupd.app.alerting.notifier import Notifier, Pace
+from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.context.incidents import PLACE_RPO, RPO, RTO, STREAM, Incidents
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import close
@@ -36,7 +36,7 @@ class Desk:
     office: Office
     wiring: Wiring
     clock: Clock
-    desk: Notifier
+    desk: AlertNotifier
     seen: set[str] = field(default_factory=set)
 
     def happen(self, kind: str, subject: str = "", *, server: str = "db1", severity: Severity = Severity.ERROR) -> None:
@@ -68,7 +68,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     settings = office.write(extra=MAIL.format(more=""), servers={"db1": "gold", "db2": "gold"}, gold=PROMISES)
     with open_catalog(settings.catalog) as catalog:
         wiring = Wiring(settings, catalog, clock)
-        news = Notifier(wiring, Pace(settle=0.0), clock.passing)
+        news = AlertNotifier(wiring, Pace(settle=0.0), clock.passing)
         news.begin()
         clock.sleep(HOUR)
         yield Desk(office, wiring, clock, news)
@@ -185,7 +185,7 @@ def test_what_ends_while_no_mail_goes_is_told_afterwards(desk: Desk) -> None:
     desk.clock.sleep(timedelta(minutes=1))
     desk.happen(STREAM.mended, "stream", severity=Severity.INFO)
     desk.told()
-    desk.desk = Notifier(desk.wiring, Pace(settle=0.0), desk.clock.passing)  # a new process
+    desk.desk = AlertNotifier(desk.wiring, Pace(settle=0.0), desk.clock.passing)  # a new process
     desk.go(HOUR, 30)
     desk.go(HOUR, 30)
     assert sorted(word.split(" db1")[0].split(" since")[0] for word in desk.told()) == [

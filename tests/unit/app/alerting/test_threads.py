@@ -19,7 +19,7 @@ from backupd.alerts.ledger import MANY
 from backupd.app.alerting import notifier as newsdesk
 from backupd.app.alerting import watchdog_ping as heartbeat
 from backupd.app.alerting.channels import names
-from backupd.app.alerting.notifier import Notifier, Pace
+from backupd.app.alerting.notifier import AlertNotifier, Pace
 from backupd.app.alerting.reports import report_if_due
 from backupd.app.alerting.sender import due, send_one
 from backupd.app.alerting.service import AlertWatch, forget_old_alerts, send_test
@@ -64,8 +64,8 @@ def wiring(tmp_path: Path, clock: Clock) -> Iterator[Wiring]:
 
 
 @pytest.fixture
-def desk(wiring: Wiring, clock: Clock) -> Notifier:
-    found = Notifier(wiring, Pace(), clock.passing)
+def desk(wiring: Wiring, clock: Clock) -> AlertNotifier:
+    found = AlertNotifier(wiring, Pace(), clock.passing)
     found.begin()
     return found
 
@@ -87,7 +87,7 @@ def well(wiring: Wiring, server: str = "db1") -> None:
     happen(wiring, "job-recovered", server=server, severity=Severity.INFO)
 
 
-def go(desk: Notifier, clock: Clock, seconds: float = 60, step: float = 1) -> None:
+def go(desk: AlertNotifier, clock: Clock, seconds: float = 60, step: float = 1) -> None:
     for _ in range(int(seconds / step)):
         desk.step()
         clock.sleep(timedelta(seconds=step))
@@ -98,7 +98,7 @@ def subjects(wiring: Wiring) -> list[str]:
     return [message.subject for message in sorted(wiring.catalog.messages.list(), key=lambda one: one.created_at)]
 
 
-def test_one_mail_when_it_fails_and_one_when_it_is_well(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_one_mail_when_it_fails_and_one_when_it_is_well(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
     happen(wiring)
     desk.step()
     assert subjects(wiring) == []  # it waits a moment for what belongs to it
@@ -116,7 +116,7 @@ def test_one_mail_when_it_fails_and_one_when_it_is_well(wiring: Wiring, desk: No
 
 
 def test_whatever_is_told_later_of_one_of_several_answers_a_mail_that_there_is(
-    wiring: Wiring, desk: Notifier, clock: Clock
+    wiring: Wiring, desk: AlertNotifier, clock: Clock
 ) -> None:
     servers = tuple(f"db{number}" for number in range(1, MANY + 1))
     for server in servers:
@@ -140,8 +140,8 @@ def test_whatever_is_told_later_of_one_of_several_answers_a_mail_that_there_is(
 def test_whoever_is_killed_between_neither_loses_nor_repeats_a_mail(
     wiring: Wiring, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fresh() -> Notifier:
-        return Notifier(wiring, Pace(), clock.passing)
+    def fresh() -> AlertNotifier:
+        return AlertNotifier(wiring, Pace(), clock.passing)
 
     fresh().begin()
     happen(wiring)
@@ -172,7 +172,7 @@ def test_what_happened_before_there_was_such_a_service_is_shown_and_not_mailed(w
     happen(wiring)
     happen(wiring, server="db2")
     well(wiring, "db2")
-    desk = Notifier(wiring, Pace(), clock.passing)
+    desk = AlertNotifier(wiring, Pace(), clock.passing)
     go(desk, clock)
     assert subjects(wiring) == []
     assert [one.server for one in wiring.catalog.incidents.open()] == ["db1"]
@@ -181,7 +181,7 @@ def test_what_happened_before_there_was_such_a_service_is_shown_and_not_mailed(w
     assert subjects(wiring) == ["[backupd] RECOVERED db1: physical.full failed"]
 
 
-def test_a_storm_is_few_mails(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_a_storm_is_few_mails(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
     for number in range(1, 21):  # a destination goes away, and all that needs it fails
         happen(wiring, "destination-behind", server=f"db{number}", subject="local")
         happen(wiring, server=f"db{number}")
@@ -200,7 +200,7 @@ def test_a_storm_is_few_mails(wiring: Wiring, desk: Notifier, clock: Clock) -> N
 
 
 def test_too_many_mails_within_an_hour_end_with_one_that_says_so_and_one_afterwards(
-    wiring: Wiring, desk: Notifier, clock: Clock
+    wiring: Wiring, desk: AlertNotifier, clock: Clock
 ) -> None:
     for number in range(200):  # one after the other breaks and is mended
         server = f"db{number // 2 % 20 + 1}"
@@ -225,7 +225,7 @@ def test_too_many_mails_within_an_hour_end_with_one_that_says_so_and_one_afterwa
     assert "db7" in subjects(wiring)[-1]
 
 
-def test_reminders_come_until_somebody_acknowledges(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_reminders_come_until_somebody_acknowledges(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
     happen(wiring)
     go(desk, clock)
     go(desk, clock, 5 * 3600, 300)
@@ -245,7 +245,7 @@ def test_reminders_come_until_somebody_acknowledges(wiring: Wiring, desk: Notifi
     assert len(subjects(wiring)) == 3
 
 
-def test_a_gap_is_over_with_the_next_full_backup(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_a_gap_is_over_with_the_next_full_backup(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
     happen(wiring, "binlog-gap", subject="branch")
     go(desk, clock)
     clock.sleep(HOUR)
@@ -258,14 +258,16 @@ def test_a_gap_is_over_with_the_next_full_backup(wiring: Wiring, desk: Notifier,
     assert subjects(wiring)[1:] == ["[backupd] RECOVERED db1: binary logs are missing"]
 
 
-def test_trouble_of_a_server_that_is_configured_no_more_is_over(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_trouble_of_a_server_that_is_configured_no_more_is_over(
+    wiring: Wiring, desk: AlertNotifier, clock: Clock
+) -> None:
     happen(wiring, server="gone")
     go(desk, clock)
     assert not wiring.catalog.incidents.open()
 
 
 def test_an_event_whose_transaction_ends_late_is_not_lost(
-    wiring: Wiring, desk: Notifier, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    wiring: Wiring, desk: AlertNotifier, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happen(wiring, "daemon-started", severity=Severity.INFO)
     happen(wiring)
@@ -285,7 +287,7 @@ def test_an_event_whose_transaction_ends_late_is_not_lost(
     assert len(subjects(wiring)) == 3
 
 
-def one_message(wiring: Wiring, clock: Clock, desk: Notifier) -> Message:
+def one_message(wiring: Wiring, clock: Clock, desk: AlertNotifier) -> Message:
     happen(wiring)
     go(desk, clock, 10)
     (message,) = wiring.catalog.messages.list()
@@ -296,7 +298,7 @@ def test_mail_that_cannot_be_delivered_waits_with_growing_pauses_is_visible_and_
     tmp_path: Path, clock: Clock
 ) -> None:
     with held_port() as port, opened(tmp_path, clock, MAIL.format(url=f"smtp://localhost:{port}")) as wiring:
-        desk = Notifier(wiring, Pace(), clock.passing)
+        desk = AlertNotifier(wiring, Pace(), clock.passing)
         desk.begin()
         message = one_message(wiring, clock, desk)
         pauses = []
@@ -324,7 +326,7 @@ def test_mail_that_cannot_be_delivered_waits_with_growing_pauses_is_visible_and_
 
 
 def test_mail_is_given_up_after_three_days_of_tries_or_when_it_is_refused_for_good(
-    wiring: Wiring, desk: Notifier, clock: Clock, tmp_path: Path
+    wiring: Wiring, desk: AlertNotifier, clock: Clock, tmp_path: Path
 ) -> None:
     message = replace(one_message(wiring, clock, desk), attempts=TRIES)
     clock.sleep(timedelta(days=3, minutes=1))
@@ -341,7 +343,7 @@ def test_mail_is_given_up_after_three_days_of_tries_or_when_it_is_refused_for_go
 def test_recipients_who_are_refused_for_now_get_it_later_and_nobody_gets_it_twice(tmp_path: Path, clock: Clock) -> None:
     box = MailBox(answers={"night@example.com": "450 grey"})
     with mail_server(box), opened(tmp_path, clock, MAIL.format(url=box.url)) as wiring:
-        desk = Notifier(wiring, Pace(), clock.passing)
+        desk = AlertNotifier(wiring, Pace(), clock.passing)
         desk.begin()
         message = one_message(wiring, clock, desk)
         assert send_one(wiring, message)
@@ -410,7 +412,7 @@ def test_a_test_that_nobody_waits_for_is_sent_by_the_service(tmp_path: Path) -> 
         assert len(box.mails) == 1
 
 
-def test_who_sees_some_servers_sees_their_incidents_only(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_who_sees_some_servers_sees_their_incidents_only(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
     happen(wiring)
     happen(wiring, server="db2")
     go(desk, clock, 10)
@@ -429,7 +431,7 @@ def test_who_sees_some_servers_sees_their_incidents_only(wiring: Wiring, desk: N
     assert Alerts(wiring, ADMIN).list(before=newest.id) == (oldest,)
 
 
-def test_what_is_over_for_long_is_forgotten(wiring: Wiring, desk: Notifier, clock: Clock) -> None:
+def test_what_is_over_for_long_is_forgotten(wiring: Wiring, desk: AlertNotifier, clock: Clock) -> None:
     message = one_message(wiring, clock, desk)
     wiring.catalog.messages.update(replace(message, state=MessageState.SENT))
     clock.sleep(timedelta(days=500))
@@ -486,7 +488,7 @@ def test_other_channels_get_the_same_words_and_their_urls_are_nowhere(tmp_path: 
             with pytest.raises(DeliveryError, match="others than its owner"):
                 names(wiring.settings)
             file.chmod(0o600)
-            desk = Notifier(wiring, Pace(), clock.passing)
+            desk = AlertNotifier(wiring, Pace(), clock.passing)
             desk.begin()
             message = one_message(wiring, clock, desk)
             assert message.channel.startswith("json-")
