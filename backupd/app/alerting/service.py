@@ -1,5 +1,5 @@
-"""The service's part of telling people: a thread that reads what happened and queues what is to be said of it, threads
-that send it, and a heartbeat. Nothing here is waited for by anything else.
+"""The alert threads of the service (``AlertWatch``): they read events, send messages and ping a watchdog. Nothing waits for
+them.
 """
 
 from __future__ import annotations

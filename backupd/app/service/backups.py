@@ -109,10 +109,10 @@ class Retention(Facade):
 
     def preview(self, server: str) -> tuple[Decisions, ...]:
         """What the rules say of every backup of the server, for each destination; changes nothing."""
-        from backupd.app.retention import retention
+        from backupd.app.retention.preview import preview
 
         self._see_server(server)
-        return retention.preview(self._wiring, server, now=careful(self._wiring.catalog, self._wiring.clock()))
+        return preview(self._wiring, server, now=careful(self._wiring.catalog, self._wiring.clock()))
 
     def holds(self) -> tuple[Hold, ...]:
         """Every hold and pause."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from backupd.app.context.access import Facade
 
 if TYPE_CHECKING:
-    from backupd.app.views.destinations import PlaceView
+    from backupd.app.views.destinations import DestinationView
     from backupd.app.views.policy_explanation import Explanation
     from backupd.app.views.server import ServerOverview
     from backupd.backup.checks.finding import Finding
@@ -60,7 +60,7 @@ class Servers(Facade):
 class Installation(Facade):
     """What concerns all servers together."""
 
-    def destinations(self) -> tuple[PlaceView, ...]:
+    def destinations(self) -> tuple[DestinationView, ...]:
         """Every destination at a glance; waits for none."""
         from backupd.app.views.destinations import places
 
