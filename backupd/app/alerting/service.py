@@ -1,5 +1,5 @@
-"""The alert threads of the service (``AlertWatch``): they read events, send messages and ping a watchdog. Nothing waits for
-them.
+"""The alert threads of the service (``AlertWatch``): they read events, send messages and ping a watchdog. Nothing waits
+for them.
 """
 
 from __future__ import annotations
