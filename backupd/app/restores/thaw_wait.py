@@ -1,4 +1,4 @@
-"""What of a restore's plan is in an archive storage class, what thawing it takes, and waiting for it (``ThawWait``).
+"""What of a restore's plan is in an archive storage class, what thawing it takes, and waiting for it (``JobThawWait``).
 
 A copy that can be read as it is comes first. A restore with ``--thaw`` waits before each part until the archive has it.
 """
@@ -296,7 +296,7 @@ def parts_of(chosen: Plan) -> tuple[str, ...]:
     return (*chosen.chain, LOGS)
 
 
-class ThawGate:
+class JobThawWait:
     """See ``restore.fetch.thaw_wait.ThawWait``. The thaw is a job of its own: it goes on when the restore ends, and the
     restore joins it when it is repeated. There are several where something had to be thawed again."""
 

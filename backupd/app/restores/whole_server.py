@@ -20,7 +20,7 @@ from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_cou
 from backupd.app.reconcile.missing_tables import doubt
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
-from backupd.app.restores.thaw_wait import ThawWait, refuse_cold, with_thaw
+from backupd.app.restores.thaw_wait import JobThawWait, refuse_cold, with_thaw
 from backupd.catalog.restores import Rate as Measured
 from backupd.engine.sql.dialect import pipes_everything
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -271,7 +271,7 @@ def gate_of(wiring: Wiring, chosen: Plan, options: RestoreOptions) -> ThawWait:
     """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
     something has to be thawed."""
     if options.thaw:
-        return ThawWait(wiring, chosen, options.thaw, options.days)
+        return JobThawWait(wiring, chosen, options.thaw, options.days)
     refuse_cold(chosen)
     return NO_THAW_WAIT
 

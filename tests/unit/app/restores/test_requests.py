@@ -20,7 +20,7 @@ from backupd.app.restores import thaw_wait as thawgate
 from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_for_restore import thaw_for, thaws
 from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
-from backupd.app.restores.thaw_wait import ThawWait, cold_of_part, with_thaw
+from backupd.app.restores.thaw_wait import JobThawWait, cold_of_part, with_thaw
 from backupd.app.restores.whole_server import gate_of, plan
 from backupd.app.retention.preview import preview
 from backupd.app.service import dispatch
@@ -431,7 +431,7 @@ def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(
     monkeypatch.setattr(pulse, "BEAT", 0.02)
     monkeypatch.setattr(dispatch, "_patience", lambda _policy, _job: timedelta(seconds=1))
     shelf = house(tmp_path, catalog, "vault")
-    gate = ThawWait(shelf.wiring, planned(shelf, thaw="bulk"), "bulk")
+    gate = JobThawWait(shelf.wiring, planned(shelf, thaw="bulk"), "bulk")
     begun_at = time.monotonic()
     shelf.clock.move(hours=40)
 
@@ -465,7 +465,7 @@ def test_a_thaw_that_is_late_is_told_once_for_each_time_that_was_promised(tmp_pa
 
 def test_waiting_can_be_given_up_and_the_thaw_goes_on(tmp_path: Path, catalog: Catalog) -> None:
     shelf = house(tmp_path, catalog, "vault")
-    gate = ThawWait(shelf.wiring, planned(shelf), "standard")
+    gate = JobThawWait(shelf.wiring, planned(shelf), "standard")
     with pytest.raises(CancelledError, match="waited for an archive"):
         gate.wait(FULL, silent, lambda: True)
     job = catalog.jobs.list(kind="thaw")[0]
@@ -477,7 +477,7 @@ def test_waiting_can_be_given_up_and_the_thaw_goes_on(tmp_path: Path, catalog: C
 
 def test_a_copy_that_went_away_while_it_was_read_is_asked_for_again(tmp_path: Path, catalog: Catalog) -> None:
     shelf = house(tmp_path, catalog, "vault")
-    gate = ThawWait(shelf.wiring, planned(shelf), "standard")
+    gate = JobThawWait(shelf.wiring, planned(shelf), "standard")
     shelf.clock.move(hours=13)
     assert gate.is_open(FULL)
     assert gate.is_open(INCREMENT)
