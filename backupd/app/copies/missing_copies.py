@@ -17,8 +17,7 @@ from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
 from backupd.app.retention.log_retention import archive
-from backupd.app.retention.preview import as_if_there
-from backupd.app.retention.retention import foresee
+from backupd.app.retention.preview import as_if_there, foresee
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.backup.checks.finding import Finding, from_error, warning
 from backupd.backup.checks.preflight import EMPTIED_HINT

@@ -122,7 +122,7 @@ def places(wiring: Wiring, now: datetime) -> tuple[DestinationView, ...]:
     return tuple(found)
 
 
-class Glimpse(PeriodicCheck):
+class DestinationLook(PeriodicCheck):
     """What was seen of one destination last. Each has a thread of its own: one that hangs keeps no other waiting."""
 
     def __init__(self, name: str) -> None:

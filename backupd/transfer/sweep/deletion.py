@@ -314,8 +314,8 @@ def _over_limit(asked: _Asked, present: Collection[Backup], limit: DeletionLimit
     )
     if asked.strange:
         told += (
-            f". {len(asked.strange)} of these marks were not put by this installation: find out who did it. `backupd backups "
-            "undelete ID` takes a mark away"
+            f". {len(asked.strange)} of these marks were not put by this installation: find out who did it. `backupd "
+            "backups undelete ID` takes a mark away"
         )
     return [HeldBack(told)]
 
