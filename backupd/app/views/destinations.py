@@ -46,7 +46,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceView:
+class DestinationView:
     """One destination. ``type``: filesystem, s3 or sftp. ``reachable``: None while nobody has looked, ``checked_at``
     when somebody did; ``hangs``: the look that is under way has gone on for too long; ``initialised``: it carries our
     marker; ``trouble``: why it cannot be used. ``free``, ``total``: bytes, None where a place knows no limit.
