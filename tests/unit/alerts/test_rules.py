@@ -21,6 +21,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEEDED}
 """States of jobs that no event of that name tells."""
 ELSEWHERE = {
+    ("backupd.app.context.incidents", "self.mended"): "",
     ("backupd.app.daemon.daemon", "kind"): "self._event",
     ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.retention.holds", "word"): "_WORDS",
