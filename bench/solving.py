@@ -18,8 +18,8 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, C
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size
-from backupd.retention.decisions import BinlogRun, Stored, View
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import BinlogRun, Stored, View
 from bench.measure import timed
 from policies.schema import Keep
 from restore.planning.planner import Preferences, make_plan

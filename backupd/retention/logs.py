@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from backupd.model.binlog import Branch
 from backupd.model.text import format_time
-from backupd.retention.decisions import BinlogRun, LogPlace, RunDecision, Stored
+from backupd.retention.values import BinlogRun, LogPlace, RunDecision, Stored
 
 SKEW = timedelta(days=1)
 """A log is older than a backup whose place is not known only when it is so much older: two clocks are compared."""

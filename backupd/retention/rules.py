@@ -11,7 +11,7 @@ from typing import Protocol
 
 from backupd.model.backup_record import BackupKind
 from backupd.model.text import format_duration, format_time
-from backupd.retention.decisions import Stored
+from backupd.retention.values import Stored
 from policies.schema import Keep
 
 

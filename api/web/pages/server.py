@@ -26,7 +26,7 @@ from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
 from backupd.recovery.chains import chains
 from backupd.recovery.timeline import Timeline
-from backupd.retention.decisions import BYTES_NOTE
+from backupd.retention.values import BYTES_NOTE
 from restore.planning.plan import Plan
 from restore.planning.target import AtBackup, AtTime, Latest, parse_target
 

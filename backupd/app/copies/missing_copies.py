@@ -27,8 +27,8 @@ from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_time, new_id
-from backupd.retention.decisions import Decisions
 from backupd.retention.logs import NOTHING
+from backupd.retention.values import Decisions
 from storage.contract.destination import Destination
 
 COMPLETE = str(BackupState.COMPLETE)

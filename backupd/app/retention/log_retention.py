@@ -1,4 +1,4 @@
-"""Binary logs under the rules: what a destination holds of them, as the solver sees it, and letting go of what no
+"""Binary logs under the rules: what a destination holds of them, as the decisions sees it, and letting go of what no
 backup needs any more.
 
 Logs go after the backups that needed them: as long as one can still be undeleted, its logs stay. The oldest file goes
@@ -21,8 +21,8 @@ from backupd.model.binlog import Branch, Run, SegmentRecord
 from backupd.model.errors import LockedError
 from backupd.model.text import format_size
 from backupd.recovery.runs import Histories, place_of
-from backupd.retention.decisions import BinlogRun, Decisions, LogPlace, RunDecision, Stored
 from backupd.retention.logs import SKEW, needed
+from backupd.retention.values import BinlogRun, Decisions, LogPlace, RunDecision, Stored
 from backupd.transfer import log_segments as segments
 from backupd.transfer.guards.object_locks import each
 from backupd.transfer.sweep.collection import living_pins

@@ -1,4 +1,4 @@
-"""What the rules of a policy say about the backups at each destination: read from the catalog, decided by the solver.
+"""What the rules of a policy say about the backups at each destination: read from the catalog, decided by `backupd.retention.decisions`.
 
 Nothing here changes anything; ``backupd.app.retention.retention`` acts on it.
 """
@@ -24,8 +24,8 @@ from backupd.model.manifest import Stats
 from backupd.model.proof import FAILED, PROVED
 from backupd.model.thaw import GIB, MONTH_DAYS
 from backupd.recovery.lineage import lineages, strangers
-from backupd.retention.decisions import Decisions, Minimum, Stored, View
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import Decisions, Minimum, Stored, View
 from backupd.transfer.guards.holds_and_marks import Backup, Kept
 from backupd.transfer.sweep.collection import living_intents, living_pins
 from policies.schema import Keep

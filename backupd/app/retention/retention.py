@@ -33,7 +33,7 @@ from backupd.app.runtime.clock_check import careful
 from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.retention.decisions import Decisions
+from backupd.retention.values import Decisions
 from backupd.transfer.guards.holds_and_marks import Backup
 from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.sweep.deletion import marked

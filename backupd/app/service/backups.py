@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backupd.model.backup_record import BackupDetail, BackupRecord
     from backupd.model.binlog import ChangeKind
     from backupd.model.hold import Hold, HoldKind
-    from backupd.retention.decisions import Decisions
+    from backupd.retention.values import Decisions
 
 
 class Backups(Facade):

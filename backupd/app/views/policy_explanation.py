@@ -25,8 +25,8 @@ from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, ConfigurationError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.text import format_duration, format_time
-from backupd.retention.decisions import BinlogRun, Decisions, Stored, View
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import BinlogRun, Decisions, Stored, View
 from policies.explain import explain
 from policies.lint import advice, crowds, not_yet_active, streams
 from policies.load import read_policy, unknown_destinations

@@ -19,7 +19,7 @@ from backupd.model.text import format_size
 
 if TYPE_CHECKING:
     from backupd.app.views.policy_explanation import Explanation
-    from backupd.retention.decisions import Decision, Decisions
+    from backupd.retention.values import Decision, Decisions
     from policies.load import Loaded
 
 

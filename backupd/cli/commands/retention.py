@@ -25,7 +25,7 @@ from backupd.model.text import format_size, format_time
 if TYPE_CHECKING:
     from backupd.app.service.facade import Service
     from backupd.model.hold import Hold
-    from backupd.retention.decisions import Decisions
+    from backupd.retention.values import Decisions
 
 MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
 Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backupd.model.backup_record import BackupKind
-from backupd.retention.decisions import BinlogRun, Decisions, Stored, View
-from backupd.retention.solver import problems, solve
+from backupd.retention.decisions import problems, solve
+from backupd.retention.values import BinlogRun, Decisions, Stored, View
 from policies.schema import Keep
 from tests.support.catalog.histories import NOW, applied, kept, stored
 

@@ -16,7 +16,7 @@ from backupd.app.retention.retention import apply
 from backupd.model.backup_record import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
 from backupd.model.hold import Hold, HoldKind
-from backupd.retention.decisions import Stored
+from backupd.retention.values import Stored
 from backupd.transfer.guards.holds_and_marks import put_hold, put_keep, remove_hold
 from backupd.transfer.guards.pins_and_intents import Intent, Pin
 from backupd.transfer.sweep.deletion import marked

@@ -24,9 +24,9 @@ from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Position
-from backupd.retention.decisions import BinlogRun, Decisions, LogPlace, Stored, View
+from backupd.retention.decisions import solve
 from backupd.retention.logs import NOTHING, first_files
-from backupd.retention.solver import solve
+from backupd.retention.values import BinlogRun, Decisions, LogPlace, Stored, View
 from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.manifests import put_bytes
 from storage.contract import layout

@@ -133,7 +133,7 @@ def test_while_the_other_installation_removes_a_deletion_says_so(
     lease = Lease(key, (), Owner("db2", "b", "n", 1, 1), one.clock(), one.clock())
     put(one.at(), key, lease.encode())
     told = delete(one.wiring, ids[2], now=True)
-    assert "on db2 is removing" in told.held[0]
+    assert "on db2 holds the clean-up lease" in told.held[0]
     assert sweep_destination(one.wiring, one.at())
     put(one.at(), key, replace(lease, heartbeat_at=one.clock() - timedelta(hours=1)).encode())
     assert delete(one.wiring, ids[2], now=True).held == ()

@@ -12,8 +12,8 @@ from importlib import resources
 from zoneinfo import ZoneInfo
 
 from backupd.model.backup_record import BackupKind
-from backupd.retention.decisions import Stored, View
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import Stored, View
 from policies.load import load_policy
 from policies.schema import Keep
 from tests.support.catalog.histories import stored

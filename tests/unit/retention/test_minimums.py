@@ -9,8 +9,8 @@ import pytest
 
 from backupd.app.retention import preview as minimums
 from backupd.model.backup_record import BackupKind
-from backupd.retention.decisions import BinlogRun, Decisions, Minimum, Stored, View
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import BinlogRun, Decisions, Minimum, Stored, View
 from policies.schema import Keep
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import START

@@ -20,7 +20,7 @@ from backupd.model.backup_record import BackupKind, BackupRecord, Copy
 from backupd.model.errors import ConfigurationError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.manifest import Stats
-from backupd.retention.decisions import Stored, View
+from backupd.retention.values import Stored, View
 from policies.reference import example
 from policies.schema import Keep, Policy
 from storage.contract.destination import Space

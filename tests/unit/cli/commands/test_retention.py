@@ -15,8 +15,8 @@ from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.hold import Hold, HoldKind
 from backupd.model.job import Report
-from backupd.retention.decisions import Decisions
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import Decisions
 from tests.support.catalog.histories import NOW, rules, stored, view
 from tests.support.service.fake import FakeService
 from tests.support.service.house import Office

@@ -8,8 +8,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.model.backup_record import BackupKind
-from backupd.retention.decisions import BinlogRun, Decisions, Stored, View
-from backupd.retention.solver import solve
+from backupd.retention.decisions import solve
+from backupd.retention.values import BinlogRun, Decisions, Stored, View
 from policies.schema import Keep
 from tests.support.catalog.histories import NOW, days_ago, grounds, kept, of, rules, stored, view
 
