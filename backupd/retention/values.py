@@ -1,5 +1,5 @@
-"""What the decisions look at, one server's backups and binary logs at one destination, and what they say of each: whether
-it stays, and why."""
+"""What the decisions look at, one server's backups and binary logs at one destination, and what they say of each:
+whether it stays, and why."""
 
 from __future__ import annotations
 

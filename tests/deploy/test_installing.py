@@ -12,7 +12,8 @@ import typer
 
 from backupd.app.context.settings import Settings, load_settings
 from backupd.cli.main import app
-from tests.support.service.systemd_unit import writable
+from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER
+from tests.support.service.systemd_unit import service, writable
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "installing.md").read_text()
@@ -136,3 +137,24 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
 def anchors_of(document: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_every_folder_that_the_unit_may_write_to_is_made() -> None:
+    folders = service()["ReadWritePaths"]
+    made = {word for line in GUIDE.splitlines() if line.startswith("install -d") for word in line.split()}
+    assert {folder.removeprefix("-") for folder in folders.split()} <= made
+
+
+def test_the_image_holds_what_setup_would_install() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    (needs,) = re.findall(r'^needs="([^"]*)"$', (ROOT / "scripts" / "setup").read_text(), re.MULTILINE)[:1]
+    packages = {line.partition("|")[2] for line in needs.splitlines()}
+    assert packages <= set(image.split()), "the container needs what a host needs"
+
+
+def test_setup_and_the_image_make_the_user_that_the_guide_and_the_program_name() -> None:
+    image, setup = ((ROOT / name).read_text() for name in ("Dockerfile", "scripts/setup"))
+    assert MAKE_WORKER in image
+    assert f"{MAKE_WORKER}\n" in list(blocks(""))
+    assert MAKE_WORKER.replace(WORKER, '"$1"') in setup
+    assert f"\nmake_user {WORKER}\n" in setup

@@ -1,4 +1,5 @@
-"""What the rules of a policy say about the backups at each destination: read from the catalog, decided by `backupd.retention.decisions`.
+"""What the rules of a policy say about the backups at each destination: read from the catalog, decided by
+`backupd.retention.decisions`.
 
 Nothing here changes anything; ``backupd.app.retention.retention`` acts on it.
 """
