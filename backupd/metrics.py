@@ -50,7 +50,7 @@ METRICS: tuple[Gauge, ...] = (
     ),
     Gauge("backupd_server_latest_recoverable_timestamp_seconds", "The latest moment that can be restored.", _S),
     Gauge("backupd_server_first_recoverable_timestamp_seconds", "The earliest moment that can be restored.", _S),
-    Gauge("backupd_server_rpo_seconds", "How much work would be lost were the server lost now.", _S),
+    Gauge("backupd_server_rpo_seconds", "Seconds of commits that are not archived yet (current recovery point).", _S),
     Gauge("backupd_server_rpo_objective_seconds", "What the policy promises as objectives.rpo.", _S),
     Gauge(
         "backupd_server_rto_predicted_seconds",
@@ -98,7 +98,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_stream_spool_limit_bytes", "How much of that there may be (binlog.max_spool).", _S),
     Gauge(
         "backupd_destination_server_rpo_seconds",
-        "How much work would be lost were the server and everything but this destination lost now.",
+        "Seconds of commits that are not archived at this destination yet (its current recovery point).",
         ("destination", "server"),
     ),
     Gauge("backupd_destination_status", "0 good, 1 warning, 2 bad.", _D),

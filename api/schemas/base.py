@@ -88,7 +88,7 @@ class Query(BaseModel):
 class Page(Query):
     """Which part of a list. The address of the next part is in the header ``Link``."""
 
-    limit: int = Field(SHOWN, ge=1, le=MOST, description="At most so many.")
+    limit: int = Field(SHOWN, ge=1, le=MOST, description="Maximum number of rows.")
     after: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._~:-]{1,200}$",
@@ -113,7 +113,7 @@ class Whole(Query):
     ``Link``."""
 
     status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those that stand so.")
-    limit: int | None = Field(None, ge=1, le=MOST, description="At most so many; without it all.")
+    limit: int | None = Field(None, ge=1, le=MOST, description="Maximum number of rows; all of them without it.")
     after: Name | None = Field(None, description="Where the page before ended, as its `Link` header says.")
 
 

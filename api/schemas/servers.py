@@ -485,7 +485,7 @@ class SearchQuery(Page):
     until: Moment | None = Field(None, examples=["2026-11-21T10:00:00Z"])
     gtid: Text | None = Field(None, max_length=200, examples=["0-1-1100"])
     branch: Text | None = Field(None, max_length=64, description="Only this branch of the server's history.")
-    limit: int = Field(50, ge=1, le=MOST, description="At most so many.")
+    limit: int = Field(50, ge=1, le=MOST, description="Maximum number of rows.")
 
 
 class Change(Shape):

@@ -141,7 +141,7 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         ) from None
     except (smtplib.SMTPConnectError, smtplib.SMTPHeloError) as error:
         raise DeliveryError(
-            f"the mail server {_place(email)} turns us away",
+            f"the mail server {_place(email)} refused the connection",
             detail=_said(error),
             hint="does it take mail from this host? Its log says why it did not",
         ) from None

@@ -111,7 +111,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("copies-failed", "copies-stored", "the catalog cannot be copied to {subject}"),
     **_pair("copies-damaged", "copies-sound", "copies of the catalog at {subject} are damaged"),
     **_pair("removal-locked", "removal-unlocked", "{subject} does not let go of files"),
-    **_pair("removal-braked", "removal-released", "too much would go at once at {subject}"),
+    **_pair("removal-braked", "removal-released", "mass-deletion limit reached at {subject}"),
     **_pair("manifests-missing", "manifests-found", "backups are missing at {subject}"),
     **_pair("backups-partial", "backups-whole", "stored backups lack tables"),
     **_pair("foreign-backups", "foreign-backups-gone", "another server's backups lie under its name"),

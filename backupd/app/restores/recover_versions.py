@@ -49,7 +49,7 @@ def if_deleted(destination: Destination) -> str:
     """What else to do about a destination that seems to be empty."""
     if as_versioned(destination) is None:
         return ""
-    return f" If somebody deleted it: `backupd bring-back {destination.name} --since TIME` shows what its versions have"
+    return f" If somebody deleted it: `backupd recover-versions {destination.name} --since TIME` shows its versions"
 
 
 def recover(wiring: Wiring, name: str, since: datetime, report: Report) -> RecoveredVersions:

@@ -495,7 +495,7 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
             OVER_LIMIT,
             name,
             Severity.WARNING,
-            f"too much would go at once at destination {name}",
+            f"mass-deletion limit reached at destination {name}",
             "\n".join(swept.over_limit),
             "look at what is marked and by whom: backupd backups; `backupd backups undelete ID` keeps one",
         )

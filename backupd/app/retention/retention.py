@@ -64,7 +64,7 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
         _tell_refused(wiring, decisions, run, excess, ", ".join(names), hint)
     raise RefusedError(
-        "retention was not applied: more than half of what there is, or more than may go in a day, would go at once",
+        "retention was not applied: more than half of what there is, or more than a day allows, would be deleted at once",
         detail="\n".join(excess for _decisions, excess in refused),
         hint=hint,
     )
@@ -77,7 +77,7 @@ def _excess_of_server(decisions: Decisions) -> str:
     if is_most(going, alive, backups=going):
         return f"{going} of {alive} backups of {server} {place} would expire at once"
     if points := stranded(decisions):
-        return f"the binary logs behind {len(points)} backups of {server} that stay {place} would go at once"
+        return f"the binary logs behind {len(points)} backups of {server} that stay {place} would be deleted at once"
     return ""
 
 

@@ -37,7 +37,7 @@ def list_(
     context: typer.Context,
     server: AnyServer = None,
     everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +57,7 @@ def list_(
 def messages(
     context: typer.Context,
     state: Annotated[MessageState | None, one_of(MessageState, "--state", "Only those in this state.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of rows.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,
 ) -> None:

@@ -126,7 +126,7 @@ def search(
     branch: Annotated[
         str | None, typer.Option("--branch", metavar="ID", show_default=False, help="Of this branch only.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backupd.app.restores.catalog_rebuild import Rebuilt
     from backupd.cli.screen.output import Screen
 
-app = typer.Typer(help="The catalog's own care.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Catalog maintenance.", no_args_is_help=True, rich_markup_mode=None)
 
 Place = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")]
 

@@ -38,7 +38,7 @@ def list_(
     server: AnyServer = None,
     state: Annotated[JobState | None, one_of(JobState, "--state", "Only those in this state.")] = None,
     kind: Annotated[JobKind | None, one_of(JobKind, "--kind", "Only those of this kind.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,
 ) -> None:

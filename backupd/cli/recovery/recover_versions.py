@@ -36,7 +36,7 @@ def bring_back(
             parser=moment,
             metavar="TIME",
             show_default=False,
-            help="From when on what was done there is not believed.",
+            help="Undo deletions and overwrites made after this time.",
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, it is only shown.")] = False,

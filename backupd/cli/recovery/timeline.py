@@ -169,8 +169,11 @@ def _promises(screen: Screen, found: Timeline) -> None:
                 if proof
                 else "never",
             ),
-            ("lost at worst", _promise(found.rpo, found.objectives.rpo, found.rpo_kept, "objectives.rpo")),
-            ("restore takes", _promise(found.predicted_rto, found.objectives.rto, found.rto_kept, "objectives.rto")),
+            ("data loss now (RPO)", _promise(found.rpo, found.objectives.rpo, found.rpo_kept, "objectives.rpo")),
+            (
+                "restore time (RTO)",
+                _promise(found.predicted_rto, found.objectives.rto, found.rto_kept, "objectives.rto"),
+            ),
         )
     )
 

@@ -19,7 +19,7 @@ from backupd.model.text import format_time, parse_time
 Command = Callable[..., Any]
 """``command("timeline", "db1")``: the JSON document of a command, whatever its exit code."""
 RANK = {"good": 0, "warning": 1, "bad": 2}
-BADGES = {"good": "well", "warning": "look at it", "bad": "not recoverable as promised"}
+BADGES = {"good": "well", "warning": "needs attention", "bad": "not recoverable as promised"}
 VERDICTS = {
     "good": "could be recovered as promised",
     "warning": "should be looked at",

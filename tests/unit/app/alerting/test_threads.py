@@ -397,7 +397,10 @@ def test_a_test_is_sent_at_once_and_says_how_it_fared(tmp_path: Path, clock: Clo
         assert other.catalog.audit.list()[0].action == "alerts-tested"
     assert [subject.startswith("[backupd] TEST from") for subject in box.subjects()] == [True]
     (tmp_path / "none").mkdir()
-    with opened(tmp_path / "none", clock, "") as silent, pytest.raises(RefusedError, match="nobody to tell"):
+    with (
+        opened(tmp_path / "none", clock, "") as silent,
+        pytest.raises(RefusedError, match="no alert channel is configured"),
+    ):
         send_test(silent)
 
 

@@ -84,7 +84,7 @@ def test_the_command_shows_first_and_brings_back_with_yes(
             assert word in told
         assert not S3Destination("vault", place._config).is_initialised()
         assert main(["--config", file, "catalog", "rebuild", "--from", "vault"]) == 1
-        assert "backupd bring-back vault --since TIME" in capsys.readouterr().err
+        assert "backupd recover-versions vault --since TIME" in capsys.readouterr().err
         assert main(["--config", file, "--json", "bring-back", "vault", "--since", since, "--yes"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert set(document["done"]["keys"]) == before
@@ -97,7 +97,7 @@ def test_the_command_shows_first_and_brings_back_with_yes(
             known = catalog.marks.look("vault", {("shop", backup_id(1)): a_while_ago()}, a_while_ago())
         assert not known["shop", backup_id(1)].ours, "what was known of the mark is forgotten"
         assert is_whole(place, "shop", backup_id(1))
-        assert main(["--config", file, "bring-back", "nas", "--since", since]) == 1
+        assert main(["--config", file, "recover-versions", "nas", "--since", since]) == 1
         assert "keeps no versions" in capsys.readouterr().err
         assert main(["--config", file, "bring-back", "vault", "--since", "2999-01-01T00:00:00Z"]) == 2
         assert main(["--config", file, "audit", "--json"]) == 0
