@@ -64,7 +64,8 @@ def refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], 
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
         _tell_refused(wiring, decisions, run, excess, ", ".join(names), hint)
     raise RefusedError(
-        "retention was not applied: more than half of what there is, or more than a day allows, would be deleted at once",
+        "retention was not applied: more than half of what there is, or more than may go in a day, would be deleted "
+        "at once",
         detail="\n".join(excess for _decisions, excess in refused),
         hint=hint,
     )
