@@ -52,7 +52,7 @@ def test_utc_is_utc_and_the_hosts_own_zone_is_left_alone(host_zone: object) -> N
         ("CST", WINTER, "may be"),
         ("EST", SUMMER, "may be"),
         ("XYZ", WINTER, "no zone of this host"),
-        ("", WINTER, "not tell"),
+        ("", WINTER, "does not record"),
     ],
 )
 def test_what_is_ambiguous_or_unknown_is_replayed_in_utc_and_told(
