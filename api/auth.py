@@ -77,7 +77,7 @@ async def _identified(request: HTTPConnection) -> tuple[Actor | None, Session | 
             raise UnauthenticatedError("only bearer tokens are understood", hint=_ASK)
         return await run_in_threadpool(by_token, site, secret.strip(), address), None
     if request.scope["method"] in _CHANGING and request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise ForbiddenError("another site's page asked for this", hint="do it on backupd's own page")
+        raise ForbiddenError("cross-site request rejected", hint="do it on backupd's own page")
     cookie = cookie_of(request)
     if not cookie:
         return None, None
@@ -110,7 +110,7 @@ def failed(site: Site, address: str, via: Via = Via.API) -> None:
         raise TooManyError(
             "too many wrong tokens came from this address",
             seconds,
-            hint="this one is wrong, too: look for who sends it. A right one is let in at once",
+            hint="this token is also invalid: find the client that sends it. A valid token is accepted immediately",
         )
     if site.throttle.failed(address) > 0 or site.throttle.count(address) == 1:
         nobody = Actor("", Role.VIEWER, via, address=address)
@@ -141,7 +141,7 @@ def _check_csrf(request: HTTPConnection, session: Session) -> None:
         given = request.headers.get(CSRF_HEADER, "")
         if not secrets.compare_digest(given.encode(), session.csrf.encode()):
             raise ForbiddenError(
-                "the request does not come from a page of this session",
+                "the CSRF token is missing or does not belong to this session",
                 hint=f"send the page's word as {CSRF_HEADER}, or use a bearer token without a cookie",
             )
 

@@ -16,9 +16,9 @@ from api.schemas.policies import ValidationRequest
 from api.schemas.restores import Plan, RefusedRestore
 
 _PROBLEMS = {
-    401: "No token, or one that counts no more.",
+    401: "The bearer token is missing, expired or revoked.",
     403: "The role does not suffice.",
-    404: "It is not there, or not for this token.",
+    404: "The resource does not exist, or the token has no access to it.",
     422: "Something is wrong with the request.",
     429: "Too many wrong tokens; `Retry-After` says how long to wait.",
     502: "A server, a tool or a destination failed.",
@@ -26,7 +26,7 @@ _PROBLEMS = {
 }
 _PROBLEMS_OF_CHANGES = {
     400: "The body is no text.",
-    409: "A rule forbids it, or somebody else is at it.",
+    409: "Conflict: a retention rule, a hold or another running operation prevents the request.",
     413: "The request is too long.",
 }
 _KEY = {
@@ -112,7 +112,7 @@ def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:
             "content": {"application/problem+json": {"schema": {"$ref": _REFERENCE + shape.__name__}}},
         }
     if method == "get":
-        responses["304"] = {"description": "It is as `If-None-Match` says."}
+        responses["304"] = {"description": "Not modified since the `ETag` given in `If-None-Match`."}
 
 
 def _add_examples(operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:

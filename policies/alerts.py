@@ -115,12 +115,15 @@ class Alerts(Section):
         description="A file of other channels (chats, webhooks), one URL of the library Apprise a line. They hold "
         "secrets: only the service may read it. Needs `pip install 'backupd[channels]'`.",
     )
-    heartbeat: Heartbeat | None = Field(None, description="So that a dead service is noticed.")
+    heartbeat: Heartbeat | None = Field(
+        None, description="URL that backupd pings regularly, so that an external monitor detects a dead service."
+    )
     reminders: tuple[Duration, ...] = Field(
         ("4h", "1d", "3d"),
         validate_default=True,
         examples=[["4h", "1d", "3d"]],
-        description="How long after a mail about something that is still wrong the next one follows; the last pause "
-        "repeats. None for no reminders.",
+        description=(
+            "Intervals between reminders of an open incident; the last one repeats. An empty list disables reminders."
+        ),
     )
     report: Report | None = Field(None, description="A regular report.")

@@ -50,7 +50,9 @@ class ClassPrice(Section):
         ge=0,
         le=3650,
         examples=[180],
-        description="For so many days an object is paid for, even when it is deleted earlier.",
+        description=(
+            "Minimum storage duration in days. The provider charges for it even if the object is deleted earlier."
+        ),
     )
     per_gib_month: Amount = Field(0, description="Storing a GiB for a month.", examples=[0.00099])
     tiers: dict[TierName, TierPrice] = Field(
@@ -91,10 +93,8 @@ class PriceTable(Section):
     provider, region and contract say is better. Transfer to this host is not in it.
     """
 
-    currency: Words = Field("USD", description="Of all prices here.", examples=["EUR"])
-    dated: date = Field(
-        date(2025, 1, 1), description="When these prices were looked up; plans tell it.", examples=["2026-01-31"]
-    )
+    currency: Words = Field("USD", description="Currency of the prices.", examples=["EUR"])
+    dated: date = Field(date(2025, 1, 1), description="Date of the prices. Plans display it.", examples=["2026-01-31"])
     copy_per_gib_month: Amount = Field(
         0.023, description="What a thawed copy costs while it is there, each GiB for a month.", examples=[0.023]
     )
@@ -125,10 +125,12 @@ class PriceTable(Section):
 class Archive(Section):
     """Objects in archive classes, which have to be thawed before they can be read."""
 
-    tier: TierName = Field("standard", description="How fast, where a command does not say.", examples=["bulk"])
+    tier: TierName = Field(
+        "standard", description="Default thaw tier, used when a command does not set --tier.", examples=["bulk"]
+    )
     days: int = Field(7, ge=1, le=365, description="For how many days what was thawed stays readable.", examples=[7])
     requests_per_second: int = Field(
-        50, ge=1, le=1000, description="How many objects are asked for in a second, at most.", examples=[50]
+        50, ge=1, le=1000, description="Maximum number of thaw requests per second.", examples=[50]
     )
     prices: PriceTable = Field(
         default_factory=lambda: PriceTable.model_validate({}),
@@ -280,7 +282,10 @@ class S3Destination(S3Config):
     )
     credentials_file: LocalPath | None = Field(
         None,
-        description="A shared credentials file; by default the usual ways of the SDK.",
+        description=(
+            "AWS shared credentials file. Default: the credential chain of the SDK (environment, ~/.aws, instance "
+            "role)."
+        ),
         examples=["/etc/backupd/s3-credentials"],
     )
 
@@ -317,8 +322,10 @@ class Encryption(Section):
         1,
         ge=1,
         le=19,
-        description="How hard zstd tries before a file is encrypted. 1 takes less than half the processor time of 3, "
-        "on a host whose database needs it more, for a few percent of room.",
+        description=(
+            "zstd compression level. Level 1 needs less than half the CPU time of level 3; files become a few "
+            "percent larger."
+        ),
         examples=[3],
     )
     signing_key: Fingerprint | None = Field(
@@ -354,16 +361,24 @@ class Brake(Section):
         "50%",
         validate_default=True,
         examples=["50%"],
-        description="The part of all backups there that rules may mark as deleted within a day, besides as many as "
-        "came in that day. What is over it stays until somebody says `--really`.",
+        description=(
+            "Mass-deletion limit: the fraction of a destination's backups that retention may mark as deleted per "
+            "day, in addition to the number of backups added that day. To exceed it: backupd retention SERVER "
+            "--apply --really."
+        ),
     )
-    count: int = Field(10, ge=1, description="So many may go in any case.", examples=[10])
+    count: int = Field(
+        10,
+        ge=1,
+        description="Number of backups that retention may mark as deleted per day regardless of `share`.",
+        examples=[10],
+    )
 
 
 class Retention(Section):
     """How deleting by rule is kept within bounds. The rules themselves are those of the policies."""
 
-    brake: Brake = Field(default_factory=lambda: Brake.model_validate({}), description="The brake on mass deletes.")
+    brake: Brake = Field(default_factory=lambda: Brake.model_validate({}), description="Limit on mass deletions.")
 
 
 class Concurrency(Section):
@@ -436,13 +451,13 @@ class Configuration(Section):
     catalog: CatalogUrl = Field(
         "sqlite:////var/lib/backupd/catalog.db",
         validate_default=True,
-        description="Where is remembered what there is: an SQLite file or a PostgreSQL database.",
+        description="URL of the catalog: an SQLite file or a PostgreSQL database.",
         examples=["sqlite:////var/lib/backupd/catalog.db", "postgresql://backupd@db.example.com/backupd"],
     )
     spool: LocalPath = Field(
         "/var/lib/backupd/spool",
         validate_default=True,
-        description="The service's own working folder: its repository key, locks, what is on its way.",
+        description="Spool folder: repository key, lock files and data that is not yet stored at every destination.",
         examples=["/var/lib/backupd/spool"],
     )
     policies: LocalPath = Field(
@@ -476,6 +491,6 @@ class Configuration(Section):
     )
     alerts: Alerts = Field(
         default_factory=lambda: Alerts.model_validate({}),
-        description="Who is told when something fails, or silently does not happen.",
+        description="Alert channels and recipients.",
     )
     api: Api = Field(default_factory=lambda: Api.model_validate({}), description="The REST interface.")

@@ -254,8 +254,10 @@ class Binlog(Section):
         validate_default=True,
         ge=SMALLEST_SPOOL,
         examples=["50GiB"],
-        description="The most room in the spool for what is not stored at every destination yet. Then the copying "
-        "waits until there is room again, and the server has to keep its binary log for that long.",
+        description=(
+            "Maximum size of the spool for binary log that is not stored at every destination yet. When it is full, "
+            "streaming stops; the server must then retain its binary logs (binlog_expire_logs_seconds)."
+        ),
     )
 
 
@@ -376,7 +378,10 @@ class Verify(Section):
     subset: Percent | None = Field(
         None,
         examples=["10%"],
-        description="The share read each time, that which was not read for longest; all without it and `period`.",
+        description=(
+            "Fraction of the stored objects to read per run, least recently read first. Default: all, unless "
+            "`period` is set."
+        ),
     )
     period: Duration | None = Field(
         None,
@@ -435,7 +440,7 @@ class Keep(Section):
 class Objectives(Section):
     """What the business was promised."""
 
-    rpo: Duration | None = Field(None, description="The most work that may be lost.", examples=["60s"])
+    rpo: Duration | None = Field(None, description="Recovery point objective: maximum data loss.", examples=["60s"])
     rto: Duration | None = Field(None, description="The longest that a restore may take.", examples=["2h"])
 
 
@@ -447,15 +452,16 @@ class Protection(Section):
         ge=1,
         le=16,
         examples=[2],
-        description="At how many destinations whole copies of it must be that were read again, or "
-        "checked by the place itself, after they were stored.",
+        description=(
+            "Number of destinations that must hold a complete copy, verified by backupd or by the storage itself."
+        ),
     )
     off_site: int = Field(1, ge=0, le=16, description="How many of them must be away from the site.", examples=[1])
     within: Duration = Field(
         "24h",
         validate_default=True,
         examples=["24h"],
-        description="How long after its end a backup may take to get there before somebody is told.",
+        description="Deadline for protection, counted from the end of the backup. backupd sends an alert after it.",
     )
 
 

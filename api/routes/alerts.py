@@ -54,7 +54,7 @@ def acknowledge_alert(
     ],
     service: Acting,
 ) -> JSONResponse:
-    """No reminder is needed: somebody is at it. That it is over is still told."""
+    """Acknowledge an incident: backupd sends no more reminders, only the recovery message."""
     return one(service.alerts.acknowledge(incident_id))
 
 

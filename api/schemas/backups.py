@@ -102,7 +102,7 @@ class Backup(Shape):
     partial: bool = Field(description="It lacks tables that other backups of its kind have.")
     missing: list[str] = Field(description="Of a physical backup: tables of which files are not in it.")
     doubtful: str = Field(
-        description="Why nobody should count on it before a test restore has shown that it works; empty as a rule."
+        description="Reason why the backup may not be restorable; normally empty. Run a test restore to find out."
     )
     protected: bool = Field(description="It has as many verified copies as the policy wants.")
     apart: bool = Field(
@@ -110,9 +110,10 @@ class Backup(Shape):
         "accepted: no rule, no proof and no target but its own id means it."
     )
     foreign: bool = Field(
-        description="It lies at a destination, nothing shows that this installation took it, and "
-        "nobody has adopted it: no rule, no proof and no target but its own id means it, "
-        "and nothing removes it."
+        description=(
+            "True for a foreign backup: it is at a destination, but was neither taken nor adopted by this "
+            "installation. Retention and test restores ignore it; only `backup:ID` restores it."
+        )
     )
     copies: list[Copy]
 
@@ -179,8 +180,8 @@ class Deleted(Shape):
 
     id: str
     removed: bool = Field(description="It is gone; else it is marked, and can be undeleted until it is removed.")
-    held: list[str] = Field(description="Why something is still there that was to go at once.")
-    forgotten: list[str] = Field(description="What is to be said of copies that nobody can touch from here.")
+    held: list[str] = Field(description="Reasons why backupd could not remove an object immediately.")
+    forgotten: list[str] = Field(description="Remarks on copies at destinations that are no longer configured.")
     job: Job | None = Field(description="What removes it, where it is to go at once; null where nothing is left of it.")
 
 

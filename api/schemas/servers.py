@@ -356,7 +356,8 @@ class Server(Shape):
     )
     first: Time | None
     rpo_seconds: Seconds | None = Field(
-        validation_alias="rpo", description="What would be lost were the server lost now."
+        validation_alias="rpo",
+        description="Seconds of commits that would be lost if the server failed now (current RPO).",
     )
     rpo_objective_seconds: Seconds | None = Field(validation_alias="rpo_objective")
     rpo_kept: bool | None

@@ -55,7 +55,7 @@ async def form(request: Request) -> Form:
     expected = session.csrf if session is not None else ""
     if not expected or not hmac.compare_digest(found.raw("csrf").encode(), expected.encode()):
         raise ForbiddenError(
-            "this form is not one that you were shown in this session",
+            "the form has expired or belongs to another session",
             hint="load the page again, look at what it says, and send it from there",
         )
     return found
@@ -82,7 +82,7 @@ def refuse_other_sites(request: Request) -> None:
     elsewhere = origin == "null" or (origin and urlsplit(origin).netloc != request.headers.get("host", ""))
     if site not in ("same-origin", "none") or elsewhere:
         raise ForbiddenError(
-            "another site sent this in your name",
+            "cross-site form submission rejected; no action was taken",
             detail=f"origin: {origin or site}",
             hint="open the page here and do it from there",
         )
@@ -104,16 +104,21 @@ PARAMETER = "done"
 
 NOTICES: Mapping[str, str] = {
     "kept": "Kept: no rule deletes this backup until it is unkept.",
-    "kept-not-everywhere": "Kept here, but a destination could not be told: keep it again later.",
+    "kept-not-everywhere": (
+        'The backup is kept in the catalog, but a destination could not be updated. Click "Keep forever" again when '
+        "the destination is reachable."
+    ),
     "unkept": "The rules may delete this backup again.",
     "unkept-not-everywhere": "Unkept here, but a destination could not be told: say it again later.",
     "deleted": "Marked as deleted: until the grace period is over it can be undeleted.",
     "undeleted": "The backup is back.",
     "cancelled": "The job was asked to stop; it ends within seconds.",
     "held": "On hold: nothing of it is deleted until the hold is released.",
-    "held-not-everywhere": "On hold here, but a destination could not be told: set it again later, or another "
-    "installation may delete there.",
-    "paused": "Paused: no job of it starts by itself.",
+    "held-not-everywhere": (
+        "The hold is set in the catalog, but not at every destination. Set it again when the destination is "
+        "reachable; until then another installation may delete backups there."
+    ),
+    "paused": "Paused: scheduled jobs of this server are suspended.",
     "released": "The hold was released: the rules go on.",
     "released-not-everywhere": "Released here, but a destination still has the hold: release it again later.",
     "resumed": "Jobs start by themselves again.",

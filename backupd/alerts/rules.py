@@ -94,7 +94,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("purge-alarm", "purge-over", "binary logs are about to be lost"),
     "binlog-gap": Rule(Act.OPENS, "binlog-gap", "binary logs are missing", covered=True),
     "binlog-gap-closed": Rule(Act.CLOSES, "binlog-gap"),
-    "branch-begun": Rule(Act.OPENS, "branch-begun", "history begins anew", covered=True),
+    "branch-begun": Rule(Act.OPENS, "branch-begun", "new binary log branch", covered=True),
     "binlog-missing": _tells("archived binary logs are gone from {subject}"),
     **_pair("rpo-broken", "rpo-kept", "recovery point objective is broken"),
     **_pair("rto-broken", "rto-kept", "recovery time objective is broken"),
@@ -114,7 +114,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("removal-braked", "removal-released", "mass-deletion limit reached at {subject}"),
     **_pair("manifests-missing", "manifests-found", "backups are missing at {subject}"),
     **_pair("backups-partial", "backups-whole", "stored backups lack tables"),
-    **_pair("foreign-backups", "foreign-backups-gone", "another server's backups lie under its name"),
+    **_pair("foreign-backups", "foreign-backups-gone", "backups of a different server exist under this server name"),
     **_pair("backups-foreign", "backups-native", "backups are there that nobody here took"),
     **_pair("tampered", "tampered-mended", "{subject} holds other documents than were stored"),
     **_pair("rolled-back", "rolled-back-over", "{subject} was possibly rolled back"),
@@ -150,7 +150,7 @@ RULES: Mapping[str, Rule] = {
     "catalog-rebuilt": _tells("the catalog was rebuilt"),
     **_pair("api-failed", "api-recovered", "the web page and the REST interface are down"),
     **_pair("hook-failed", "hook-recovered", "the hook {subject} fails"),
-    **_pair("heartbeat-failed", "heartbeat-sent", "the heartbeat is not heard"),
+    **_pair("heartbeat-failed", "heartbeat-sent", "heartbeat URL does not respond"),
     **_pair(UNDELIVERABLE, "alerts-delivered", "messages by {subject} cannot be delivered"),
 }
 

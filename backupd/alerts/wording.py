@@ -162,7 +162,7 @@ def _block(turn: Turn, now: datetime) -> Block:
     elif turn.kind is MessageKind.REMINDER:
         facts.append(("open for", _span(now - incident.opened_at)))
     if incident.count > 1:
-        facts.append(("so often", f"{incident.count} times, last at {format_time(incident.last_at)}"))
+        facts.append(("occurrences", f"{incident.count} times, last at {format_time(incident.last_at)}"))
     if incident.job_id:
         facts.append(("job", f"{incident.job_id} (backupd jobs log {incident.job_id})"))
     if not over and turn.often:

@@ -159,7 +159,7 @@ class Restores(Rows):
                         restore_id,
                         as_it_ended.get(state, JobState.ABANDONED),
                         now,
-                        error=message or "its job is over, and said nothing of it",
+                        error=message or "the job ended without a result for this restore",
                     )
                 )
             except RefusedError:

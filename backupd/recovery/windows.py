@@ -91,7 +91,7 @@ def way(histories: Histories, start: Position, home: Branch, branch: Branch, sto
     if home not in line:
         raise RefusedError(
             f"{stop.file}:{stop.pos} of branch {branch.id} cannot be reached from branch {home.id}: "
-            "they do not descend from each other, or nobody knows where they parted",
+            "the branches are unrelated, or their fork position is unknown",
             hint="choose a backup that was taken on that branch",
         )
     groups = _groups(line[line.index(home) :])

@@ -257,7 +257,7 @@ class _Search:
         version = self.past.well_formed(trail, lambda raw: self._is_log(raw, key), written_once=True)
         found = _segment(self.past.read(version), key) if version is not None else None
         if found is not None and oldest is not None and (last := found.segment.last_at) is not None and last < oldest:
-            self.left[key] = "no backup is as old as this log, so nobody needs it"
+            self.left[key] = "not needed: every backup is newer than this binary log"
             return None
         return self._document(LOG, key, lambda raw: _differ_in_ending(_segment(raw, key), found), written_once=False)
 
@@ -493,7 +493,7 @@ class _Work:
             if waiting.get(info.key) == info.size:
                 del waiting[info.key]
         for key in waiting:
-            self.failed[key] = "it was brought back, and is still not seen: run the command again"
+            self.failed[key] = "restored, but not listed by the destination yet; run the command again"
         for server, backup_id in found.backups():
             manifest = read(destination, server, backup_id)
             if manifest is not None and isinstance(manifest.header, DamagedError):

@@ -246,7 +246,10 @@ class Archive:
 
     def _time(self, moment: datetime, wanted: str | None) -> Resolution:
         if moment > self._now:
-            raise RefusedError(f"{format_time(moment)} is in the future", hint="--to latest is all there is")
+            raise RefusedError(
+                f"{format_time(moment)} is in the future",
+                hint="use --to latest for the newest recoverable point in time",
+            )
         refused: list[RefusedError] = []
         for branch in self._branches_at(moment, wanted):
             try:

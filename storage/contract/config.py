@@ -38,8 +38,7 @@ class Place(BaseModel):
     )
     max_upload: Rate | None = Field(
         None,
-        description="The most bytes a second that are sent there, by all that this host does together: jobs, "
-        "copies and streams.",
+        description="Maximum upload rate in bytes per second, shared by all jobs, copies and streams of this host.",
         examples=["20MB"],
     )
     max_download: Rate | None = Field(
@@ -128,7 +127,10 @@ class S3Config(Place):
     )
     addressing: Literal["auto", "path", "virtual"] = Field(
         "auto",
-        description="Where the bucket's name stands in an address; most servers that are not Amazon's want `path`.",
+        description=(
+            "Addressing style: `virtual` puts the bucket name into the host name, `path` into the path. Most "
+            "S3-compatible servers need `path`."
+        ),
         examples=["path"],
     )
     ca_file: Path | None = None
@@ -136,7 +138,7 @@ class S3Config(Place):
     profile: str | None = Field(None, description="The profile in it.", examples=["backupd"])
     server_side_encryption: Literal["AES256", "aws:kms"] | None = Field(
         None,
-        description="What the server shall encrypt with, besides; everything is sealed before it is sent.",
+        description="Server-side encryption, in addition to the encryption by backupd.",
         examples=["aws:kms"],
     )
     kms_key: str | None = Field(None, description="The key for aws:kms.", examples=["alias/backups"])
@@ -151,9 +153,7 @@ class S3Config(Place):
     )
     capacity: Annotated[int, BeforeValidator(_size), Field(ge=1)] | None = Field(
         None,
-        description="How much may be stored there in all: its quota, or what you want to pay for. A bucket "
-        "cannot be asked, so nothing tells when it will be full without this. Nothing is refused "
-        "because of it.",
+        description="Capacity of the bucket, for the free-space forecast and alerts. backupd does not enforce it.",
         examples=["20TiB"],
     )
     delete: bool = Field(

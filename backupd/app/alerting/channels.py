@@ -147,7 +147,8 @@ def findings(wiring: Wiring) -> list[Finding]:
         found.append(
             warning(
                 "alerts",
-                "nobody is told when something fails: neither alerts.email nor alerts.channels_file is set",
+                "no alert channel is configured: set alerts.email or alerts.channels_file, then run backupd "
+                "alerts test",
                 "set alerts.email in the configuration; `backupd alerts test` tries it",
             )
         )

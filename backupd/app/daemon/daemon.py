@@ -301,7 +301,10 @@ class Daemon:
             self._tell_refused(
                 BackupdError(
                     f"internal error: {type(error).__name__}: {first}",
-                    hint="the service's log says where; take the last change back",
+                    hint=(
+                        "the previous configuration stays active; undo the last change, and see journalctl -u "
+                        "backupd for the traceback"
+                    ),
                 ),
                 "".join(traceback.format_exception(error)),
             )

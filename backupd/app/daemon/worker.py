@@ -331,6 +331,6 @@ def _never_begun(row: JobRecord) -> tuple[JobState, BackupdError]:
     if row.cancel_by:
         return JobState.CANCELLED, BackupdError(f"stopped by {row.cancel_by} before its process was started")
     return JobState.FAILED, BackupdError(
-        "the process for this job was not started: the worker failed in that moment",
+        "the job process was not started: internal error of the worker",
         hint="the service's log says why; run it again",
     )

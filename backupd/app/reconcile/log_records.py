@@ -40,7 +40,7 @@ YOUNG = timedelta(minutes=5)
 """A row that was written within that time stays while a stream is at work."""
 _BATCH = 1_000
 """Segments that are looked at in one go: what bounds memory."""
-_GONE = "it was removed from the destination by somebody else: nothing of it was found there"
+_GONE = "the binary log is missing at the destination; backupd did not remove it"
 
 
 @dataclass(frozen=True, slots=True)

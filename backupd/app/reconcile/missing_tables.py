@@ -148,7 +148,7 @@ def _examine(wiring: Wiring, record: BackupRecord, records: Sequence[BackupRecor
     names = tuple(table.name.shown for table in lacking or ())
     doubtful = ""
     if any(table.engine == _INNODB for table in lacking or ()):
-        doubtful = "tables of InnoDB are not in it, so that it cannot be expected to be prepared"
+        doubtful = "InnoDB tables are missing from it: prepare will probably fail"
     elif record.kind is BackupKind.PHYSICAL_INCREMENTAL and body.facts.inventory is None and (pairs := exchanged(body)):
         doubtful = (
             f"{', '.join(pairs[:_TOLD])} were renamed while it was taken and may have exchanged their names, "

@@ -497,7 +497,7 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
             Severity.WARNING,
             f"mass-deletion limit reached at destination {name}",
             "\n".join(swept.over_limit),
-            "look at what is marked and by whom: backupd backups; `backupd backups undelete ID` keeps one",
+            "review the marked backups: backupd backups; to keep one: backupd backups undelete ID",
         )
     elif not swept.skipped:
         _mended(wiring, OVER_LIMIT, name, f"nothing at destination {name} waits for a word any more")

@@ -153,7 +153,7 @@ def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> H
     if server != EVERY_SERVER:
         require_known(wiring, server)
     if not reason.strip():
-        raise UsageError("a reason is needed: others will ask", hint='--reason "audit until March"')
+        raise UsageError("--reason is required", hint='--reason "audit until March"')
     found = wiring.catalog.holds.set(server, kind, reason.strip(), by, wiring.clock())
     _tell(wiring, kind, server, _WORDS[kind][0], f"by {by}: {found.reason}")
     return found

@@ -177,7 +177,7 @@ def of_verification(outcome: VerifyOutcome) -> Result:
         problem = BackupdError(
             f"{len(lines)} destinations could not be read",
             detail="\n".join(lines),
-            hint="how the copies there are nobody knows; once they can be reached again: backupd verify",
+            hint="the state of these copies is unknown; when the destinations are reachable: backupd verify",
         )
     else:
         problem = DamagedError(
@@ -225,7 +225,7 @@ def _remove(wiring: Wiring, run: JobRun) -> Result:
     held = remove_marked(wiring, [str(name) for name in run.job.arguments["backups"]])
     return Result(
         problem=RefusedError(
-            "not everything that was to go at once is gone",
+            "immediate deletion is incomplete",
             detail="\n".join(held),
             hint="it stays marked: a later removal takes it, or `backupd backups undelete ID` brings it back",
         )

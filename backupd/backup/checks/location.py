@@ -80,7 +80,7 @@ def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
     if named:
         yield error("server", f"this is {named}, a proxy, not a database server", hint)
     elif session.thread_id != int(session.scalar("SELECT CONNECTION_ID()")):
-        yield error("server", "something between us and the server answers in its place (other connection id)", hint)
+        yield error("server", "a proxy responds instead of the server (connection IDs differ)", hint)
     elif greeting != info.variables.get("version", greeting) and not greeting.startswith(str(info.version)):
         yield error(
             "server",

@@ -51,7 +51,7 @@ def catalog_url(text: str) -> URL:
     if url.drivername in {"sqlite", "sqlite+pysqlite"}:
         if not url.database or url.database == ":memory:":
             raise CatalogError(
-                "a catalog in memory would be forgotten",
+                "an in-memory catalog is not supported",
                 hint="name a file: sqlite:////var/lib/backupd/catalog.db (four slashes)",
             )
         return url.set(drivername="sqlite")

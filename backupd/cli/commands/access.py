@@ -46,7 +46,7 @@ def create(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token. Its secret is shown this once: nobody can ask for it again."""
+    """Create a token. The secret is displayed only once and cannot be retrieved later."""
     with session(context, config, as_json, opening="works") as run:
         token, secret = run.service.access.create(name, role, servers=server or None, expires=expires)
         run.screen.done = f"token {token.id} was made"
@@ -95,7 +95,7 @@ def revoke(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Let a token count no more, nor the sessions of the web page that were begun with it."""
+    """Revoke a token and end the web sessions that were opened with it."""
     with session(context, config, as_json) as run:
         gone = run.service.access.revoke(token)
         run.screen.done = f"token {gone.id} was revoked"
@@ -105,10 +105,22 @@ def revoke(
 
 def audit(
     context: typer.Context,
-    verify: Annotated[bool, typer.Option("--verify", help="Is it as it was written? Exit 1 when not.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Verify the digest chain of the audit log. Exit status 1 if an entry was altered or removed.",
+        ),
+    ] = False,
     actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", show_default=False)] = None,
     action: Annotated[
-        str | None, typer.Option("--action", metavar="WORD", show_default=False, help="Such as backup-deleted.")
+        str | None,
+        typer.Option(
+            "--action",
+            metavar="WORD",
+            show_default=False,
+            help="Show only entries with this action, for example backup-deleted.",
+        ),
     ] = None,
     server: Annotated[str | None, typer.Option("--server", metavar="SERVER", show_default=False)] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many, the newest first.")] = 50,
@@ -141,7 +153,10 @@ def run_api(
     context: typer.Context,
     descriptor: Annotated[int, typer.Option("--fd", metavar="N", min=0, help="The listening socket.")],
     ready: Annotated[
-        int | None, typer.Option("--ready", metavar="N", min=0, help="Written to once it answers.")
+        int | None,
+        typer.Option(
+            "--ready", metavar="N", min=0, help="File descriptor to notify when the process accepts requests."
+        ),
     ] = None,
     settings: Annotated[
         Path | None, typer.Option("--settings", metavar="FILE", help="What the service holds in force.")

@@ -73,7 +73,7 @@ def messages(
 
 @app.command("test")
 def send_test(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    """Send a test by every channel that is set, and say how each fared."""
+    """Send a test message through every configured channel and report the result of each."""
     with session(context, config, as_json) as run:
         sent = run.service.alerts.test()
         run.screen.document([message.as_json() for message in sent])
@@ -97,7 +97,7 @@ def acknowledge(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Say that somebody is at it: no reminders any more. That it is over is still told."""
+    """Acknowledge an incident. backupd sends no more reminders for it; it still sends the recovery message."""
     with session(context, config, as_json) as run:
         found = run.service.alerts.acknowledge(incident)
         run.screen.done = f"{incident} was acknowledged"

@@ -133,7 +133,7 @@ def kept_configuration(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """List, or take out, the configuration and accounts that were kept with a backup. Needs a private key."""
+    """List or extract the server configuration and accounts stored with a backup. Requires a private key."""
     with session(context, config, as_json) as run:
         found = run.service.backups.configuration(backup_id, out)
         run.screen.done = f"the configuration was written to {out}" if out else ""

@@ -130,7 +130,8 @@ def search(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Search what was committed: who dropped that table, and what to restore to before it. Needs the private key."""
+    """Search the archived binary logs for transactions, for example a DROP TABLE, and print the restore target
+    before each. Requires the private key."""
     kinds = _kinds(kind)
     with session(context, config, as_json) as run:
         from backupd.model.errors import DamagedError, DestinationError

@@ -65,13 +65,16 @@ def rebuild(
             "--counter",
             metavar="SERVER=N",
             show_default=False,
-            help="The counter of a server in the last report mail; may be repeated.",
+            help=(
+                "Head counter of a server from the last report mail, as SERVER=N. backupd reports a rollback if the "
+                "destination has a lower one. May be repeated."
+            ),
         ),
     ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Make the catalog anew from what lies at one destination.
+    """Rebuild the catalog from the backups and binary logs at a destination.
 
     It needs no private key. With one, positions, proofs and the history of the lost catalog come back, too, and what
     each backup tells in the clear is compared with what was sealed.
@@ -104,7 +107,7 @@ def adopt(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Say that foreign backups are this installation's own: rules, proofs and restores count on them from then on.
+    """Adopt foreign backups. Retention, test restores and restores then use them like backups of this installation.
 
     A backup is foreign when it lies at a destination and nothing shows that this installation took it.
     """
@@ -155,7 +158,7 @@ def sign(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Sign what was stored before a signing key was named.
+    """Sign the documents at a destination that were stored before a signing key was configured.
 
     Only what is, byte by byte, what this installation's own backups stored; the rest is named.
     """

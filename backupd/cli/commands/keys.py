@@ -93,7 +93,8 @@ def challenge(
 
 @app.command()
 def page(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    """Print what has to be kept outside of the backups: who signs them, and how to see that RECOVER.md is true."""
+    """Print the recovery page: the signing key and the command that verifies RECOVER.md. Keep it outside the backup
+    storage."""
     with session(context, config, as_json, opening="looks") as run:
         found = run.service.keys.recovery_page()
         run.screen.document(found.as_json())
@@ -133,7 +134,7 @@ def rotate_signing(
             "--from",
             metavar="FINGERPRINT",
             show_default=False,
-            help="The configuration names the new key: the former one counts for nothing now.",
+            help="Retire this key. The configuration must name the new key already.",
         ),
     ] = None,
     unproven: Annotated[

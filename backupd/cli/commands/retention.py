@@ -29,13 +29,26 @@ if TYPE_CHECKING:
 
 MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
 Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", show_default=False, help="Why; others will ask.")]
+Reason = Annotated[
+    str,
+    typer.Option(
+        "--reason",
+        metavar="TEXT",
+        show_default=False,
+        help="Reason. Shown with the hold or pause and recorded in the audit log.",
+    ),
+]
 
 
 def retention(
     context: typer.Context,
     server: Server,
-    apply: Annotated[bool, typer.Option("--apply", help="Mark what expired; it goes after the grace period.")] = False,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply", help="Mark expired backups as deleted. backupd removes their data after the grace period."
+        ),
+    ] = False,
     really: Annotated[bool, typer.Option("--really", help="Even when more than half of all backups would go.")] = False,
     config: Config = None,
     as_json: Json = False,
@@ -106,7 +119,7 @@ def hold(
     server: MaybeServer = None,
     everyone: Everyone = False,
     reason: Reason = "",
-    release: Annotated[bool, typer.Option("--release", help="Let the rules go on.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Release the hold. Retention applies again.")] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -134,7 +147,9 @@ def pause(
     server: MaybeServer = None,
     everyone: Everyone = False,
     reason: Reason = "",
-    stop_running: Annotated[bool, typer.Option("--stop-running", help="And stop what runs or waits.")] = False,
+    stop_running: Annotated[
+        bool, typer.Option("--stop-running", help="Also cancel the server's running and queued jobs.")
+    ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -163,7 +178,7 @@ def resume(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Let a paused server's jobs start by themselves again."""
+    """Resume a paused server's scheduled jobs and its binary log stream."""
     whom = _whom(server, everyone, needed=True) or ""
     with session(context, config, as_json) as run:
         _release(run.service, run.screen, whom, HoldKind.PAUSE)

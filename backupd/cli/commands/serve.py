@@ -15,7 +15,10 @@ from backupd.cli.session import guarded
 def serve(
     context: typer.Context,
     standby: Annotated[
-        bool, typer.Option("--standby", help="When another service is at work: wait, and take over when it is gone.")
+        bool,
+        typer.Option(
+            "--standby", help="If another backupd service uses this catalog, wait and take over when it exits."
+        ),
     ] = False,
     grace: Annotated[
         float,
@@ -24,7 +27,7 @@ def serve(
     new_catalog: NewCatalog = False,
     config: Config = None,
 ) -> None:
-    """Follow the policies: start backups, test restores and retention by themselves, until stopped.
+    """Run the backupd service: schedule backups, test restores and retention as the policies define.
 
     SIGHUP reads the configuration anew. SIGTERM and SIGINT stop: nothing new starts, running jobs may end within the
     grace time, then they are stopped; a second one stops them at once.
@@ -47,11 +50,13 @@ def run_stream(
         bool, typer.Option("--once", help="End when everything that the server has by now is stored everywhere.")
     ] = False,
     settings: Annotated[
-        Path | None, typer.Option("--settings", metavar="FILE", help="What the service holds in force.")
+        Path | None,
+        typer.Option("--settings", metavar="FILE", help="File with the active settings, written by the service."),
     ] = None,
     config: Config = None,
 ) -> None:
-    """Stream a server's binary log to its destinations, in the foreground. The service does this by itself."""
+    """Stream a server's binary log to its destinations, in the foreground. `backupd serve` starts this command
+    automatically."""
     with guarded(context, False):
         from backupd.app.binlogs.stream_process import run_stream as run
         from backupd.app.context.logging_setup import logging_to

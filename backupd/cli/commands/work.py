@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 def check(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
-    """Tell everything that would make a backup fail: tools, privileges, keys, destinations."""
+    """Check the prerequisites of a backup: tools, privileges, keys, destinations. Lists every problem found."""
     with session(context, config, as_json, opening="looks") as run:
         findings = run.service.servers.check(server)
         run.screen.document([finding.as_json() for finding in findings])
@@ -114,7 +114,9 @@ def verify(
             metavar="N%",
             parser=parse_subset,
             show_default=False,
-            help="Read this share of the objects, such as 10%, another one each day; all without it.",
+            help=(
+                "Percentage of the objects to read, for example 10%. The selection changes daily. Default: all objects."
+            ),
         ),
     ] = None,
     config: Config = None,
@@ -137,11 +139,16 @@ def verify(
 
 def fsck(
     context: typer.Context,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove leftovers and mend what can be.")] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Remove leftover files and repair the inconsistencies that are marked as repairable."
+        ),
+    ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Do catalog, manifests and objects agree? Names each rule that is broken."""
+    """Check that the catalog, the manifests and the stored objects are consistent. Lists every violated invariant."""
     with session(context, config, as_json) as run:
         outcome = run.service.maintenance.fsck(repair=repair)
         document = outcome.as_json()
@@ -158,7 +165,12 @@ def replicate(
     server: AnyServer = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="DESTINATION", show_default=False, help="Only this one; all without it."),
+        typer.Option(
+            "--to",
+            metavar="DESTINATION",
+            show_default=False,
+            help="Destination to bring up to date. Default: all destinations of the policy.",
+        ),
     ] = None,
     config: Config = None,
     as_json: Json = False,

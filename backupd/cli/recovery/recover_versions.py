@@ -39,7 +39,9 @@ def bring_back(
             help="Undo deletions and overwrites made after this time.",
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, it is only shown.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Apply the changes. Without this option, the command only lists them.")
+    ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +94,7 @@ def _show(screen: Screen, told: RecoveredVersions) -> None:
             ("SERVER", "BACKUP", "MARKED"),
             ((server, backup_id, format_time(at)) for (server, backup_id), at in sorted(found.marks.items())),
         )
-    _list(screen, "has no version that is whole", found.lost, style="yellow")
+    _list(screen, "no intact version", found.lost, style="yellow")
     _list(screen, "stays away", found.left)
     if found.before:
         screen.line(f"{found.before} more files were hidden before {begin}, and stay so")
@@ -110,8 +112,8 @@ def _show(screen: Screen, told: RecoveredVersions) -> None:
         + (f"; {len(done.unmarked)} marks of deletion are withdrawn" if done.unmarked else "")
     )
     screen.line(
-        "-> `backupd fsck --repair` brings the catalog up to date, and `backupd verify` reads everything. Who "
-        "deleted may do so again: take the credentials away first"
+        "-> first revoke the credentials that deleted the objects; then run `backupd fsck --repair` (updates the "
+        "catalog) and `backupd verify` (reads every object)"
     )
 
 

@@ -50,8 +50,7 @@ Exclude = Annotated[
         "--exclude-gtid",
         metavar="GTID",
         show_default=False,
-        help="Leave this transaction out of the replay; may be given several times. Refused where later ones build "
-        "upon it.",
+        help="Skip this transaction during replay. May be repeated. Refused if later transactions depend on it.",
     ),
 ]
 

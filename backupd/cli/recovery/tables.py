@@ -73,7 +73,7 @@ Keys = Annotated[
         min=1,
         max=MOST_KEYS,
         show_default=False,
-        help="Show up to so many keys of the rows that are missing, changed, and added.",
+        help="Maximum number of row keys to display per difference (missing, changed, added).",
     ),
 ]
 
@@ -91,7 +91,7 @@ Which = Annotated[
     one_of(
         TriggersOf,
         "--triggers",
-        "Those the table had at the target (backup, the default), those of the live table, or none.",
+        "Triggers of the restored tables: from the backup at the target (default), from the live tables, or none.",
         show_default=False,
     ),
 ]
@@ -356,8 +356,10 @@ def leftovers(
             "--drop",
             metavar="ID|all",
             show_default=False,
-            help="Remove what this restore left, or all that nobody is at. A hand-over that had begun is "
-            "taken back first, or finished if its tables have changed places.",
+            help=(
+                "Remove the leftovers of this restore, or of all inactive restores. backupd first rolls back an "
+                "interrupted cut-over, or completes it if the tables are already renamed."
+            ),
         ),
     ] = None,
     config: Config = None,

@@ -72,7 +72,7 @@ def thaw(
             "--raise",
             metavar="ID",
             show_default=False,
-            help="Ask for what this thaw still waits for at a faster --tier.",
+            help="Request the remaining objects of this thaw job at a faster --tier.",
         ),
     ] = None,
     config: Config = None,
@@ -84,7 +84,7 @@ def thaw(
     if raise_id is not None and tier is None:
         raise typer.BadParameter("--raise: say how fast with --tier")
     if target is None and raise_id is None and (tier or days or tables):
-        raise typer.BadParameter("say what for: SERVER --to TARGET")
+        raise typer.BadParameter("--tier and --days require SERVER and --to TARGET")
     if target is not None and server is None:
         raise typer.BadParameter("say which server")
     with session(context, config, as_json) as run:

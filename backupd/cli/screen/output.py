@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _HINTS = {
-    errno.ENOSPC: "make room there, then call again",
+    errno.ENOSPC: "free disk space there, then repeat the command",
     errno.EDQUOT: "make room there or raise the quota, then call again",
     errno.EACCES: "call as the user that owns it, or correct its permissions",
     errno.EPERM: "call as the user that owns it, or correct its permissions",

@@ -347,7 +347,7 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
         screen.line(f"  {place['destination']}: {place['problem']}")
         screen.line(f"    copies there: {', '.join(place['backups'])}")
     if unread:
-        screen.line("-> once they can be reached again: `backupd verify`; until then nobody knows how these copies are")
+        screen.line("-> the state of these copies is unknown. When the destination is reachable: backupd verify")
 
 
 def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: bool) -> None:
@@ -369,7 +369,7 @@ def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: 
     if outcome["ok"]:
         screen.line("everything agrees", style="green")
     elif not repaired and any(finding["repairable"] for finding in outcome["findings"]):
-        screen.line("-> `backupd fsck --repair` mends what can be mended")
+        screen.line("-> to repair the repairable findings: backupd fsck --repair")
 
 
 def _is_kept(finding: Mapping[str, Any], unread: Collection[str]) -> bool:
