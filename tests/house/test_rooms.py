@@ -3,6 +3,7 @@ modules do."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -59,3 +60,15 @@ def test_the_map_names_every_room() -> None:
         str(path.parent.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")
     }
     assert {room for room in rooms - {"backupd"} if f"`{room}`" not in page} == set()
+
+
+def test_documents_name_files_that_are_there() -> None:
+    files = {str(path.relative_to(ROOT)) for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")}
+    gone = [
+        f"{document.relative_to(ROOT)}: {name}"
+        for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+        if document.name != "house.md"  # the record of what was where
+        for name in re.findall(r"`([\w/]+\.py)`", document.read_text())
+        if not any(file == name or file.endswith(f"/{name}") for file in files)
+    ]
+    assert gone == []
