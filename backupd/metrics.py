@@ -60,7 +60,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_server_rto_objective_seconds", "What the policy promises as objectives.rto.", _S),
     Gauge("backupd_server_windows", "Windows of moments that can be restored.", _S),
     Gauge("backupd_server_gaps", "Gaps in the archived binary logs.", _S),
-    Gauge("backupd_server_gap_noticed_timestamp_seconds", "Unix time at which the newest gap was detected.", _S),
+    Gauge("backupd_server_gap_noticed_timestamp_seconds", "When the newest gap was detected.", _S),
     Gauge("backupd_server_backups", "Complete backups.", _S),
     Gauge("backupd_server_protected_backups", "Complete backups with as many verified copies as the policy wants.", _S),
     Gauge("backupd_server_stored_bytes", "Stored bytes of the server's backups, each shared object once.", _S),
@@ -109,7 +109,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_destination_reachable", "1 if the destination responded to the last check.", _D),
     Gauge(
         "backupd_destination_checked_timestamp_seconds",
-        "Unix time of the last reachability check of the destination.",
+        "When the destination was last checked.",
         _D,
     ),
     Gauge("backupd_destination_free_bytes", "Free bytes of the destination, if the storage reports them.", _D),

@@ -305,7 +305,7 @@ def test_a_runbook_is_printed_word_for_word(service: FakeService, capsys: pytest
         (
             OSError(28, "No space left on device", "/var/x"),
             "backupd backup failed: /var/x: no space left",
-            "make room",
+            "free disk space",
         ),
         (PermissionError(13, "Permission denied", "/etc/x"), "/etc/x: Permission denied", "permissions"),
         (MemoryError(), "no more memory", "ulimit -v"),

@@ -185,7 +185,7 @@ def test_a_check_says_that_nobody_is_told_and_what_cannot_be_read_of_what_is_nee
 ) -> None:
     with opened(tmp_path, clock, "") as wiring:
         (found,) = findings(wiring)
-        assert (found.severity, "nobody is told" in found.message) == (Grade.WARNING, True)
+        assert (found.severity, "no alert channel is configured" in found.message) == (Grade.WARNING, True)
     with opened(tmp_path, clock, MAIL.format(url=NO_SERVER)) as wiring:
         (found,) = findings(wiring)
         assert (found.severity, found.message) == (

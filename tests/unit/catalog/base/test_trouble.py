@@ -320,8 +320,8 @@ def test_an_error_of_the_disk_is_called_full_only_when_it_is(
     ("address", "message"),
     [
         ("/var/lib/catalog.db", "not a URL"),
-        ("sqlite://", "forgotten"),
-        ("sqlite:///:memory:", "forgotten"),
+        ("sqlite://", "not supported"),
+        ("sqlite:///:memory:", "not supported"),
         ("mysql://root:geheim@localhost/x", "cannot live in"),
         ("", "not a URL"),
         ("postgresql://u:geheim@h:port/x", "not a URL"),
