@@ -218,6 +218,8 @@ class Assembler:
     # --- events that open and end groups
 
     def _mysql_gtid(self, event: Event) -> None:
+        if isinstance(self._state, MariadbState):
+            raise damaged(event[3], "a GTID event of MySQL in a log of MariaDB")
         self._opened(event)
         try:
             if event[0] == events.TAGGED_GTID:
@@ -231,6 +233,8 @@ class Assembler:
             self._gtid = self._changes.gtid = f"{self._source}:{self._number}"
 
     def _mariadb_gtid(self, event: Event) -> None:
+        if isinstance(self._state, MysqlState):
+            raise damaged(event[3], "a GTID event of MariaDB in a log of MySQL")
         self._opened(event)
         try:
             gtid = read_mariadb_gtid(event)

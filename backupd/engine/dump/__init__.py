@@ -1,1 +1,1 @@
-"""Logical dumps: mydumper, the server's dump client, the exact reader, files of rows."""
+"""Logical dumps: mydumper, our exact reader, files of rows."""

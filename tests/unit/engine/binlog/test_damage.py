@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,25 @@ def test_flipped_bytes_without_checksums_end_in_nothing_else_than_damage(logs: L
             except DamagedError:
                 noticed += 1
     assert noticed > 40
+
+
+def test_a_gtid_of_the_other_flavour_is_damage(logs: Logs) -> None:
+    """A flipped kind makes one of any event that is long enough: MySQL's are 33 and 34, MariaDB's is 162."""
+    data = logs.files["without_checksums"].path.read_bytes()
+    events = list(framed(data))
+    strangers = (33, 34) if any(kind == 163 for kind, _begin, _end in events) else (162,)
+    refused = []
+    for _kind, begin, _end in events[1:]:
+        for stranger in strangers:
+            with suppress(DamagedError):
+                scanned(data[: begin + 4] + bytes((stranger,)) + data[begin + 5 :])
+                continue
+            refused.append(stranger)
+    assert set(refused) == set(strangers)
+    (query, *_) = (begin for kind, begin, end in events if kind == 2 and end - begin > 80)
+    with pytest.raises(DamagedError, match="a GTID event of M") as caught:
+        scanned(data[: query + 4] + bytes((strangers[0],)) + data[query + 5 :])
+    assert f"at byte {query}" in str(caught.value)
 
 
 def without_checksums(plain: bytes, checked: bytes) -> bytes:
