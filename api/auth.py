@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import TooManyError, answer, problem
 from api.site import Site, site_of
-from backupd.app.context.access import UnknownSecretError, actor_of, log_in, log_out, session_of
-from backupd.app.context.audit import audit
+from backupd.app.context.access import UnknownSecretError, actor_of, audit, log_in, log_out, session_of
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.catalog.people import USED_EVERY

@@ -11,8 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
+from api.schemas.access import ValidationRequest
 from api.schemas.base import Problem
-from api.schemas.policies import ValidationRequest
 from api.schemas.restores import Plan, RefusedRestore
 
 _PROBLEMS = {

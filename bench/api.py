@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backupd.app.context.access import create_token
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import command_line, create_token
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.daemon.api_process import ApiWatch
+from backupd.app.service.api_process import ApiWatch
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Role
 from backupd.model.text import format_size

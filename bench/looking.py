@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backupd.model.manifest import StoredObject, encode_header
+from backupd.transfer.collection import collect
 from backupd.transfer.dedup import confirm, load_known
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.lease import utc_now
+from backupd.transfer.leases import utc_now
 from backupd.transfer.records.manifests import committed
-from backupd.transfer.sweep.collection import collect
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
-from storage.local.folder import FILE_MODE
+from storage import layout
+from storage.filesystem import FilesystemDestination
+from storage.folder import FILE_MODE
 from tests.support.stores.places import make_short_directory
 from tests.support.stores.stock import START, Stock, backup_id, put
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+from backupd.app.retention.decisions import solve
+from backupd.app.retention.rules import BinlogRun, Stored, View
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size
-from backupd.retention.decisions import solve
-from backupd.retention.values import BinlogRun, Stored, View
 from bench.measure import timed
 from policies.schema import Keep
 from restore.planning.planner import Preferences, make_plan

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from backupd.catalog.session import open_catalog
 from backupd.model.text import format_size
-from backupd.process.supervise import family
+from backupd.process.command import family
 from tests.support.keys import Keys, operator_keys
 from tests.support.servers import mysql
 from tests.support.servers.mariadb import PrivateServer

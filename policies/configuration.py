@@ -26,7 +26,7 @@ from policies.fields import (
     has_password,
     local_path,
 )
-from storage.contract.config import FilesystemConfig, S3Config, SftpConfig, StorageClass
+from storage.config import FilesystemConfig, S3Config, SftpConfig, StorageClass
 
 TierName = Literal["bulk", "standard", "expedited"]
 Amount = Annotated[float, Field(ge=0, le=1e9)]

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from backupd.model.errors import DestinationError, ObjectMissingError
 from backupd.model.text import Clock
-from storage.contract import layout
-from storage.contract.destination import Capability, ObjectInfo, Space
+from storage import layout
+from storage.destination import Capability, ObjectInfo, Space
 
 _DEVICE = 0
 

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 
 from backupd.process.throttle import SharedBucket
-from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config
-from storage.contract.destination import Destination
-from storage.local.destination import FilesystemDestination
+from storage.config import DestinationConfig, FilesystemConfig, S3Config
+from storage.destination import Destination
+from storage.filesystem import FilesystemDestination
 from storage.throttle_and_breaker import BreakerDestination, throttled
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from backupd.model.errors import DestinationError, UnreachableError
 from backupd.process.throttle import Throttle, Unlimited
-from storage.contract.destination import (
+from storage.destination import (
     ArchiveDestination,
     Capability,
     ChecksumDestination,

@@ -44,7 +44,7 @@ _LONGEST = (
     "unit/binlog/test_stream_killed.py",
     "unit/engine/physical/test_traps.py",
     "unit/engine/test_witness.py",
-    "unit/retention/test_gold.py",
+    "unit/app/retention/test_gold.py",
     "e2e/stores/test_disaster.py",
     "e2e/streams/test_archive.py",
     "e2e/service/test_others.py",

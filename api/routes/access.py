@@ -12,11 +12,21 @@ from pydantic import TypeAdapter, ValidationError
 from api.auth import Acting, CurrentActor, OnSite, Wired
 from api.limits import CHECKS
 from api.routes.answers import ADMIN, VIEWER, cut, one, page, router_of, several
-from api.schemas.access import AuditEntry, AuditQuery, NewToken, Token, TokenRequest, TokensQuery, WhoAmI
-from api.schemas.policies import Policy, Reloaded, Validation, ValidationRequest
-from backupd.app.context.access import create_token, require_all, revoke_token
-from backupd.app.context.audit import audit
-from backupd.catalog.base.pages import Listed, number_of
+from api.schemas.access import (
+    AuditEntry,
+    AuditQuery,
+    NewToken,
+    Policy,
+    Reloaded,
+    Token,
+    TokenRequest,
+    TokensQuery,
+    Validation,
+    ValidationRequest,
+    WhoAmI,
+)
+from backupd.app.context.access import audit, create_token, require_all, revoke_token
+from backupd.catalog.rows import Listed, number_of
 from policies.reference import policy_schema
 
 router = router_of("access")

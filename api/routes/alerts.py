@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from api.auth import Acting
 from api.routes.answers import ADMIN, OPERATOR, VIEWER, cut, one, page, router_of
-from api.schemas.alerts import AlertsQuery, Incident, Message, MessagesQuery
+from api.schemas.jobs import AlertsQuery, Incident, Message, MessagesQuery
 
 router = router_of("alerts")
 

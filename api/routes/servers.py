@@ -29,8 +29,8 @@ from api.schemas.servers import (
     Server,
     Timeline,
 )
-from backupd.catalog.base.pages import Listed
-from backupd.model.hold import HoldKind
+from backupd.catalog.rows import Listed
+from backupd.model.backup_record import HoldKind
 
 router = router_of("servers")
 

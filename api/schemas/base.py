@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from backupd.catalog.base.pages import Span
+from backupd.catalog.rows import Span
 from backupd.model.text import format_time
 
 MOST = 1000

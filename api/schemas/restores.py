@@ -10,7 +10,7 @@ from api.schemas.backups import Position
 from api.schemas.base import Asked, Dated, Folder, Id, Name, Problem, Shape, Text, Time, example
 from api.schemas.jobs import QUEUED_JOB, Job, Progress
 from backupd.model.job import JobState
-from storage.contract.destination import Tier
+from storage.destination import Tier
 
 _WHOLE: dict[str, Any] = {
     "server": "shop-db1",

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from api.schemas.alerts import Incident
 from api.schemas.backups import PROOF, Position, Proof
 from api.schemas.base import MOST, Asked, Line, Moment, Page, Query, Seconds, Shape, Text, Time, example
-from api.schemas.jobs import Job
+from api.schemas.jobs import Incident, Job
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import ChangeKind
 from backupd.model.job import JobKind

@@ -32,15 +32,14 @@ from backupd.model.server_facts import Receipts, ServerInfo, Tool
 from backupd.model.table import BaseTable, DumpFacts, TableName
 from backupd.model.text import Clock
 from backupd.process.throttle import Throttle, Unlimited
-from backupd.transfer.dedup import confirm, load_known
-from backupd.transfer.fanout import Fanout, known_everywhere
-from backupd.transfer.guards.object_locks import lengthen_all
+from backupd.transfer.dedup import Fanout, confirm, known_everywhere, load_known
 from backupd.transfer.guards.pins_and_intents import Intent
+from backupd.transfer.holds_and_locks import lengthen_all
 from backupd.transfer.packer import Packed
 from backupd.transfer.records.manifests import body_limit, commit_header, described, put_bytes
-from backupd.transfer.seal.seal import Sealer
-from storage.contract import layout
-from storage.contract.destination import Destination
+from backupd.transfer.records.sealing import Sealer
+from storage import layout
+from storage.destination import Destination
 from storage.throttle_and_breaker import throttled
 
 

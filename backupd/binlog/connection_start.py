@@ -21,16 +21,25 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.binlog import continuity
-from backupd.binlog.continuity import Compared, Fork, GoOn, Tail, first_covered, holder
-from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_of
+from backupd.binlog.continuity import (
+    Compared,
+    Comparison,
+    Fork,
+    GoOn,
+    Tail,
+    ending_of,
+    fingerprint_of,
+    first_covered,
+    head_of,
+    holder,
+)
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan
 from backupd.engine.server.binary_logs import BinlogSource, ListedLog, SourceState, UnloggedError
-from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction
+from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction, covers
 from backupd.model.errors import ServerError
-from backupd.model.gtid import covers
 from backupd.model.server_facts import Position
 from backupd.model.text import Clock, new_id
 

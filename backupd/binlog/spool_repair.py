@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from backupd.binlog.continuity import is_whole
-from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_of, without_flag
+from backupd.binlog.continuity import Comparison, ending_of, fingerprint_of, head_of, is_whole, without_flag
 from backupd.binlog.spool_files import Doubt, Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind
 from backupd.engine.binlog.scan import Scan, scan

@@ -17,9 +17,8 @@ from datetime import datetime
 from pathlib import Path
 
 from backupd.binlog.connection_start import Approach, Start
-from backupd.binlog.evidence import first_moment
-from backupd.binlog.server_watch import PurgeAlarm, Watch, purge_alarm
-from backupd.binlog.session import End, Session, fetch
+from backupd.binlog.continuity import first_moment
+from backupd.binlog.session import End, PurgeAlarm, Session, Watch, fetch, purge_alarm
 from backupd.binlog.spool_files import Doubt, Spool
 from backupd.binlog.spool_repair import DamagedCopyError, Mender
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus

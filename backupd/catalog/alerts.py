@@ -24,9 +24,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata
 from backupd.catalog.base.database import Rows
-from backupd.catalog.base.pages import EVER, Listed, Span, number_of
+from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, metadata, number_of
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
 

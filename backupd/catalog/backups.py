@@ -32,9 +32,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata, position_fields
 from backupd.catalog.base.database import Rows
-from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.rows import EVER, FreeText, Listed, Span, UtcTime, cursor_of, metadata, page, position_fields
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.manifest import Stats

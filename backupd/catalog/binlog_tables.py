@@ -1,8 +1,17 @@
-"""The tables of binary logs, and their rows as values of the model."""
+"""The tables of binary logs, and their rows as values of the model.
+
+Runs of segments, kept up to date within the transaction of the caller.
+
+The table holds runs of whole files: a file that follows the last one of a run extends its row, whatever its length.
+Pieces of files are few, and go again once their file is whole; they are folded in by whoever reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -10,18 +19,27 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
+    Connection,
     ForeignKeyConstraint,
     Index,
     Integer,
     String,
     Table,
+    Text,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
     text,
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata
-from backupd.model.binlog import Branch, BranchReason, CopyState, Ending, Gap, Run, Segment
+from backupd.catalog.rows import FreeText, UtcTime, metadata
+from backupd.model.binlog import Branch, BranchReason, CopyState, Ending, Gap, Run, Segment, SegmentKey
 from backupd.model.server_facts import Position
+from backupd.recovery.runs import first_of, follows, last_of, linked, run_of
 
 binlog_branches = Table(
     "binlog_branches",
@@ -341,3 +359,279 @@ def _position_json(position: Position | None) -> dict[str, Any] | None:
 
 def _position(data: Mapping[str, Any] | None) -> Position | None:
     return Position.from_json(data) if data is not None else None
+
+
+_S, _C, _R, _F = binlog_segments.c, binlog_copies.c, binlog_runs.c, binlog_confirmed.c
+_COPY = (
+    (_C.branch == _S.branch)
+    & (_C.number == _S.number)
+    & (_C.start_pos == _S.start_pos)
+    & (_C.end_pos == _S.end_pos)
+    & (_C.state == "complete")
+)
+_BATCH = 5_000
+_OPEN = Ending.OPEN
+_WHOLE = (_S.start_pos == 0, _S.ending != "open")
+
+
+def added(connection: Connection, branch: int, segment: Segment, destination: str, stored: int) -> None:
+    """A copy has become complete."""
+    if segment.start or not segment.is_final:
+        return
+    if _part(connection, branch, destination, {segment.number}):
+        _join_longest(connection, branch, destination, segment.number)  # it is there in another length already
+    else:
+        _join(connection, branch, run_of(segment, destination, stored))
+
+
+def removed(connection: Connection, branch: int, keys: Iterable[SegmentKey], destination: str) -> None:
+    """Copies of whole files are gone or damaged; their rows say so already."""
+    for number in _part(connection, branch, destination, {key.number for key in keys}):
+        _join_longest(connection, branch, destination, number)
+
+
+def read(connection: Connection, server: str, destination: str | None = None) -> tuple[Run, ...]:
+    """Oldest branch first, then by destination, in log order."""
+    found: list[Run] = []
+    branches = connection.execute(
+        select(binlog_branches.c.number, binlog_branches.c.id)
+        .where(binlog_branches.c.server == server)
+        .order_by(binlog_branches.c.noticed_at, binlog_branches.c.id)
+    ).all()
+    for number, branch in branches:
+        parts = _parts(connection, number, server, branch, destination)
+        for name in sorted(parts):
+            found += _dated(folded(parts[name]), _confirmed(connection, number, name))
+    return tuple(found)
+
+
+def confirm(connection: Connection, branch: int, destination: str, place: tuple[int, int], at: datetime) -> None:
+    """One row for each run. What is behind the end of all that is stored there holds nothing, so the end counts."""
+    runs = folded(_parts(connection, branch, "", "", destination).get(destination, ()))
+    if not runs:
+        return
+    number, pos = min(place, (runs[-1].last_number, runs[-1].last_pos))
+    begin = max((run.first_number for run in runs if run.first_number <= number), default=number)
+    connection.execute(
+        delete(binlog_confirmed).where(
+            _F.branch == branch, _F.destination == destination, _F.number >= begin, _F.number <= number
+        )
+    )
+    connection.execute(
+        insert(binlog_confirmed).values(branch=branch, destination=destination, number=number, pos=pos, at=at)
+    )
+
+
+# -- what the table holds
+
+
+def _part(connection: Connection, branch: int, destination: str, numbers: Iterable[int]) -> list[int]:
+    """Take files out of the runs that they are in; gives those that were in any."""
+    left = sorted(numbers)
+    found: list[int] = []
+    while left:
+        row = (
+            connection.execute(
+                select(binlog_runs)
+                .where(_R.branch == branch, _R.destination == destination, _R.first_number <= left[0])
+                .order_by(_R.first_number.desc())
+                .limit(1)
+            )
+            .mappings()
+            .first()
+        )
+        if row is None or row["last_number"] < left[0]:
+            del left[0]
+            continue
+        inside = [number for number in left if number <= row["last_number"]]
+        _forget(connection, row)
+        begin = row["first_number"]
+        for number in (*inside, row["last_number"] + 1):
+            if begin < number:
+                _fold(connection, branch, destination, begin, number - 1)
+            begin = number + 1
+        found += inside
+        del left[: len(inside)]
+    return found
+
+
+def _join_longest(connection: Connection, branch: int, destination: str, number: int) -> None:
+    row = (
+        connection.execute(
+            select(binlog_segments, _C.stored)
+            .join(binlog_copies, _COPY)
+            .where(*_WHOLE, _S.branch == branch, _C.destination == destination, _S.number == number)
+            .order_by(_S.end_pos.desc())
+            .limit(1)
+        )
+        .mappings()
+        .first()
+    )
+    if row is not None:
+        _join(connection, branch, run_of(segment_of(row, "", ""), destination, row["stored"]))
+
+
+def _join(connection: Connection, branch: int, run: Run) -> None:
+    """Write the run of one file, as one with those before and after it that it goes on from and to."""
+    here = (_R.branch == branch, _R.destination == run.destination)
+    beside = (_R.last_number == run.first_number - 1) | (_R.first_number == run.last_number + 1)
+    for row in connection.execute(select(binlog_runs).where(*here, beside)).mappings().all():
+        other = run_from(row, run.server, run.branch)
+        one, two = (other, run) if other.first_number < run.first_number else (run, other)
+        if follows(one, two):
+            run = linked(one, two)
+            _forget(connection, row)
+    connection.execute(insert(binlog_runs).values(**run_columns(branch, run)))
+
+
+def _forget(connection: Connection, row: RowMapping) -> None:
+    connection.execute(
+        delete(binlog_runs).where(
+            _R.branch == row["branch"], _R.destination == row["destination"], _R.first_number == row["first_number"]
+        )
+    )
+
+
+def _fold(connection: Connection, branch: int, destination: str, first: int, last: int) -> None:
+    """Write the run of all files from ``first`` to ``last``, each of which is there."""
+    here = (*_WHOLE, _S.branch == branch, _C.destination == destination, _S.number >= first, _S.number <= last)
+    source = binlog_segments.join(binlog_copies, _COPY)
+    sums = connection.execute(
+        select(
+            func.count(),
+            func.min(_S.first_at),
+            func.max(_S.last_at),
+            func.sum(_S.end_pos),
+            func.sum(_C.stored),
+            func.sum(_S.transactions),
+        )
+        .select_from(source)
+        .where(*here)
+    ).one()
+    if sums[0] != last - first + 1:  # a file twice, in two lengths: the longer one counts
+        for run in _refolded(connection, here):
+            connection.execute(insert(binlog_runs).values(**run_columns(branch, run)))
+        return
+    words = cast(_S.remarks, Text)
+    told = connection.execute(
+        select(words, func.min(_S.number))
+        .select_from(source)
+        .where(*here, words != "[]")
+        .group_by(words)
+        .order_by(func.min(_S.number))
+    ).all()
+    begin, end = (
+        connection.execute(select(binlog_segments).select_from(source).where(*here, _S.number == number))
+        .mappings()
+        .one()
+        for number in (first, last)
+    )
+    connection.execute(
+        insert(binlog_runs).values(
+            branch=branch,
+            destination=destination,
+            first_number=first,
+            last_number=last,
+            last_pos=end["end_pos"],
+            gtids_before=begin["gtids_before"],
+            gtids_after=end["gtids_after"],
+            first_at=sums[1],
+            last_at=sums[2],
+            size=int(sums[3]),
+            stored=int(sums[4]),
+            segments=sums[0],
+            transactions=int(sums[5]),
+            remarks=list(dict.fromkeys(word for text, _number in told for word in json.loads(text))),
+            ending=end["ending"],
+        )
+    )
+
+
+def _refolded(connection: Connection, here: Sequence[ColumnElement[bool]]) -> Iterator[Run]:
+    rows = connection.execute(
+        select(binlog_segments, _C.destination, _C.stored)
+        .join(binlog_copies, _COPY)
+        .where(*here)
+        .order_by(_S.number, _S.end_pos.desc())
+        .execution_options(yield_per=_BATCH)
+    ).mappings()
+    run: Run | None = None
+    for row in rows:
+        part = run_of(segment_of(row, "", ""), row["destination"], row["stored"])
+        if run is None or part.first_number != run.last_number:
+            if run is not None and not follows(run, part):
+                yield run
+                run = None
+            run = part if run is None else linked(run, part)
+    if run is not None:
+        yield run
+
+
+# -- runs of whole files and pieces together
+
+
+def folded(parts: Iterable[Run]) -> list[Run]:
+    """The runs of parts of one branch at one destination; what lies within a longer part counts with that."""
+    found: list[Run] = []
+    for part in sorted(parts, key=lambda run: (*first_of(run), -run.last_number, -run.last_pos, run.ending is _OPEN)):
+        if found and last_of(part) <= last_of(found[-1]) and (part.ending is _OPEN or found[-1].ending is not _OPEN):
+            continue
+        if found and follows(found[-1], part):
+            found[-1] = linked(found[-1], part)
+        else:
+            found.append(part)
+    return found
+
+
+def _parts(
+    connection: Connection,
+    branch: int,
+    server: str,
+    name: str,
+    destination: str | None,
+) -> dict[str, list[Run]]:
+    """By destination."""
+    whole = select(binlog_runs).where(_R.branch == branch).order_by(_R.first_number)
+    # Looked up first, and not in the order that a planner may choose: they are few among very many.
+    few = select(binlog_segments).where(_S.branch == branch, LOOSE).cte("few").prefix_with("MATERIALIZED")
+    loose = select(few, _C.destination, _C.stored).join(
+        binlog_copies,
+        (
+            (_C.branch == few.c.branch)
+            & (_C.number == few.c.number)
+            & (_C.start_pos == few.c.start_pos)
+            & (_C.end_pos == few.c.end_pos)
+            & (_C.state == "complete")
+        ),
+    )
+    if destination is not None:
+        whole, loose = whole.where(_R.destination == destination), loose.where(_C.destination == destination)
+    found: dict[str, list[Run]] = {}
+    for row in connection.execute(whole).mappings():
+        found.setdefault(row["destination"], []).append(run_from(row, server, name))
+    for row in connection.execute(loose).mappings():
+        run = run_of(segment_of(row, server, name), row["destination"], row["stored"])
+        found.setdefault(row["destination"], []).append(run)
+    return found
+
+
+def _confirmed(connection: Connection, branch: int, destination: str) -> list[tuple[int, int, datetime]]:
+    return [
+        (number, pos, at)
+        for number, pos, at in connection.execute(
+            select(_F.number, _F.pos, _F.at).where(_F.branch == branch, _F.destination == destination)
+        )
+    ]
+
+
+def _dated(runs: Iterable[Run], confirmed: Sequence[tuple[int, int, datetime]]) -> Iterator[Run]:
+    for run in runs:
+        at = max(
+            (
+                at
+                for number, pos, at in confirmed
+                if (run.first_number, run.first_pos) <= (number, pos) <= (run.last_number, run.last_pos)
+            ),
+            default=None,
+        )
+        yield replace(run, confirmed_at=at)

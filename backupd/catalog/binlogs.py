@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, exists, func, insert, select, update
 
-from backupd.catalog import binlog_runs as binlogruns
+from backupd.catalog import binlog_tables as binlogruns
 from backupd.catalog.base.database import Rows
 from backupd.catalog.binlog_tables import (
     binlog_branches,
@@ -24,9 +24,8 @@ from backupd.catalog.binlog_tables import (
     segment_columns,
     segment_of,
 )
-from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord
+from backupd.model.binlog import Branch, CopyState, Ending, Gap, Run, Segment, SegmentKey, SegmentRecord, covers
 from backupd.model.errors import NotFoundError
-from backupd.model.gtid import covers
 
 _BATCH = 5_000
 

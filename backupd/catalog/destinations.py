@@ -28,10 +28,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata
 from backupd.catalog.base.database import Rows
 from backupd.catalog.jobs import insert_jobs, jobs
-from backupd.model.hold import Sighting
+from backupd.catalog.rows import FreeText, UtcTime, metadata
+from backupd.model.backup_record import Sighting
 from backupd.model.job import JobRecord
 from backupd.model.text import format_time
 from backupd.model.thaw import ThawCount, Thawing, ThawItem, ThawState

@@ -35,12 +35,22 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.alerts import insert_events
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json
 from backupd.catalog.base.database import Rows
-from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.rows import (
+    EVER,
+    FreeText,
+    Listed,
+    Span,
+    UtcTime,
+    cursor_of,
+    metadata,
+    page,
+    phases_from,
+    phases_json,
+)
+from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
-from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
 

@@ -25,9 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata
 from backupd.catalog.base.database import Rows
-from backupd.catalog.base.pages import EVER, Span
+from backupd.catalog.rows import EVER, FreeText, Span, UtcTime, metadata
 from backupd.model.access import VALID_FOR, AuditEntry, Challenge, Role, Session, Token
 from backupd.model.errors import RefusedError, unknown
 from backupd.model.text import format_time

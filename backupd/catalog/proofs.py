@@ -24,9 +24,20 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.backups import position_columns
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json, position_fields
 from backupd.catalog.base.database import Rows
-from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
+from backupd.catalog.rows import (
+    EVER,
+    FreeText,
+    Listed,
+    Span,
+    UtcTime,
+    cursor_of,
+    metadata,
+    page,
+    phases_from,
+    phases_json,
+    position_fields,
+)
 from backupd.model.errors import NotFoundError
 from backupd.model.proof import WITHDRAWN, Check, Proof, Witness
 from backupd.model.server_facts import Position

@@ -25,11 +25,21 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from backupd.catalog.base.columns import FreeText, UtcTime, metadata, phases_from, phases_json
 from backupd.catalog.base.database import Rows
-from backupd.catalog.base.pages import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.jobs import OPEN, insert_jobs, jobs
 from backupd.catalog.proofs import proofs
+from backupd.catalog.rows import (
+    EVER,
+    FreeText,
+    Listed,
+    Span,
+    UtcTime,
+    cursor_of,
+    metadata,
+    page,
+    phases_from,
+    phases_json,
+)
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
 from backupd.model.job import RESTORE_MOVES, JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Phase

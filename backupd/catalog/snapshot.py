@@ -20,15 +20,15 @@ from sqlalchemy import Column, Connection, Integer, String, Table, insert, selec
 import backupd.catalog.binlog_tables  # noqa: F401  its tables belong to the whole
 from backupd.catalog.alerts import events
 from backupd.catalog.backups import identities
-from backupd.catalog.base.columns import metadata
 from backupd.catalog.base.database import Database
 from backupd.catalog.destinations import binlog_lags
 from backupd.catalog.jobs import holds, jobs, schedules
 from backupd.catalog.people import audit, challenges
 from backupd.catalog.proofs import proofs, witnesses
 from backupd.catalog.restores import restores
+from backupd.catalog.rows import metadata
+from backupd.model.backup_record import HoldKind
 from backupd.model.errors import CatalogError
-from backupd.model.hold import HoldKind
 
 identity = Table(
     "identity",

@@ -17,7 +17,7 @@ from backupd.cli.options import Config, Json, remember
 from backupd.cli.recovery import recover_versions, restores, tables, thaw, timeline
 from backupd.cli.screen.output import Screen, explained, mute
 from backupd.cli.session import StoppedError
-from backupd.process.memory import hide_memory, return_large_blocks
+from backupd.process.runtime import hide_memory, return_large_blocks
 
 app = typer.Typer(
     help="Backups of MySQL and MariaDB that are proved to restore.",

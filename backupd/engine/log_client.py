@@ -46,16 +46,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from backupd.engine.instance.client_files import Handed, handed_over, owner_of
-from backupd.engine.instance.sandbox import worker
+from backupd.engine.server.sandbox import Handed, handed_over, owner_of, worker
 from backupd.engine.sql.client import Connection, client_options, has_modes, help_of
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import CancelledError, MisnamedError, RefusedError, ToolError
 from backupd.model.server_facts import Flavour, Position, Tool
-from backupd.process.command import Command
+from backupd.process.command import Command, spawn, stop
 from backupd.process.folders import give, make_passable, write_whole
 from backupd.process.output import StderrReader
-from backupd.process.supervise import spawn, stop
 
 _MARIADB_ID = "stop-never-slave-server-id"
 _MYSQL_ID = "connection-server-id"

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine.instance import backup_files
-from backupd.engine.instance.backup_files import ReceiptNames
 from backupd.engine.physical import clone
 from backupd.engine.physical import clone as cloneplugin
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.clone import Clone
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import XtraBackup, refuse_encrypted
+from backupd.engine.server import backup_files
+from backupd.engine.server.backup_files import ReceiptNames
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.tables import schemas_named, with_a_backtick
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError

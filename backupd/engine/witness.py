@@ -30,7 +30,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.schema.objects import Digests, Listing, digests, list_objects, settled
+from backupd.engine.server.objects import Digests, Listing, digests, list_objects, settled
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.server.snapshot import ANNOUNCEMENT, Snapshot, position_now
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied

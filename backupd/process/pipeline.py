@@ -22,9 +22,8 @@ from types import TracebackType
 from typing import BinaryIO
 
 from backupd.model.errors import CancelledError, ToolError
-from backupd.process.command import Command
+from backupd.process.command import Child, Command, spawn, stop
 from backupd.process.output import StderrReader
-from backupd.process.supervise import Child, spawn, stop
 
 PIPE_SIZE = 1024 * 1024
 """Bytes that the kernel holds in one pipe: the most an unprivileged process may ask for."""

@@ -35,15 +35,14 @@ from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.model.text import Clock
 from backupd.transfer import log_segments as segments
 from backupd.transfer.dedup import missing, unusable_objects
-from backupd.transfer.guards.holds_and_marks import is_marked
-from backupd.transfer.guards.lease import exists
-from backupd.transfer.guards.object_locks import lengthen_all
 from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.holds_and_locks import is_marked, lengthen_all
+from backupd.transfer.leases import exists
 from backupd.transfer.records.manifests import put_bytes
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
 from backupd.transfer.relay import PAUSES, Check, Document, Relay
-from storage.contract import layout, objects
-from storage.contract.destination import Destination, as_tree
+from storage import layout, objects
+from storage.destination import Destination, as_tree
 
 WORKERS = 3
 """Objects that are on their way at once; each has a buffer of one MiB, besides what the drivers take."""

@@ -39,16 +39,15 @@ from backupd.model.errors import DamagedError, DestinationError, ObjectMissingEr
 from backupd.model.manifest import Body, Header, StoredObject
 from backupd.model.text import Clock
 from backupd.transfer import log_segments
-from backupd.transfer.guards.holds_and_marks import Backup, kept_at
-from backupd.transfer.guards.lease import Alive, is_alive
+from backupd.transfer.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
+from backupd.transfer.deletion import marks
 from backupd.transfer.guards.pins_and_intents import intents, pins
+from backupd.transfer.holds_and_locks import Backup, kept_at
+from backupd.transfer.leases import Alive, is_alive, sweeps
 from backupd.transfer.log_leftovers import strays
 from backupd.transfer.records.manifests import committed
-from backupd.transfer.sweep.clean_up_lease import sweeps
-from backupd.transfer.sweep.collection import References, collect, entombed, living_intents, orphans, pooled, unfinished
-from backupd.transfer.sweep.deletion import marks
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo, TreeDestination, as_tree, sha256_of
+from storage import layout
+from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree, sha256_of
 
 
 class Invariant(StrEnum):

@@ -14,10 +14,10 @@ from datetime import datetime, timedelta
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import LockedError
 from backupd.transfer import log_segments as segments
-from backupd.transfer.guards.lease import is_alive
 from backupd.transfer.guards.pins_and_intents import pins
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo
+from backupd.transfer.leases import is_alive
+from storage import layout
+from storage.destination import Destination, ObjectInfo
 
 SETTLED = timedelta(days=1)
 """Parts without a ``segment.json`` that are older than this are nobody's."""

@@ -38,6 +38,7 @@ from backupd.model.errors import (
 from backupd.model.manifest import PART_SIZE, PLAIN_LIMIT, StoredObject
 from backupd.process.folders import sync_folder, write_private
 from backupd.transfer.records.manifests import get_bytes, get_document, put_bytes
+from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import (
     SealedPart,
     SegmentHeader,
@@ -48,9 +49,8 @@ from backupd.transfer.records.segment_documents import (
     segment_digest,
 )
 from backupd.transfer.relay import found_wrong
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from storage.contract import layout, objects
-from storage.contract.destination import Destination
+from storage import layout, objects
+from storage.destination import Destination
 
 INDEX_PART = 8 * 1024 * 1024
 """Bytes of index that fill one part of it; each part begins with the head and can be read alone."""

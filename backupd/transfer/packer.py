@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from backupd.model.errors import StreamError, TablesChangedError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
-from backupd.transfer.fanout import Fanout, Placed
-from storage.contract import layout
+from backupd.transfer.dedup import Fanout, Placed
+from storage import layout
 
 IN_FLIGHT = 2 * PART_SIZE
 """Bytes of plaintext that may wait for the workers or be read by them, beside one part of each file being read."""

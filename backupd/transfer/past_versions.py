@@ -12,8 +12,8 @@ from itertools import groupby
 from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import StoredObject
-from storage.contract import layout
-from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned, sha256_of
+from storage import layout
+from storage.destination import Destination, Version, VersionedDestination, as_versioned, sha256_of
 
 _PASSING = frozenset({layout.INTENTS, layout.PINS, layout.SWEEPS, layout.TOMBSTONES, layout.QUARANTINE, layout.MARKS})
 """What lies here is of the moment in which it was written."""

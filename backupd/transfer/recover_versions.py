@@ -25,16 +25,15 @@ from backupd.model.errors import ArchivedError, BackupdError, DamagedError, Forb
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.model.text import Clock, format_time
-from backupd.transfer.guards.holds_and_marks import Backup, takes_back, withdraw
-from backupd.transfer.guards.object_locks import each
+from backupd.transfer.holds_and_locks import Backup, each, takes_back, withdraw
+from backupd.transfer.leases import unswept
 from backupd.transfer.past_versions import Past, Trail
 from backupd.transfer.records.authenticity import Records
 from backupd.transfer.records.manifests import read
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_branch, decode_segment
 from backupd.transfer.relay import line_of
-from backupd.transfer.sweep.clean_up_lease import unswept
-from storage.contract import layout
-from storage.contract.destination import Destination, Version, VersionedDestination, as_versioned
+from storage import layout
+from storage.destination import Destination, Version, VersionedDestination, as_versioned
 
 MARKER, MANIFEST, OBJECT, SIDE = "marker", "manifest", "object", "file of a backup"
 LOG, LOG_PART, BRANCH = "binary log", "part of a binary log", "branch"

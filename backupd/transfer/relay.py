@@ -18,8 +18,8 @@ from typing import BinaryIO
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.manifest import StoredObject
 from backupd.transfer.records.manifests import get_bytes, put_bytes
-from storage.contract import layout, objects
-from storage.contract.destination import Capability, ChecksumDestination, Destination
+from storage import layout, objects
+from storage.destination import Capability, ChecksumDestination, Destination
 
 PAUSES = (1.0, 5.0, 20.0)
 """Seconds between tries of one thing at a target that fails for a moment."""

@@ -18,8 +18,8 @@ from backupd.model.manifest import Header
 from backupd.model.thaw import LOGS
 from backupd.process.throttle import Throttle
 from backupd.transfer.records.segment_documents import SegmentHeader
-from storage.contract import layout
-from storage.contract.destination import ArchiveDestination, Coldness, ColdState, Tier
+from storage import layout
+from storage.destination import ArchiveDestination, Coldness, ColdState, Tier
 
 WORKERS = 16
 """Questions that are under way at once; each is a short request and a thread that waits for it."""

@@ -25,10 +25,10 @@ from itertools import islice
 from threading import Event
 from typing import TypeVar
 
-from backupd.engine.schema.definition_text import check_names
-from backupd.engine.schema.foreign_keys import ForeignKey, orphans
+from backupd.engine.server.definition_text import check_names
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.tables import ForeignKey, orphans
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -41,10 +41,9 @@ from backupd.model.errors import (
 from backupd.model.job import Progress, Report, silent
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import TableInventory, read_keys
-from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, shape
-from restore.cutover.planner import make_plan
+from restore.cutover.plan import CutOverResult, Goal, Patience, Pending, Plan, Saved, Triggers, digest, make_plan, shape
+from restore.cutover.staging_schema import DYING
 from restore.cutover.table_swap import LostError, Place, Swap, prepare
-from restore.load.staging_schema import DYING
 
 _METADATA = """
 SELECT t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, MAX(t.PROCESSLIST_TIME),

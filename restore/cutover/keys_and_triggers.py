@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from backupd.engine.schema.definition_text import parse_table, tokens
-from backupd.engine.schema.definitions import made_trigger, statements
-from backupd.engine.schema.foreign_keys import NO_ACTION, ForeignKey
+from backupd.engine.server.definition_text import parse_table, tokens
+from backupd.engine.server.definitions import made_trigger, statements
 from backupd.engine.sql.client import Session, error_code
+from backupd.engine.sql.tables import NO_ACTION, ForeignKey
 from backupd.model.errors import ServerError
 from backupd.model.table import TableName, quote_name
 
@@ -88,7 +88,7 @@ class Wanted:
 
 
 def parse_triggers(script: str) -> tuple[Trigger, ...]:
-    """Those of a script of ``backupd.engine.schema.definitions``. Raises ValueError."""
+    """Those of a script of ``backupd.engine.server.definitions``. Raises ValueError."""
     found: list[Trigger] = []
     setting = ""
     for statement in statements(script):

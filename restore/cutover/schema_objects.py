@@ -1,7 +1,7 @@
 """What schemas hold besides tables, brought along by a restore of all their tables: views, routines, events, and the
 schema itself where it is missing. Nothing that the server has is ever replaced.
 
-They travel as the client scripts of a logical backup (``backupd.engine.schema.definitions``) in the folder of the
+They travel as the client scripts of a logical backup (``backupd.engine.server.definitions``) in the folder of the
 rows. Each object is made by itself, in the surroundings of its own, so that one that the server refuses stops no other.
 """
 
@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from backupd.engine.physical.dictionary import drop_tables
-from backupd.engine.schema.definition_text import Token, tokens
-from backupd.engine.schema.definitions import read_schema, statements
+from backupd.engine.physical.tablespace_transport import drop_tables
+from backupd.engine.server.definition_text import Token, tokens
+from backupd.engine.server.definitions import read_schema, statements
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.model.errors import BackupdError, DamagedError, ServerError
 from backupd.model.table import TableName, quote_name, schema_folder

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from backupd.engine.schema import definitions as ddl
-from backupd.engine.schema.definition_text import check_names
-from backupd.engine.schema.foreign_keys import ForeignKey, graph
+from backupd.engine.server import definitions as ddl
+from backupd.engine.server.definition_text import check_names
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied
+from backupd.engine.sql.tables import ForeignKey, graph
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.table import TableName, quote_name
 from restore.cutover.keys_and_triggers import TableInventory, Wanted, arrange, column_text, is_arranged, pointed

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TypeVar
 
-from backupd.engine.instance.launch import OWN_ACCOUNT
-from backupd.engine.schema.objects import SEQUENCE, TABLE, digests, list_objects
+from backupd.engine.server.launch import OWN_ACCOUNT
+from backupd.engine.server.objects import SEQUENCE, TABLE, digests, list_objects
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.client import Connection, Session, error_code
 from backupd.engine.sql.tables import list_tables

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backupd.engine.instance.backup_files import named
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tail, option_text
+from backupd.engine.server.backup_files import named
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, log_tail, option_text
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import ToolError

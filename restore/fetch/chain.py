@@ -15,16 +15,15 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.instance.backup_files import handed, known_options, named, write_known
-from backupd.engine.instance.launch import options_for_copy
 from backupd.engine.physical.capture import LeftOut, PhysicalTool, nothing, verify_files
-from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remove_dropped_schemas, verify_tables
-from backupd.engine.physical.external_tablespaces import remap
+from backupd.engine.physical.datafiles import of_others, rejoin_renamed, remap, remove_dropped_schemas, verify_tables
 from backupd.engine.physical.inventory import engines_of
 from backupd.engine.physical.streaming import innodb_place, why_unprepared, without_left_out
 from backupd.engine.physical.tablefiles import absent
-from backupd.engine.schema.objects import SEQUENCE, TABLE, list_objects
-from backupd.engine.server.census import is_copied
+from backupd.engine.server.backup_files import handed, known_options, named, write_known
+from backupd.engine.server.launch import options_for_copy
+from backupd.engine.server.objects import SEQUENCE, TABLE, list_objects
+from backupd.engine.server.probe import is_copied
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import partial_words
@@ -34,12 +33,17 @@ from backupd.model.proof import Phase
 from backupd.model.server_facts import Position, Receipts
 from backupd.model.table import BaseTable, TableName
 from backupd.process.pipeline import run
-from restore.datadir.occupancy import FOLDER_MODE, hand_over, refuse_links, worker_account
-from restore.datadir.resources import available_memory, choose_memory
+from restore.datadir.occupancy import (
+    FOLDER_MODE,
+    available_memory,
+    choose_memory,
+    hand_over,
+    refuse_links,
+    worker_account,
+)
 from restore.fetch.objects import Fetched, Opener, default_workers, fetch
-from restore.fetch.sources import Loaded
-from restore.fetch.thaw_wait import NO_THAW_WAIT, ThawWait, read_when_thawed
-from storage.contract.destination import Destination
+from restore.fetch.sources import NO_THAW_WAIT, Loaded, ThawWait, read_when_thawed
+from storage.destination import Destination
 
 
 def prepare(

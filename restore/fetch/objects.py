@@ -35,8 +35,8 @@ from backupd.model.errors import (
 )
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import PLAIN_LIMIT, Body, Entry, Header, StoredObject
-from storage.contract import layout, objects
-from storage.contract.destination import Destination
+from storage import layout, objects
+from storage.destination import Destination
 
 _BLOCK = 4096
 _ZEROS = bytes(_BLOCK)

@@ -1,26 +1,52 @@
 """Where a restore reads: the manifests of a chain, each from the first destination where it is good, and the pins.
 
 A manifest is data from elsewhere, judged, not obeyed: are its paths fit to be written below a folder?
+
+Everything that forbids a restore, asked before the first byte moves.
+
+What a restore waits for before it reads: parts of it may lie where they have to be thawed first.
+
+A part is a backup of the chain, by its id, or the binary logs (``LOGS`` of the model). The base is read while what
+comes after it is still being thawed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
+from backupd.engine.physical.capture import PhysicalTool
+from backupd.engine.physical.datafiles import LINK_SUFFIX
+from backupd.engine.toolset import NO_PATHS, physical_tool, server_program
 from backupd.model.backup_record import BackupKind
-from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError
-from backupd.model.manifest import Body, Entry, Header
-from backupd.model.text import Clock
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    RefusedError,
+    ToolError,
+    ToolMissingError,
+)
+from backupd.model.job import Report
+from backupd.model.manifest import Body, BodyFacts, Entry, Header
+from backupd.model.server_facts import ServerInfo, Tool
+from backupd.model.text import Clock, format_size
 from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.manifests import load_body, load_header
-from backupd.transfer.seal.seal import Unsealer
-from storage.contract.destination import Destination
+from backupd.transfer.records.sealing import Unsealer
+from restore.datadir.occupancy import Need, measure, refuse_non_empty, refuse_too_small
+from restore.datadir.staging import Site
+from storage.destination import Destination
 
 _SHOWN = 20
 
@@ -270,3 +296,206 @@ def pinned(
             if errors and len(errors) == len(destinations):
                 raise errors[0]
         yield (*warnings, *dict.fromkeys(error.line for errors in lacking.values() for error in errors))
+
+
+_REDO = ("ib_logfile*", "xtrabackup_logfile")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What this host has for the backup's server. ``server`` is None when nothing has to be started and no server
+    program is installed."""
+
+    tool: PhysicalTool
+    server: Tool | None
+
+
+def find_programs(facts: BodyFacts, *, start: bool, paths: Mapping[str, str] = NO_PATHS) -> Programs:
+    """The kind of tool that made the backup, and the server program, of the backup's own series.
+
+    Raises ToolMissingError, and RefusedError where a program of another series is installed: it would not
+    understand the files, or silently upgrade them.
+    """
+    info = facts.server
+    try:
+        tool = physical_tool(info, paths=paths, made_by=facts.tool)
+        try:
+            server = server_program(info.flavour, info.version, paths=paths)
+        except ToolMissingError:
+            if start:
+                raise
+            server = None
+    except ToolMissingError:
+        raise
+    except ToolError as error:
+        raise RefusedError(error.message, detail=error.detail, hint=error.hint) from error
+    return Programs(tool, server)
+
+
+def need_of(chain: Sequence[Loaded]) -> Need:
+    """The room that restoring ``chain`` takes."""
+    info = chain[-1].body.facts.server
+    redo_applied = sum(
+        entry.size
+        for loaded in chain
+        for entry in loaded.body.entries
+        if any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in _REDO)
+    )
+    stored = [{item.name: item for item in loaded.header.objects} for loaded in chain]
+    return measure(
+        [(loaded.body.entries, objects) for loaded, objects in zip(chain, stored, strict=True)],
+        redo_applied=redo_applied,
+        redo_log=_redo_log(info.variables),
+    )
+
+
+def _redo_log(variables: Mapping[str, str]) -> int:
+    """Bytes of redo log that a server with these settings makes at its first start."""
+
+    def number(name: str, default: int) -> int:
+        text = variables.get(name, "")
+        return int(text) if text.isdigit() else default
+
+    if "innodb_redo_log_capacity" in variables:
+        return number("innodb_redo_log_capacity", 0)
+    return number("innodb_log_file_size", 96 * 1024 * 1024) * number("innodb_log_files_in_group", 1)
+
+
+def refuse_no_room(chain: Sequence[Loaded], site: Site) -> tuple[str, ...]:
+    """Raises RefusedError for too little room or names that collide there; gives warnings.
+
+    What an earlier attempt has fetched already is not needed again.
+    """
+    folder = next(f for f in (site.folder, *site.folder.parents) if f.exists())
+    for loaded in chain:
+        check_collisions(loaded.body.entries, folder)
+    warnings = refuse_too_small(need_of(chain), folder, there=present(site.folder))
+    outside = _outside_bytes(chain)
+    if outside and not site.store.is_dir():
+        refuse_non_empty(site.final_store)
+    room = os.statvfs(site.datadir.parent) if site.inside else None
+    if room is not None and room.f_bavail * room.f_frsize < outside:
+        raise RefusedError(
+            f"too little room beside {site.datadir}: {outside:,} bytes of tablespaces with a DATA DIRECTORY go to "
+            f"{site.final_store}",
+            hint="free some space there: a server allows no DATA DIRECTORY inside its data directory",
+        )
+    return warnings
+
+
+def _outside_bytes(chain: Sequence[Loaded]) -> int:
+    """Most bytes of the tablespaces that lay outside the source's data directory: those with a link file."""
+    whole: dict[str, int] = {}
+    changed = 0
+    for loaded in chain:
+        sizes = {entry.path: entry.size for entry in loaded.body.entries}
+        for link in (path.removesuffix(LINK_SUFFIX) for path in sizes if path.endswith(LINK_SUFFIX)):
+            size = sizes.get(f"{link}.ibd", 0) + sizes.get(f"{link}.new", 0)
+            whole[link] = max(whole.get(link, 0), size)
+            changed += sizes.get(f"{link}.ibd.delta", 0)
+    return sum(whole.values()) + changed
+
+
+def refuse_over_limit(chain: Sequence[Loaded], limit: int) -> None:
+    """Raises RefusedError when a throw-away copy would take more than ``limit`` bytes."""
+    need = need_of(chain)
+    if need.least_bytes > limit:
+        raise RefusedError(
+            f"a test restore of this backup needs {format_size(need.bytes)}; allowed are {format_size(limit)}",
+            detail=need.describe(),
+            hint="raise restore.scratch.max_bytes in the configuration",
+        )
+
+
+def present(folder: Path) -> tuple[int, int]:
+    """Bytes and inodes that the files below ``folder`` take."""
+    size = files = 0
+    for root, _folders, names in os.walk(folder):
+        for name in names:
+            size += Path(root, name).lstat().st_blocks * 512
+            files += 1
+    return size, files
+
+
+def remarks(info: ServerInfo) -> tuple[str, ...]:
+    """What an operator should know about a server before it is restored."""
+    found: list[str] = []
+    if info.encrypted:
+        found.append(
+            f"{len(info.encrypted)} encrypted tablespaces: without the source's key management plugin and its "
+            "keys on this host neither prepare nor the server can open them"
+        )
+    if info.external:
+        inside = sorted({path.kind for path in info.external if path.kind != "tablespace"})
+        beside = sum(path.kind == "tablespace" for path in info.external)
+        places = [f"{beside} tablespaces go to <datadir>.external beside the new one"] if beside else []
+        if inside:
+            places.append(f"what is {', '.join(inside)} goes inside the new one")
+        found.append(f"{len(info.external)} paths of the source lay outside its data directory: " + "; ".join(places))
+    return tuple(found)
+
+
+T = TypeVar("T")
+_TRIES = 3
+
+
+class ThawWait(Protocol):
+    """Every method may ask destinations, and raises DestinationError when nothing can come of waiting."""
+
+    def is_open(self, part: str) -> bool:
+        """Can it be read now?"""
+        ...
+
+    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        """Return when it can be read. Raises CancelledError."""
+        ...
+
+    def reopen(self, part: str) -> bool:
+        """Something of it could not be read, because it is archived (again): ask for it. False where nothing is asked
+        for: nobody wants to pay for that."""
+        ...
+
+
+class NoThawWait:
+    """Everything is read at once; what is archived is refused."""
+
+    def is_open(self, part: str) -> bool:
+        """Always."""
+        del part
+        return True
+
+    def wait(self, part: str, report: Report, cancelled: Callable[[], bool]) -> None:
+        """Nothing to wait for."""
+
+    def reopen(self, part: str) -> bool:
+        """Never: nothing is asked of an archive."""
+        del part
+        return False
+
+
+NO_THAW_WAIT = NoThawWait()
+
+
+def read_when_thawed(
+    thaw: ThawWait,
+    part: str,
+    read: Callable[[], T],
+    report: Report,
+    cancelled: Callable[[], bool],
+    *,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> T:
+    """What ``read`` gives, once the part can be read; again when a thawed copy went away meanwhile. ``read`` goes on
+    where it stopped. ``waiting`` is entered while nothing but the thaw is waited for."""
+    for _ in range(_TRIES):
+        with waiting():
+            thaw.wait(part, report, cancelled)
+        try:
+            return read()
+        except ArchivedError:
+            with waiting():
+                if not thaw.reopen(part):
+                    raise
+    with waiting():
+        thaw.wait(part, report, cancelled)
+    return read()

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from backupd.engine.binlog.changes import STATEMENT_SIZE
-from backupd.engine.schema.definition_text import makes_elsewhere
+from backupd.engine.server.definition_text import makes_elsewhere
 from backupd.model.binlog import Transaction
 from backupd.model.errors import RefusedError
 from backupd.model.text import format_time

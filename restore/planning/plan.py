@@ -16,7 +16,7 @@ from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.server_facts import Position
 from backupd.model.text import format_size, format_time
 from backupd.model.thaw import ThawPlan
-from restore.planning.past_end import Older
+from restore.planning.target import Older
 
 STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified")
 """The phases of a restore in their order; a plan has those it needs."""

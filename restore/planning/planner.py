@@ -12,11 +12,9 @@ from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, p
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
 from backupd.model.text import format_duration, format_time
-from backupd.recovery.chains import chain_of, restorable
-from backupd.recovery.lineage import Strange, standing_aside
+from backupd.recovery.chains import Strange, chain_of, restorable, standing_aside
 from backupd.recovery.runs import Histories
 from backupd.recovery.windows import Window, not_rolled
-from restore.planning.past_end import Older, OlderError, Stream, behind_the_stream
 from restore.planning.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate, steps
 from restore.planning.starting_backup import (
     Choice,
@@ -29,7 +27,7 @@ from restore.planning.starting_backup import (
     refuse_deleted,
     with_doubts,
 )
-from restore.planning.target import AtBackup, AtTime, Goal, Latest, Target
+from restore.planning.target import AtBackup, AtTime, Goal, Latest, Older, OlderError, Stream, Target, behind_the_stream
 from restore.planning.target_resolution import Archive, History
 
 _STALE = timedelta(days=7)

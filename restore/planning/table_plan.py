@@ -20,8 +20,8 @@ from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.text import format_duration, format_size
 from restore.planning.inexact_replay import InexactError
-from restore.planning.past_end import OlderError
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate, replay_text
+from restore.planning.target import OlderError
 
 _HOW = (
     "write TABLE, SCHEMA.TABLE, or with one `*` for the old name: `*_restored`, `SCHEMA.*`; quote names that hold "

@@ -9,16 +9,27 @@
 
 Any of them may end in ``@branch``: a server's history forks at every restore, and the same place may exist
 twice.
+
+Moments that lie behind what is known to be archived, and what is known to exist behind the newest that can be
+restored. Pure.
+
+That a transaction with a later time is archived does not show that everything before it is: a session may stamp what it
+commits with any time, and whatever came behind that one may be missing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
-from backupd.model.errors import UsageError
-from backupd.model.text import format_time, is_id, is_name, parse_time
+from backupd.model.binlog import Branch, Run
+from backupd.model.errors import RefusedError, UsageError
+from backupd.model.text import format_duration, format_time, is_id, is_name, parse_time
+from backupd.recovery.runs import Histories, Place, last_of, place_of, same_state
+from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled
 
 GRAMMAR = "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
 _HINT = f"a target is one of: {GRAMMAR}"
@@ -167,3 +178,194 @@ def _gtid(text: str, *, before: bool) -> AtGtid:
             hint="before-gtid: takes one transaction, the one that must not be applied",
         )
     return AtGtid(compact, before)
+
+
+LIMIT = timedelta(hours=1)
+"""How old the newest recoverable moment of a streamed server may be where no objective says it."""
+_WORTH_A_LINE = timedelta(minutes=1)
+ACCEPT = "--accept-older"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How the stream of a server stands when a plan is made. ``trouble``: why it does not go on as it should, "" where
+    it does; ``failed``: somebody has to change something before it does. ``unseen_since``: since when the server does
+    not answer, so that nobody knows of anything that it committed later; None where it does, or where nobody looks.
+    ``limit``: how old the newest moment may be, None where nobody can tell what is missing; ``promised``: is that
+    objectives.rpo? ``missed``: what the server itself says that it has committed since the stream ended, where no
+    objective says that so much may be lost."""
+
+    trouble: str = ""
+    failed: bool = False
+    unseen_since: datetime | None = None
+    limit: timedelta | None = LIMIT
+    promised: bool = False
+    missed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """The newest moment that can be restored is ``ends``, and the server's history goes on up to ``known``. ``why``:
+    what keeps that from being restored; ``hint``: what to do about it. ``certain``: is something of it known to exist?
+    Else the server may have committed something by then."""
+
+    ends: datetime
+    known: datetime
+    why: str
+    hint: str
+    certain: bool = True
+
+    def __str__(self) -> str:
+        later = "is known to exist" if self.certain else "may exist"
+        return (
+            f"this is not the newest: it ends at {format_time(self.ends)}, and something later {later}, up to "
+            f"{format_time(self.known)}: {self.why}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys: ends, known (times), certain, why."""
+        return {
+            "ends": format_time(self.ends),
+            "known": format_time(self.known),
+            "certain": self.certain,
+            "why": self.why,
+        }
+
+
+class OlderError(RefusedError):
+    """``latest`` would restore something older than what is known to exist. ``older``: how much, and why."""
+
+    problem_type = "older"
+
+    def __init__(self, server: str, older: Older) -> None:
+        exists = "something later is known to exist" if older.certain else "something later may exist"
+        super().__init__(
+            f"--to latest would end at {format_time(older.ends)}, and {exists}, up to {format_time(older.known)}",
+            detail=f"{server}: {older.why}",
+            hint=f"{older.hint}; to restore what there is all the same: {ACCEPT}",
+        )
+        self.older = older
+
+
+def later_known(histories: Histories, window: Window, *, named: bool, now: datetime) -> Older | None:
+    """What is archived, or was noticed, behind the end of ``window``, the newest one, and cannot be restored.
+    ``named``: the branch was asked for, so what came on others does not count."""
+    ends = end_of(window, now)
+    present = histories.current
+    take = f"take a full backup now: backupd backup {histories.server} --kind full"
+    if not named and present is not None and (why := abandoned(histories, window)):
+        known = _newest(histories.runs(present.id), now, present.noticed_at)
+        return Older(ends, max(known, ends), why.partition("; take a full backup")[0], take)
+    later = () if not_rolled(window.base) else _behind(histories, window)  # nothing but backups is promised of these
+    if not later:
+        return None
+    known = _newest(later, now, min((run.first_at for run in later if run.first_at), default=ends))
+    why = (
+        window.reason_end
+        if window.run is not None
+        else f"{window.reason_end}, and what was committed since is archived, but cannot be replayed on it"
+    )
+    return Older(ends, max(known, ends), why, take)
+
+
+def behind_the_stream(
+    server: str, stream: Stream, ends: datetime, *, is_archived: bool, now: datetime
+) -> tuple[Older | None, str]:
+    """Whether the newest recoverable moment of a streamed server is too old, and the line to say where it is not.
+    ``is_archived``: does it lie in archived binary logs? A backup alone says nothing of a stream that is well."""
+    until = min(stream.unseen_since or now, now)
+    lag = until - ends
+    age = f"the newest recoverable moment is {format_duration(max((now - ends).total_seconds(), 0.0))} old"
+    late = (is_archived or bool(stream.trouble)) and stream.limit is not None and lag > stream.limit
+    if stream.failed or late or stream.missed:
+        why = "; ".join(filter(None, (stream.missed, stream.trouble))) or age
+        if late and stream.limit is not None:
+            limit = format_duration(stream.limit.total_seconds())
+            why += (
+                f"; objectives.rpo is {limit}"
+                if stream.promised
+                else f"; the limit is {limit}, as the policy has no objectives.rpo"
+            )
+        return Older(
+            ends,
+            max(until, ends),
+            why,
+            f"see what holds it up: backupd binlog status {server}",
+            certain=bool(stream.missed),
+        ), ""
+    if stream.trouble:
+        return None, f"{stream.trouble}; {age}"
+    return None, age if is_archived and lag > _WORTH_A_LINE else ""
+
+
+def end_of(window: Window, now: datetime) -> datetime:
+    """Up to when a restore to the end of ``window`` goes. A stamp of a commit counts where nothing was confirmed."""
+    last = window.run.last_at if window.run is not None else None
+    unasked = window.run is not None and complete_until(window.run, now) is None
+    return max(window.end, last) if unasked and last is not None and last <= now else window.end
+
+
+def _behind(histories: Histories, window: Window) -> Sequence[Run]:
+    """Archived runs that a replay from ``window`` does not reach, where something was committed behind its end: by
+    GTIDs, else by what the runs hold."""
+    if window.run is not None:
+        branch, place, state = window.branch, last_of(window.run), window.run.gtids_after
+    else:
+        current = histories.current
+        branch = window.branch or (current.id if current is not None else "")
+        state = window.base.position.gtid
+        at: Place | None = place_of(window.base.position)
+        if at is None or not branch:
+            return ()
+        place = at
+    if window.branch:
+        found = [run for run in histories.runs(branch) if last_of(run) > place]
+    else:  # places tell nothing where the branch is not known
+        found = [run for run in histories.runs(branch) if run.last_at is not None and run.last_at > window.end]
+    if state and found and found[-1].gtids_after:
+        return () if same_state(found[-1].gtids_after, state) else found
+    return [run for run in found if run.transactions]
+
+
+def _newest(runs: Iterable[Run], now: datetime, least: datetime) -> datetime:
+    moments = [at for run in runs for at in (run.last_at, run.confirmed_at) if at is not None and at <= now]
+    return max([least, *moments])
+
+
+def refuse_past_end(
+    histories: Histories,
+    branch: Branch,
+    run: Run,
+    others: Iterable[Run | None],
+    moment: datetime,
+    *,
+    later: datetime | None,
+    now: datetime,
+) -> None:
+    """Raises RefusedError where nothing shows that all that was committed by ``moment`` is in ``run``, which is of
+    ``branch``, and in ``others`` that a replay goes through.
+
+    ``later``: the stamp of an archived transaction behind the target. It has to do where the server was never asked,
+    if it is not in the future.
+    """
+    asked = [one for one in (run, *others) if one is not None and one.confirmed_at is not None]
+    known = [at for one in asked if (at := complete_until(one, now)) is not None]
+    stamped = run.confirmed_at is None and later is not None and moment < later <= now
+    if not stamped and all(moment > at for at in known):
+        raise past_end(histories, branch, run, moment, max(known, default=None))
+
+
+def past_end(histories: Histories, branch: Branch, run: Run, moment: datetime, known: datetime | None) -> RefusedError:
+    """The refusal of a moment that is behind ``known``, up to which everything is in ``run``."""
+    following = histories.run_after(branch.id, last_of(run))
+    there = f"{branch.file(run.last_number)}:{run.last_pos}"
+    resumes = f"{branch.file(following.first_number)}:{following.first_pos}" if following else ""
+    certain = f"; everything up to {format_time(known)} is there" if known else ""
+    latest = "--to latest" + ("" if branch is histories.current else f"@{branch.id}")
+    return RefusedError(
+        f"{format_time(moment)} is not recoverable: branch {branch.id} is archived up to {there}"
+        f"{f' and goes on at {resumes}' if resumes else ''}, and more may have been committed by then{certain}",
+        detail=f"gap: after {there}" + (f", before {resumes}" if resumes else ""),
+        hint=(f"--to {format_time(known)} is the last moment that is certain, " if known else "")
+        + f"{latest} all that is archived; `backupd timeline {histories.server}` shows the others",
+    )

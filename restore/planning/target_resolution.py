@@ -22,8 +22,19 @@ from backupd.model.server_facts import Position
 from backupd.model.text import format_duration, format_time
 from backupd.recovery.runs import Histories, Place, executed, first_of, last_of, parted, place_of, same_state
 from backupd.recovery.windows import RouteLeg, Window, complete_until, hole, not_rolled, way, windows
-from restore.planning.past_end import Older, end_of, later_known, past_end, refuse_past_end
-from restore.planning.target import AtGtid, AtPosition, AtTime, Goal, Latest, Target
+from restore.planning.target import (
+    AtGtid,
+    AtPosition,
+    AtTime,
+    Goal,
+    Latest,
+    Older,
+    Target,
+    end_of,
+    later_known,
+    past_end,
+    refuse_past_end,
+)
 
 LOOK_BACK = timedelta(hours=1)
 """Of log in front of a backup, in which later times than the target's are looked for."""

@@ -26,11 +26,11 @@ from backupd.model.job import Progress, Report
 from backupd.model.text import format_size
 from backupd.transfer import log_segments as segments
 from backupd.transfer.log_leftovers import holding
+from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.seal.seal import Unsealer
-from restore.datadir.resources import RESERVE
+from restore.datadir.occupancy import RESERVE
 from restore.fetch.objects import default_workers
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 _CHUNK = 1024 * 1024
 COPIES = 3

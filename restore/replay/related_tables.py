@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from backupd.engine.binlog import statements as statementnames
 from backupd.engine.binlog.changes import STATEMENT_SIZE, is_cut
 from backupd.engine.binlog.statements import effect
-from backupd.engine.replay.scratch_source import mistakable
-from backupd.engine.sql.tokens import Token, tokens_of
+from backupd.engine.scratch_source import mistakable
+from backupd.engine.sql.dialect import Token, tokens_of
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName
 

@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
+from backupd.engine import event_states as eventstates
 from backupd.engine.binlog.walk import Walk, walk
-from backupd.engine.instance.launch import LaunchedServer, Zone, global_zone
-from backupd.engine.replay import event_states as eventstates
-from backupd.engine.replay.applier import (
+from backupd.engine.replay_applier import (
     OF_SOME_TABLES,
     Standing,
     applier_for,
@@ -27,14 +26,14 @@ from backupd.engine.replay.applier import (
     refuse_repeated,
     set_start,
 )
-from backupd.engine.replay.pipe import refuse_inexact, replay_through_pipe
-from backupd.engine.replay.scratch_source import installer_of, log_source, refuse_other_end
-from backupd.engine.server.census import prepared_xa
+from backupd.engine.replay_pipe import refuse_inexact, replay_through_pipe
+from backupd.engine.scratch_source import installer_of, log_source, refuse_other_end
+from backupd.engine.server.launch import LaunchedServer, Zone, global_zone
+from backupd.engine.server.probe import prepared_xa
 from backupd.engine.sql.client import Session
 from backupd.engine.sql.dialect import dialect_of
-from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
+from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop, covers, plus, same
 from backupd.model.errors import DamagedError, RefusedError, ServerError
-from backupd.model.gtid import covers, plus, same
 from backupd.model.job import Progress, Report, silent
 from backupd.model.server_facts import Flavour, Position, ServerInfo
 from backupd.model.table import TableName

@@ -1,4 +1,10 @@
-"""Shell that several runbooks have: the check before anything is opened, ``unpack.sh``, and private servers.
+"""The texts of runbooks, in files beside this one: ``NAME.md.j2`` (Markdown, Jinja) and ``NAME.sh`` (POSIX shell).
+
+Shell is cut into blocks, each under a line ``# --- BLOCK``. ``@word@`` stands for a value, so that shellcheck can read
+the file as it is; alone at the left margin it stands for lines, for none where the value is empty. What shellcheck is
+told (``# shellcheck ...``) is in no runbook.
+
+Shell that several runbooks have: the check before anything is opened, ``unpack.sh``, and private servers.
 
 Before anything is opened: is what lies here what was stored? A sealed file proves nothing about who made it: everybody
 who has the public key can seal one. So the description of each backup has to be signed by a key whose fingerprint the
@@ -9,22 +15,64 @@ in the folder that it tells of.
 ``unpack.sh`` makes a backup's files from its objects with sh, gpg, zstd, tar and sha256sum alone. It names every file
 of the backup, so it is stored sealed; the runbook in the clear says how to open it. Whoever can write to the
 destination can seal other objects: so it opens no object that is not, byte for byte, the one that was stored.
+
+The section of a runbook about copies that lie elsewhere: how they come to this machine, with ``aws`` or ``sftp``.
+
+Each destination has shell blocks of its own (``shell``, where the steps of the restore are ``sh``): one destination is
+chosen, the steps are followed all. The blocks name endpoint, bucket, host and folder, and no secret.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine.instance.backup_files import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
-from backupd.engine.instance.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
+from backupd.engine.server.backup_files import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
+from backupd.engine.server.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
 from backupd.engine.toolset import CLIENTS, row_for
 from backupd.model.manifest import Entry, StoredObject
 from backupd.model.server_facts import ServerInfo
-from restore.runbook.texts import shell
-from storage.contract import layout
+from backupd.model.text import format_size
+from storage import layout
+from storage.config import DestinationConfig, S3Config, SftpConfig
+
+_HERE = Path(__file__).parent
+_DIRECTIVE = re.compile(r"^ *# shellcheck .*\n", re.MULTILINE)
+_BLOCK = re.compile(r"^# --- ([a-z0-9_]+)\n", re.MULTILINE)
+_LINE = re.compile(r"^@([a-z_]+)@\n", re.MULTILINE)
+_VALUE = re.compile(r"@([a-z_]+)@")
+
+
+@cache
+def _blocks(name: str) -> dict[str, str]:
+    """By their names; what is before the first one is ""."""
+    head, *parts = _BLOCK.split(_DIRECTIVE.sub("", (_HERE / f"{name}.sh").read_text(encoding="utf-8")))
+    return {"": head, **dict(zip(parts[::2], parts[1::2], strict=True))}
+
+
+def shell(name: str, block: str = "", **values: object) -> str:
+    """A block of ``NAME.sh`` with its ``values``, without line ends around it. What a value holds stays as it is."""
+    text = _LINE.sub(lambda found: found[0] if values[found[1]] else "", _blocks(name)[block].strip("\n"))
+    return _VALUE.sub(lambda found: str(values[found[1]]), text)
+
+
+def document(name: str, **values: object) -> str:
+    """The Markdown of ``NAME.md.j2``. Raises jinja2.UndefinedError where it names a value that is not given."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    texts = Environment(  # noqa: S701 - Markdown for people, nothing that a browser reads
+        loader=FileSystemLoader(_HERE),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return texts.get_template(f"{name}.md.j2").render(values)
+
 
 # -- is it what was stored?
 
@@ -176,3 +224,105 @@ def begun(programs: Programs, client: str, *, environment: str = "") -> str:
     return shell(
         "server", "begun", environment=environment, server=programs.server, admin=programs.admin, client=client
     )
+
+
+NOWHERE: Mapping[str, DestinationConfig] = MappingProxyType({})
+
+_ARCHIVE_HOURS = {
+    "GLACIER": "`Expedited` 5 minutes (where it is to be had), `Standard` 5 hours, `Bulk` 12 hours",
+    "DEEP_ARCHIVE": "`Standard` 12 hours, `Bulk` 48 hours; `Expedited` is not to be had",
+}
+"""Classes that have to be thawed, and how long that takes."""
+
+
+def render_places(server: str, chain: Sequence[str], places: Mapping[str, DestinationConfig], *, stored: int) -> str:
+    """Markdown; empty where all ``places`` are folders. ``chain``: the backups that are needed; ``stored``: bytes that
+    are fetched for them, at most."""
+    away = {name: place for name, place in places.items() if isinstance(place, (S3Config, SftpConfig))}
+    if not away:
+        return ""
+    return document(
+        "destinations",
+        places=[
+            {
+                "name": name,
+                "config": place,
+                **(_s3(place, server, chain) if isinstance(place, S3Config) else _sftp(place, server, chain)),
+            }
+            for name, place in away.items()
+        ],
+        folders=[name for name in places if name not in away],
+        size=format_size(stored),
+        hours=_ARCHIVE_HOURS,
+    )
+
+
+def _s3(place: S3Config, server: str, chain: Sequence[str]) -> dict[str, str]:
+    """The blocks of shell."""
+    folder = f"{place.prefix}/" if place.prefix else ""
+    settings = [f"export AWS_DEFAULT_REGION={quote(place.region)}"] if place.region else []
+    if place.addressing != "auto":
+        settings += [
+            "printf '[default]\\ns3 =\\n    addressing_style = %s\\n' "
+            + place.addressing
+            + ' > "$REPOSITORY/aws-config"',
+            'export AWS_CONFIG_FILE="$REPOSITORY/aws-config"',
+        ]
+    values = {
+        "chain": " ".join(chain),
+        "server": server,
+        "servers": layout.SERVERS,
+        "logs": layout.binlogs_folder(server),
+        "settings": "\n".join(settings),
+        "endpoint": f" --endpoint-url {quote(place.endpoint_url)}" if place.endpoint_url else "",
+        "from": quote(f"s3://{place.bucket}/{folder}".rstrip("/")),
+        "bucket": quote(place.bucket),
+        "prefix": quote(folder),
+    }
+
+    def block(name: str, **more: str) -> str:
+        return shell("destinations", name, **values, **more)
+
+    def force(storage_class: str) -> str:
+        return " --force-glacier-transfer" if storage_class in _ARCHIVE_HOURS else ""
+
+    thaw, frozen = block("s3_thaw_one"), block("s3_frozen_one")
+    fetch = block("s3_fetch_folder", force=force(place.storage_class))
+    return {
+        "lists": block("s3_lists", names=block("names")),
+        "thaw": block("s3_thaw", thaw_one=thaw, keys="objects-keys.txt"),
+        "frozen": block("s3_frozen", frozen_one=frozen, keys="objects-keys.txt"),
+        "fetch": block("s3_fetch", fetch_folder=fetch, check=block("check")),
+        "log_keys": block("s3_log_keys"),
+        "thaw_logs": block("s3_thaw", thaw_one=thaw, keys="log-keys.txt"),
+        "frozen_logs": block("s3_frozen", frozen_one=frozen, keys="log-keys.txt"),
+        "logs": block("s3_logs", force=force(place.binlog_storage_class)),
+    }
+
+
+def _sftp(place: SftpConfig, server: str, chain: Sequence[str]) -> dict[str, str]:
+    """The blocks of shell."""
+    enter = f"cd {_batch_word(place.path)}"
+    folders = [layout.backup_folder(server, backup).rstrip("/") for backup in chain]
+    values = {
+        "port": place.port,
+        "account": quote(f"{place.user}@{place.host}"),
+        "enter": enter,
+        "enter_word": quote(enter),
+        "gets": "\n".join(f"get -r {folder} {layout.SERVERS}{server}" for folder in folders),
+        "server": server,
+        "servers": layout.SERVERS,
+        "chain": " ".join(chain),
+        "logs": layout.binlogs_folder(server).rstrip("/"),
+        "binlogs": layout.BINLOGS.rstrip("/"),
+    }
+    names, check = shell("destinations", "names", **values), shell("destinations", "check")
+    return {
+        "fetch": shell("destinations", "sftp_fetch", names=names, check=check, **values),
+        "logs": shell("destinations", "sftp_logs", **values),
+    }
+
+
+def _batch_word(text: str) -> str:
+    """``text`` as one word of sftp's own commands."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

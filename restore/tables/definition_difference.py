@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from backupd.engine.schema.definition_text import Token, tokens
-from backupd.engine.schema.definitions import TableDefinition
-from backupd.engine.schema.foreign_keys import NO_ACTION, ForeignKey
+from backupd.engine.server.definition_text import Token, tokens
+from backupd.engine.server.definitions import TableDefinition
+from backupd.engine.sql.tables import NO_ACTION, ForeignKey
 from backupd.model.table import quote_name
 from restore.cutover.keys_and_triggers import parse_triggers
-from restore.load.staging_schema import parts
+from restore.cutover.staging_schema import parts
 
 LIVE_ONLY = "the live table has, the restored one has not: "
 RESTORED_ONLY = "the restored one has, the live table has not: "

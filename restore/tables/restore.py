@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.schema.definitions import read_tables
+from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Connection, is_denied
 from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
 from backupd.model.job import Report
@@ -28,22 +28,31 @@ from backupd.model.proof import Phase
 from backupd.model.table import Outcome, TableName, quote_name
 from backupd.model.text import Clock
 from backupd.process.folders import make_passable, write_whole
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
 from restore.cutover.cutover import cut_over, finished, settle
 from restore.cutover.keys_and_triggers import TableInventory
+from restore.cutover.parallel_load import Loaded, load
 from restore.cutover.plan import CutOverResult, Goal, Triggers
 from restore.cutover.schema_objects import SchemaObject, SchemaObjects, add_missing, create_missing
+from restore.cutover.staging_schema import drop_staging, staging_names, stagings
 from restore.fetch.chain import Stopwatch, merged
-from restore.load.parallel_load import Loaded, load
-from restore.load.staging_schema import drop_staging, staging_names, stagings
 from restore.planning.table_plan import TableGoal, in_order
-from restore.tables.goal_checks import refuse_old, refuse_unfit, remarks_on, unknown_to
-from restore.tables.outcome import ROWS, TABLESPACE, RestoredTable, TablesOutcome, TablesSpec
+from restore.tables.outcome import (
+    ROWS,
+    TABLESPACE,
+    RestoredTable,
+    TablesOutcome,
+    TablesSpec,
+    refuse_old,
+    refuse_unfit,
+    remarks_on,
+    unknown_to,
+)
 from restore.tables.row_difference import Pair, TableDifference, difference
 from restore.tables.source import Extracted, extract, read_files
 from restore.tables.sql_files import refuse_target, write_sql
 from restore.tables.tablespace_copy import TablespaceCopier
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 _PREFIX = "tables-"
 _OVER = ".over"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
-from backupd.engine.schema.definitions import Definitions, TableDefinition, read_tables
+from backupd.engine.server.definitions import Definitions, TableDefinition, read_tables
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName, quote_name

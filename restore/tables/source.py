@@ -15,13 +15,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from backupd.engine.dump.table_reader import dump_quiet
-from backupd.engine.physical.dictionary import Known
-from backupd.engine.schema.definitions import TableDefinition, read_definition
-from backupd.engine.schema.foreign_keys import ForeignKey, ForeignKeys
-from backupd.engine.server.census import uncovered
+from backupd.engine.dump.selection import dump_quiet
+from backupd.engine.physical.tablespace_transport import Known
+from backupd.engine.server.definitions import TableDefinition, read_definition
+from backupd.engine.server.probe import uncovered
 from backupd.engine.sql.client import Connection
-from backupd.engine.sql.tables import list_tables
+from backupd.engine.sql.tables import ForeignKey, ForeignKeys, list_tables
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.job import Report
 from backupd.model.manifest import Entry
@@ -38,21 +37,20 @@ from backupd.model.table import (
 )
 from backupd.model.text import Clock
 from backupd.process.folders import write_whole
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
 from restore.cutover.keys_and_triggers import TableInventory
 from restore.cutover.schema_objects import copy_scripts, keep_scripts, remarks
 from restore.fetch.chain import Stopwatch
 from restore.fetch.objects import default_workers, fetch
 from restore.fetch.sources import Loaded, load_chain, load_dump, pinned
 from restore.planning.table_plan import Source
+from restore.replay.private_replay import RolledForward
 from restore.replay.related_tables import relatives
-from restore.replay.roll_forward import RolledForward
-from restore.scratch.private_copy import TableCopySpec, loaded_instance
-from restore.scratch.server import ScratchSpec
-from restore.scratch.subset import SubsetCopy, subset_instance, tables_in
+from restore.scratch_server import ScratchSpec, TableCopySpec, loaded_instance
+from restore.subset import SubsetCopy, subset_instance, tables_in
 from restore.tables.outcome import TablesSpec
 from restore.tables.tablespace_copy import CopiedTables, TablespaceCopier
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 _MARKER = "extracted.json"
 _VOLATILE = "MEMORY"

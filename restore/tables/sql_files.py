@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from backupd.engine.schema.definition_text import tokens
+from backupd.engine.server.definition_text import tokens
 from backupd.engine.toolset import CLIENTS
 from backupd.model.errors import RefusedError
 from backupd.model.server_facts import Flavour

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.dump.table_reader import write_files
+from backupd.engine.dump.selection import write_files
 from backupd.engine.physical.tablespace_transport import (
     SPARE,
     Imported,
@@ -24,17 +24,17 @@ from backupd.engine.physical.tablespace_transport import (
     import_tables,
     remove_strays,
 )
-from backupd.engine.schema.definitions import TableDefinition, read_tables, write_definition
+from backupd.engine.server.definitions import TableDefinition, read_tables, write_definition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import ServerError
 from backupd.model.job import Report
 from backupd.model.proof import Phase
 from backupd.model.table import DumpedTable, Outcome, TableName, definition_path, quote_name, table_folder
 from restore.cutover import cutover as handoverjournal
+from restore.cutover import staging_schema as loadjournal
+from restore.cutover.parallel_load import MOST_WORKERS, settings_of
+from restore.cutover.staging_schema import Entry, Journal, State, journal_of, own_schemas, staged_table
 from restore.fetch.chain import Stopwatch
-from restore.load import staging_schema as loadjournal
-from restore.load.parallel_load import MOST_WORKERS, settings_of
-from restore.load.staging_schema import Entry, Journal, State, journal_of, own_schemas, staged_table
 from restore.tables.outcome import TABLESPACE
 
 _RESERVED = frozenset({SPARE, loadjournal.TABLE, handoverjournal.TABLE})

@@ -17,9 +17,9 @@ from botocore.exceptions import ClientError
 
 from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError
 from backupd.model.text import Clock, format_time
-from storage.contract import layout
-from storage.contract.config import S3Config
-from storage.contract.destination import (
+from storage import layout
+from storage.config import S3Config
+from storage.destination import (
     Capability,
     Coldness,
     ObjectInfo,
@@ -30,10 +30,9 @@ from storage.contract.destination import (
     not_empty,
     sha256_of,
 )
-from storage.s3 import archive as s3archive
-from storage.s3 import versions as s3versions
-from storage.s3.client import BEGIN_SECONDS, READ_SECONDS, Bucket
-from storage.s3.errors import code_of, is_missing, status_of
+from storage.s3 import lifecycle as s3archive
+from storage.s3 import lifecycle as s3versions
+from storage.s3.client import BEGIN_SECONDS, READ_SECONDS, Bucket, code_of, is_missing, status_of
 from storage.s3.stream import SHA256, TOKEN, Upload, open_download
 
 if TYPE_CHECKING:

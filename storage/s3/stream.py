@@ -25,8 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from backupd.model.errors import DestinationError
-from storage.s3.client import ATTEMPTS, Bucket
-from storage.s3.errors import code_of, is_unreachable, status_of
+from storage.s3.client import ATTEMPTS, Bucket, code_of, is_unreachable, status_of
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody

@@ -27,12 +27,11 @@ from backupd.model.errors import (
     UnreachableError,
 )
 from backupd.model.text import format_size
-from storage.contract import layout
-from storage.contract.config import SftpConfig
-from storage.contract.destination import Capability, ObjectInfo, Space, new_marker, not_empty
-from storage.local.folder import FOLDER_MODE, LINK_HINT, SourceFailedError, folders_of, read_source
-from storage.sftp.session import ANSWER_SECONDS, Sessions
-from storage.sftp.stream import SYNC_SECONDS, Download, Upload
+from storage import layout
+from storage.config import SftpConfig
+from storage.destination import Capability, ObjectInfo, Space, new_marker, not_empty
+from storage.folder import FOLDER_MODE, LINK_HINT, SourceFailedError, folders_of, read_source
+from storage.sftp.session import ANSWER_SECONDS, SYNC_SECONDS, Download, Sessions, Upload
 from storage.sftp.wire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
 
 _TEMPORARY = ".tmp"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import Protocol
 
-from storage.contract.destination import Space
+from storage.destination import Space
 
 BLOCK = 32 * 1024
 """Bytes in one read or write: what every server takes."""

@@ -11,8 +11,8 @@ from typing import BinaryIO, cast
 import pytest
 
 from backupd.model.errors import DestinationError, ObjectMissingError
-from storage.contract import layout
-from storage.contract.destination import Capability, Destination, TreeDestination, as_tree
+from storage import layout
+from storage.destination import Capability, Destination, TreeDestination, as_tree
 
 PART = 1 << 20
 """The piece size of the drivers that copy in pieces."""

@@ -12,7 +12,7 @@ import typer
 
 from backupd.app.context.settings import Settings, load_settings
 from backupd.cli.main import app
-from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER
+from backupd.engine.server.sandbox import MAKE_WORKER, WORKER
 from tests.support.service.systemd_unit import service, writable
 
 ROOT = Path(__file__).parents[2]

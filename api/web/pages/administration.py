@@ -18,7 +18,7 @@ from api.web.site import link, render
 from api.web.words import problem_of
 from backupd.app.context.access import require_all
 from backupd.app.service.facade import Service
-from backupd.catalog.base.pages import number_of
+from backupd.catalog.rows import number_of
 from backupd.model.access import Role, Token
 from backupd.model.errors import BackupdError
 from policies import reference

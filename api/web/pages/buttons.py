@@ -11,13 +11,11 @@ from fastapi.responses import RedirectResponse
 from api.auth import Acting, CurrentActor, OnSite, allowed
 from api.web.forms import Form, back_to, form
 from api.web.site import link
-from backupd.app.context.access import require_all
-from backupd.app.context.audit import audit
+from backupd.app.context.access import audit, require_all
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
-from backupd.model.backup_record import BackupKind
+from backupd.model.backup_record import BackupKind, HoldKind
 from backupd.model.errors import UsageError
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord
 
 router = APIRouter(include_in_schema=False)

@@ -17,7 +17,7 @@ from api.web.drawing import backup_moment
 from api.web.site import link, render
 from api.web.words import Shown, problem_of
 from backupd.app.service.facade import Service
-from backupd.app.views.server import ServerOverview, Status
+from backupd.app.views.server_status import ServerOverview, Status
 from backupd.model.access import Actor, Role
 from backupd.model.backup_record import BackupDetail, BackupRecord
 from backupd.model.errors import BackupdError

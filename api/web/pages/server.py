@@ -19,6 +19,7 @@ from api.web.forms import Form, form, moment_of
 from api.web.site import link, render
 from api.web.words import Shown, problem_of
 from backupd.app.restores.request import RestoreRequest
+from backupd.app.retention.rules import BYTES_NOTE
 from backupd.app.service.facade import Service
 from backupd.model.access import Role
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -26,7 +27,6 @@ from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
 from backupd.recovery.chains import chains
 from backupd.recovery.timeline import Timeline
-from backupd.retention.values import BYTES_NOTE
 from restore.planning.plan import Plan
 from restore.planning.target import AtBackup, AtTime, Latest, parse_target
 

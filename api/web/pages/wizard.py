@@ -20,7 +20,7 @@ from api.problems import status_of
 from api.web.forms import Form, form, moment_of
 from api.web.site import link, render
 from api.web.words import problem_of
-from backupd.app.binlogs.search import Found, TooLongError
+from backupd.app.binlogs.transactions import Found, TooLongError
 from backupd.app.context.wiring import Wiring
 from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
 from backupd.app.restores.request import RestoreRequest
@@ -32,7 +32,7 @@ from backupd.model.errors import BackupdError, DamagedError, DestinationError, U
 from backupd.model.table import TableName
 from backupd.model.text import format_time
 from restore.planning.inexact_replay import InexactError
-from restore.planning.past_end import OlderError
+from restore.planning.target import OlderError
 
 _HINT = "fill in what is missing; nothing was done"
 

@@ -16,11 +16,9 @@ from datetime import UTC, datetime, timedelta
 
 from backupd.alerts.channels import DeliveryError
 from backupd.alerts.ledger import MANY, Ledger, Turn, grouped
-from backupd.alerts.message import Letter
+from backupd.alerts.message import Letter, letter_about, letter_after_silence, letter_of_silence
 from backupd.alerts.rules import JOB, UNDELIVERABLE, endings_of, rule_of_incident, topic_of
-from backupd.alerts.wording import letter_about, letter_after_silence, letter_of_silence
-from backupd.app.alerting.channels import CHANNELS, EMAIL, names, recipient, site_of, usable_channels, written
-from backupd.app.alerting.watchdog_ping import HEARTBEAT
+from backupd.app.alerting.sender import CHANNELS, EMAIL, HEARTBEAT, names, recipient, site_of, usable_channels, written
 from backupd.app.backups.rotation_hooks import HOOK
 from backupd.app.context.incidents import (
     API,

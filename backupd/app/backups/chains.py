@@ -16,7 +16,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.restores.whole_server import measured_rates
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.physical.imported_tables import imported_tables, newest_table
-from backupd.engine.server.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
+from backupd.engine.server.binary_logs import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
 from backupd.engine.sql.client import Session
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import DamagedError, NotFoundError
@@ -25,12 +25,12 @@ from backupd.model.proof import FAILED, UNDECIDED, Proof
 from backupd.model.server_facts import ServerInfo, Version
 from backupd.model.text import format_duration, format_size, format_time
 from backupd.recovery.chains import chain_of
+from backupd.transfer.deletion import is_whole, marks
 from backupd.transfer.records.manifests import read
-from backupd.transfer.sweep.deletion import is_whole, marks
 from policies.schema import Physical
 from restore.datadir.staging import MARKER, UNKNOWN, restored_by
 from restore.planning.plan import DEFAULT_RATES, bytes_of
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 _PHASES = ("fetched", "prepared", "restored", "started")
 _WORTH_IT = 32 * 1024 * 1024

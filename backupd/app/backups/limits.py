@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.engine.server_load import (
     RESUME,
     Gauges,

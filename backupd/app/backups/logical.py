@@ -10,19 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backupd.app.backups.backup_row import add_row, behind, clock_warning, record_of
+from backupd.app.backup_records import add_row, behind, clock_warning, record_of
 from backupd.app.backups.limits import throttled
-from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import meet, problem_of, reason_of
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing, signed_servers
-from backupd.app.context.wiring import Wiring, worker_count
+from backupd.app.context.wiring import JobRun, Wiring, worker_count
 from backupd.backup.commit import Documents
-from backupd.backup.dump.logical import LogicalSpec, execute
 from backupd.backup.host_configuration import collect
+from backupd.backup.logical import LogicalSpec, execute
 from backupd.engine.dump.selection import dump_tools, select
-from backupd.engine.server.census import uncovered
-from backupd.engine.server.probe import examine
+from backupd.engine.server.probe import examine, uncovered
 from backupd.engine.sql.tables import hurry
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup_record import BackupRecord
@@ -32,9 +30,9 @@ from backupd.model.server_facts import Identity, ServerInfo, no_roll_forward
 from backupd.model.table import DumpedTable, TablePattern
 from policies.problems import suggestion
 from policies.schema import Logical, Tables
-from restore.runbook.logical import render_logical_runbook
+from restore.runbook.backup_runbook import render_logical_runbook
 from restore.runbook.shared_steps import render_unpack
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 BY_HAND = "by hand"
 """The set of tables that somebody named for one run. No set of a policy can have a name with a space."""

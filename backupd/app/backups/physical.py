@@ -13,28 +13,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from backupd.app.backups.backup_row import add_row, behind, clock_warning, record_of
+from backupd.app.backup_records import add_row, adopt_unknown, behind, clock_warning, record_of
 from backupd.app.backups.chains import Decision, decide
 from backupd.app.backups.limits import throttled
 from backupd.app.backups.logical import dump_tables
 from backupd.app.backups.rotation_hooks import away
 from backupd.app.context.logging_setup import say
-from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import meet, problem_of, reason_of, refuse_stranger
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.trust import require_signing, signed_servers
-from backupd.app.context.wiring import Wiring, worker_count
-from backupd.app.reconcile.backup_records import adopt_unknown
+from backupd.app.context.wiring import JobRun, Wiring, worker_count
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.retention.retention import relieve
-from backupd.backup.checks.coverage import REMEDY, in_no_backup, left_out, lost_words
-from backupd.backup.checks.location import elsewhere
-from backupd.backup.checks.speed import slow_destinations
 from backupd.backup.commit import Documents
 from backupd.backup.host_configuration import collect
-from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
-from backupd.engine.server.census import uncovered
-from backupd.engine.server.probe import examine
+from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute, slow_destinations
+from backupd.backup.server_checks import REMEDY, elsewhere, in_no_backup, left_out, lost_words
+from backupd.engine.server.probe import examine, uncovered
 from backupd.engine.sql.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness, take
@@ -47,9 +42,9 @@ from backupd.model.server_facts import Identity
 from backupd.model.text import new_id
 from restore.datadir.staging import restored_by
 from restore.planning.plan import DEFAULT_RATES
+from restore.runbook.backup_runbook import render_runbook
 from restore.runbook.shared_steps import render_unpack
-from restore.runbook.whole import render_runbook
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 REPEATS = 2
 """How often a physical backup is taken again in one job when tables were changed under the tool."""

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.logging_setup import redacted, say
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.backups import Absence
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, ToolError
 from backupd.model.event import Event, Severity

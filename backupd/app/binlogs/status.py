@@ -18,7 +18,7 @@ from backupd.model.errors import BackupdError
 from backupd.model.text import format_time, parse_time
 from backupd.recovery.runs import last_of, place_of, same_state
 from policies.lint import streams
-from restore.planning.past_end import LIMIT, Stream
+from restore.planning.target import LIMIT, Stream
 
 DAY = timedelta(days=1)
 NOT_RUNNING = "not running"

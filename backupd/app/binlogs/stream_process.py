@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from backupd.app.binlogs.log_records import CatalogBackfill
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.context.logging_setup import say
@@ -29,10 +30,9 @@ from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.app.copies.log_copies import LogCopies, LogsCopied, copies_of
 from backupd.app.copies.missing_copies import opened, sources, wanted
 from backupd.app.copies.replication import pause_after
-from backupd.app.reconcile.log_records import CatalogBackfill
-from backupd.app.runtime.catalog_writer import CatalogWriter
+from backupd.app.runtime.child_process import CatalogWriter
 from backupd.app.runtime.service_manager import Signals, Waker
-from backupd.binlog.archive.archiver import Archiver, Shipped
+from backupd.binlog.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.supervisor import Streamer
@@ -46,11 +46,11 @@ from backupd.model.server_facts import Flavour, Position
 from backupd.model.text import format_duration, format_time
 from backupd.process.throttle import TokenBucket
 from backupd.recovery.runs import place_of
-from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.records.sealing import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
 from restore.datadir.staging import restored_by
-from storage.contract.destination import Destination
+from storage.destination import Destination
 from storage.throttle_and_breaker import throttled
 
 BEAT = 1.0

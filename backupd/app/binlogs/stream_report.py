@@ -17,8 +17,8 @@ from backupd.app.context.incidents import DESTINATION, PURGE, SPOOL, STREAM, Inc
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import owner
-from backupd.app.runtime.catalog_writer import CatalogWriter
-from backupd.binlog.archive.archiver import Behind
+from backupd.app.runtime.child_process import CatalogWriter
+from backupd.binlog.archiver import Behind
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.catalog.session import Catalog

@@ -21,11 +21,11 @@ from backupd.app.context.logging_setup import log_folder, say
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.child_process import ChildProcess, ProcessWatch, open_log, start
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER, HoldKind
+from backupd.process.command import kill_family
 from backupd.process.pipeline import describe_exit
-from backupd.process.supervise import kill_family
 from policies.lint import streams
 
 TICK = 1.0

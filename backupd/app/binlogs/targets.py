@@ -22,11 +22,14 @@ from backupd.model.binlog import (
     FIRST_EVENT,
     Branch,
     Ending,
+    MariadbGtids,
     ReplayLeg,
     SegmentKey,
     SegmentRecord,
     Stop,
     Transaction,
+    covers,
+    same,
 )
 from backupd.model.errors import (
     ConfigurationError,
@@ -35,11 +38,9 @@ from backupd.model.errors import (
     KeyUnusableError,
     RefusedError,
 )
-from backupd.model.gtid import MariadbGtids, covers, same
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
-from backupd.recovery.positions import APART, Missing, holder, state_after
-from backupd.recovery.runs import Place, parted, place_of, same_state
+from backupd.recovery.runs import APART, Missing, Place, holder, parted, place_of, same_state, state_after
 from backupd.recovery.windows import RouteLeg, Span
 from restore.planning.inexact_replay import beyond_replay, open_before, over_temporary
 from restore.planning.target_resolution import History, Material

@@ -3,26 +3,44 @@ and time.
 
 Rows of the catalog show which index a question needs before one is opened. An index is read as a stream, from the
 best destination that has it whole. Times in a binary log may be false: ``recovery.positions`` decides which count.
+
+`backupd binlog search`: which transactions touched a table, when, and what to restore to before one of them.
+
+Read from the sealed indexes, one segment after the other, so the memory does not grow with the archive. A segment
+that no destination gives is an error: what the others hold is given first, then the search fails.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from fnmatch import fnmatchcase
 from itertools import groupby
+from typing import Any
 
+from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.catalog.binlogs import Binlogs
-from backupd.model.binlog import Run, SegmentRecord, Transaction
-from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError, StreamError
+from backupd.model.binlog import Change, ChangeKind, Run, Segment, SegmentRecord, Transaction
+from backupd.model.errors import (
+    BackupdError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    RefusedError,
+    StreamError,
+    UnknownNameError,
+    UsageError,
+)
 from backupd.model.text import format_time
-from backupd.recovery.positions import AHEAD, BACK, Cut, in_order
-from backupd.recovery.runs import Place
+from backupd.recovery.runs import AHEAD, BACK, Cut, Place, in_order
 from backupd.transfer import log_segments
 from backupd.transfer.log_leftovers import holding
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
+from policies.problems import suggestion
 
 _KEPT = 4
 _SMALL = 20_000
@@ -357,3 +375,232 @@ def _contradict(cut: Cut[Met], before: datetime | None, found: list[SegmentRecor
     first, *others = [record.segment.first_at for record in found]
     least = cut.since - AHEAD if before is None else before - BACK
     return (first is not None and first < least) or any(at is not None and at < cut.floor for at in others)
+
+
+_BEGINNING = ("", 0, -1)
+
+
+class TooLongError(UsageError):
+    """A search was not over in time: less has to be searched."""
+
+    problem_type = "search-too-long"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A transaction and its position: in ``file`` of ``branch``, within ``segment``. ``changes``: those of its
+    changes that were searched for; ``target``: what `backupd restore --to` takes to stop right before it."""
+
+    transaction: Transaction
+    file: str
+    branch: str
+    segment: Segment
+    changes: tuple[Change, ...]
+    target: str
+
+    @property
+    def cursor(self) -> str:
+        """For ``search``, to go on after it."""
+        return f"{self.branch}:{self.segment.number}:{self.transaction.start}"
+
+    def as_json(self) -> dict[str, Any]:
+        """As `binlog search --json` and REST give it; positions in bytes."""
+        one = self.transaction
+        return {
+            "at": format_time(one.at),
+            "precise": one.precise,
+            "gtid": one.gtid,
+            "file": self.file,
+            "pos": one.start,
+            "end": one.end,
+            "branch": self.branch,
+            "server_id": one.server_id,
+            "changes": [
+                {"schema": change.schema, "table": change.name, "kind": str(change.kind), "rows": change.rows}
+                for change in one.changes
+            ],
+            "statement": one.statement or None,
+            "state": one.state or None,
+            "restore_before": self.target,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``tables``: patterns of ``schema.table`` with ``*`` and ``?``; without a dot, of a table in any schema."""
+
+    tables: tuple[str, ...] = ()
+    kinds: frozenset[ChangeKind] = frozenset()
+    since: datetime | None = None
+    until: datetime | None = None
+    gtid: str | None = None
+    beyond: tuple[str, int, int] = field(default=_BEGINNING)
+    """A branch, and a place in it: nothing up to there."""
+
+    def changes_of(self, one: Transaction) -> tuple[Change, ...] | None:
+        """Those that are looked for; None for a transaction that is not."""
+        if (self.since is not None and one.at < self.since) or (self.until is not None and one.at > self.until):
+            return None
+        if self.gtid is not None and one.gtid.lower() != self.gtid.lower():
+            return None
+        found = tuple(change for change in one.changes if self._is(change))
+        return found if found or not (self.tables or self.kinds) else None
+
+    def file(self, branch: str) -> int:
+        """The number of the first file of ``branch`` that is looked at."""
+        return self.beyond[1] if branch == self.beyond[0] else 0
+
+    def first(self, record: SegmentRecord) -> int:
+        """The first byte of its file that is looked at."""
+        return self.beyond[2] + 1 if (record.key.branch, record.key.number) == self.beyond[:2] else 0
+
+    def _is(self, change: Change) -> bool:
+        if self.kinds and change.kind not in self.kinds:
+            return False
+        return not self.tables or any(
+            fnmatchcase(f"{change.schema}.{change.name}" if "." in pattern else change.name, pattern)
+            for pattern in self.tables
+        )
+
+
+def search(
+    wiring: Wiring,
+    server: str,
+    *,
+    tables: Sequence[str] = (),
+    kinds: Sequence[ChangeKind] = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
+    gtid: str | None = None,
+    limit: int | None = None,
+    branch: str | None = None,
+    after: str | None = None,
+    seconds: float | None = None,
+) -> Iterator[Found]:
+    """Transactions in log order, the oldest branch first; at most ``limit``, and only those behind the cursor
+    ``after``. ``seconds``: so long may it take to the last of them.
+
+    Raises NotFoundError for a server or branch without binary logs, UsageError for what is no GTID and what is no
+    cursor, TooLongError, ConfigurationError or KeyUnusableError without the private key, and after everything else
+    DamagedError or DestinationError when some segments could not be read.
+    """
+    require_known(wiring, server)
+    known = [one.id for one in wiring.catalog.binlogs.branches(server)]
+    if branch is not None and branch not in known:
+        raise UnknownNameError(
+            f"no binary log of branch {branch} of {server} is archived{suggestion(branch, known)}",
+            hint=f"`backupd timeline {server}` shows the branches that there are",
+        )
+    if not known:
+        raise NotFoundError(
+            f"no binary log of {server} is archived", hint=f"`backupd binlog status {server}` shows what there is"
+        )
+    branches = [one for one in known if branch in (None, one)]
+    beyond = _place(after, branches) if after is not None else _BEGINNING
+    branches = branches[branches.index(beyond[0]) :] if beyond[0] else branches
+    wanted = Wanted(tuple(tables), frozenset(kinds), since, until, gtid, beyond)
+    return _found(wiring, server, branches, known[-1], wanted, limit, seconds)
+
+
+def _place(after: str, branches: Sequence[str]) -> tuple[str, int, int]:
+    branch, _, place = after.partition(":")
+    number, _, start = place.partition(":")
+    if branch not in branches or not all(
+        word.isascii() and word.isdigit() and len(word) < 16 for word in (number, start)
+    ):
+        raise UsageError(
+            f"{after[:80]!r} is no cursor", hint="take it from the previous page, or begin again without one"
+        )
+    return branch, int(number), int(start)
+
+
+def _found(
+    wiring: Wiring,
+    server: str,
+    branches: Sequence[str],
+    current: str,
+    wanted: Wanted,
+    limit: int | None,
+    seconds: float | None,
+) -> Iterator[Found]:
+    indexes = Indexes(wiring)
+    failures: list[DamagedError | DestinationError] = []
+    told = 0
+    deadline = None if seconds is None else time.monotonic() + seconds
+
+    def in_time(record: SegmentRecord) -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise _too_long(record, told, seconds)
+
+    for record, first in _segments(wiring, server, branches, wanted):
+        in_time(record)
+        try:
+            for one in indexes.transactions(record):
+                in_time(record)
+                changes = wanted.changes_of(one) if one.start >= first else None
+                if changes is None:
+                    continue
+                yield Found(
+                    one, record.segment.file, record.key.branch, record.segment, changes, _target(one, record, current)
+                )
+                told += 1
+                if told == limit:
+                    return
+        except (DamagedError, DestinationError) as error:
+            failures.append(error)
+    if failures:
+        message = f"{len(failures)} pieces of the archive could not be read: transactions may be missing in this list"
+        lines = [error.line for error in failures]
+        if any(isinstance(error, DamagedError) for error in failures):
+            raise DamagedError(message, lines, hint=failures[0].hint)
+        raise DestinationError(message, detail="\n".join(lines), hint=failures[0].hint)
+
+
+def _too_long(record: SegmentRecord, told: int, seconds: float | None) -> TooLongError:
+    segment = record.segment
+    begun = f", which begins at {format_time(segment.first_at)}" if segment.first_at is not None else ""
+    return TooLongError(
+        f"the search did not finish within {seconds:g} seconds",
+        detail=f"it had reached {segment.file} of branch {record.key.branch}{begun}, and had found {told} transactions",
+        hint="narrow it with since and until; the command line has no time limit: backupd binlog search "
+        f"{segment.server}",
+    )
+
+
+def _target(one: Transaction, record: SegmentRecord, current: str) -> str:
+    place = f"before-gtid:{one.gtid}" if one.gtid else f"{record.segment.file}:{one.start}"
+    return place if record.key.branch == current else f"{place}@{record.key.branch}"
+
+
+def _segments(
+    wiring: Wiring,
+    server: str,
+    branches: Sequence[str],
+    wanted: Wanted,
+) -> Iterator[tuple[SegmentRecord, int]]:
+    """Each with the first of its bytes that no segment before it has covered."""
+    binlogs = wiring.catalog.binlogs
+    if wanted.gtid is not None:
+        try:
+            held = binlogs.holding_gtid(server, wanted.gtid)
+        except ValueError as error:
+            raise UsageError(f"{wanted.gtid!r} is no GTID of {server}: {error}") from error
+        yield from (
+            (record, wanted.first(record))
+            for record in held
+            if record.key.branch in branches
+            and record.segment.transactions
+            and record.key.number >= wanted.file(record.key.branch)
+        )
+        return
+    for name in branches:
+        found = binlogs.each_segment(
+            server, name, from_place=(wanted.file(name), 0), since=wanted.since, until=wanted.until
+        )
+        for _number, of_file in groupby(found, key=lambda record: record.key.number):
+            reached = 0
+            for record in of_file:
+                if record.key.end > reached:
+                    if record.segment.transactions and record.key.end > (first := wanted.first(record)):
+                        yield record, max(reached, first)
+                    reached = record.key.end

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from backupd.app.context.settings import Settings
-from backupd.backup.checks.finding import Finding, error, fine, warning
+from backupd.backup.finding import Finding, error, fine, warning
 from backupd.model.text import format_time
 from policies.access import Api, is_everywhere, is_loopback
 

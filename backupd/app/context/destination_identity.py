@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from backupd.app.context.wiring import Wiring
-from backupd.backup.checks.finding import Finding, error
+from backupd.backup.finding import Finding, error
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
-from storage.contract import layout
-from storage.contract.destination import Destination, repository_id
+from storage import layout
+from storage.destination import Destination, repository_id
 
 _HINT = (
     "keep only one of the names in the configuration: under two, the same copies count twice and expire by two "

@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
-from backupd.app.context.run import JobRun
-from backupd.app.context.wiring import Wiring
-from backupd.backup.checks.finding import Finding, warning
+from backupd.app.context.wiring import JobRun, Wiring
+from backupd.backup.finding import Finding, warning
 from backupd.model.access import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.backup_record import BackupState
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header
 from backupd.model.text import format_time, is_id, new_id
-from backupd.transfer.records.manifests import load_header
-from backupd.transfer.seal.keyring import (
+from backupd.transfer.records.keyring import (
     KeyInfo,
     digest_of,
     matches,
@@ -36,6 +34,7 @@ from backupd.transfer.seal.keyring import (
     seal_phrase,
     secret_fingerprints,
 )
+from backupd.transfer.records.manifests import load_header
 from policies.problems import suggestion
 
 _NAMED = 20

@@ -14,26 +14,24 @@ from pathlib import Path
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import spool_folder
 from backupd.app.context.wiring import Wiring
-from backupd.backup.checks.finding import Finding, error, fine
+from backupd.backup.finding import Finding, error, fine
 from backupd.binlog.connection_start import first_shared, is_kin
-from backupd.binlog.evidence import Comparison
+from backupd.binlog.continuity import Comparison
 from backupd.binlog.session import fetch
 from backupd.binlog.spool_files import Spool
 from backupd.engine.log_client import binlog_tool, connection_id
-from backupd.engine.server.binary_logs import BinlogSource, SourceState
-from backupd.engine.server.history import missing_evidence
+from backupd.engine.server.binary_logs import BinlogSource, SourceState, missing_evidence
 from backupd.engine.server.probe import examine
 from backupd.engine.sql.client import Connection, Session
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
-from backupd.model.binlog import Branch, BranchReason
+from backupd.model.binlog import Branch, BranchReason, covers
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.gtid import covers
 from backupd.model.manifest import Header
 from backupd.model.server_facts import STRANGER, Flavour, Identity, ServerInfo, Verdict
 from backupd.model.text import format_time
-from backupd.recovery.lineage import Archived, Met, judge, strangers_by_backups
+from backupd.recovery.chains import Archived, Met, judge, strangers_by_backups
 from backupd.recovery.runs import last_of
 from backupd.transfer.records.manifests import read
 from restore.datadir.staging import restored_by

@@ -22,7 +22,7 @@ from policies.schema import Policy
 if TYPE_CHECKING:
     from backupd.engine.sql.client import Connection
     from backupd.engine.sql.option_files import Tls
-    from backupd.transfer.sweep.deletion_limit import DeletionLimit
+    from backupd.transfer.deletion_limit import DeletionLimit
 
 DEFAULT_FILE = Path("/etc/backupd/backupd.yaml")
 FILE_VARIABLE = "BACKUPD_CONFIG"
@@ -184,7 +184,7 @@ class Settings:
     @property
     def deletion_limit(self) -> DeletionLimit:
         """What rules may mark within a day at one destination."""
-        from backupd.transfer.sweep.deletion_limit import DeletionLimit
+        from backupd.transfer.deletion_limit import DeletionLimit
 
         return DeletionLimit(self.configuration.retention.brake.share, self.configuration.retention.brake.count)
 

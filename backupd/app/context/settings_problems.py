@@ -11,7 +11,7 @@ from backupd.app.context.incidents import POLICY, TLS, Incidents
 from backupd.app.context.logging_setup import say
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring
-from backupd.backup.checks.finding import Finding, error, fine, warning
+from backupd.backup.finding import Finding, error, fine, warning
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.option_files import Tls, is_this_host, verifies
 from backupd.model.errors import ConfigurationError, Problem

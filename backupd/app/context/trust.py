@@ -12,18 +12,17 @@ from typing import Any
 
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.settings import Settings
-from backupd.backup.checks.finding import Finding, error, fine, warning
+from backupd.backup.finding import Finding, error, fine, warning
 from backupd.catalog.session import Catalog
-from backupd.model.backup_record import BackupState
+from backupd.model.backup_record import EVERY_SERVER, BackupState
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import BackupdError, CatalogError, NotFoundError, RefusedError, TamperedError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER
 from backupd.model.text import Clock
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
-from backupd.transfer.seal.keyring import public_keys
-from storage.contract.config import DestinationConfig
-from storage.contract.destination import Destination
+from backupd.transfer.records.keyring import public_keys
+from storage.config import DestinationConfig
+from storage.destination import Destination
 
 _PAGE = """\
 THE RECOVERY PAGE OF {host}

@@ -1,6 +1,8 @@
 """What every use case stands on: settings, catalog, destinations, keys. Opened once, closed once.
 
 What opens destinations and keys is imported where that is done: a command that only reads the catalog needs none of it.
+
+One run of a job, as the code that does the work sees it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import os
 import pwd
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,27 +22,31 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from backupd.app.context.settings import ServerSettings, Settings
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.errors import (
     BackupdError,
     BusyError,
+    CancelledError,
     CatalogError,
     DestinationError,
     KeyUnusableError,
     RefusedError,
 )
 from backupd.model.event import Event, Severity
+from backupd.model.job import JobRecord, Report, silent
+from backupd.model.proof import Phase
 from backupd.model.text import Clock
 from backupd.process.folders import PASSABLE
 from backupd.process.runtime import passable_directory
 
 if TYPE_CHECKING:
-    from backupd.transfer.seal.keyring import KeyInfo
-    from backupd.transfer.seal.seal import Unsealer
-    from storage.contract.destination import Destination
+    from backupd.transfer.records.keyring import KeyInfo
+    from backupd.transfer.records.sealing import Unsealer
+    from storage.destination import Destination
+
 
 GRACE = timedelta(days=1)
 """How long a deleted backup can be undeleted."""
@@ -57,7 +64,7 @@ def utc_now() -> datetime:
 def owner(worker: int | None = None) -> str:
     """This process, as jobs name the one that runs them: ``host boot namespace pid start``; with the number of one of
     its workers where that claimed the job and has not handed it over yet."""
-    from backupd.transfer.guards.lease import Owner
+    from backupd.transfer.leases import Owner
 
     here = Owner.current()
     process = f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
@@ -77,7 +84,7 @@ def owner_state(text: str) -> bool | None:
     container."""
     if not text:
         return False
-    from backupd.transfer.guards.lease import Owner
+    from backupd.transfer.leases import Owner
 
     here = Owner.current()
     host, _, rest = text.partition(" ")
@@ -255,7 +262,7 @@ class Wiring:
             destination = self.destination(name)
             if not destination.is_initialised():
                 if self.holds_backups(name):
-                    from backupd.backup.checks.preflight import EMPTIED_HINT
+                    from backupd.backup.preflight import EMPTIED_HINT
 
                     raise RefusedError(
                         f"destination {name} should hold backups, but its folder is empty or not a repository",
@@ -276,7 +283,7 @@ class Wiring:
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
         """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all
         problems at once."""
-        from backupd.transfer.seal.keyring import resolve_recipients
+        from backupd.transfer.records.keyring import resolve_recipients
 
         encryption = self.settings.encryption
         found = resolve_recipients(encryption.gnupg_home, encryption.recipients, now=self.clock())
@@ -292,7 +299,7 @@ class Wiring:
 
     def unsealer(self) -> Unsealer:
         """Raises ConfigurationError when this machine has no decryption key configured."""
-        from backupd.transfer.seal.seal import Unsealer
+        from backupd.transfer.records.sealing import Unsealer
 
         restore = self.settings.needs_restore()
         return Unsealer(restore.gnupg_home, restore.passphrase_file)
@@ -396,3 +403,49 @@ def worker_count(limit: int = 3) -> int:
 def names(destinations: Sequence[Destination]) -> str:
     """Destinations for a sentence: ``local, offsite``."""
     return ", ".join(destination.name for destination in destinations)
+
+
+def _ours() -> None:
+    """Nobody else could have taken the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """``report`` takes progress; ``cancel`` is set when the work should stop (pass it to pipelines, poll it in loops);
+    ``fence`` raises RefusedError when the job is no longer this process's: call it right before anything is committed.
+    ``log``: where tools may write what they print, redacted; None without a file. ``watched``: somebody waits in this
+    process and sees how it ends. ``restore``: what a command was asked for that no row holds (options, whom to ask);
+    None for a restore whose row says it all.
+    """
+
+    job: JobRecord
+    report: Report = silent
+    cancel: threading.Event = field(default_factory=threading.Event)
+    fence: Callable[[], None] = _ours
+    log: Path | None = None
+    watched: bool = False
+    restore: Callable[[JobRun], Any] | None = None
+
+    def check(self) -> None:
+        """Raises CancelledError when somebody asked to stop."""
+        if self.cancel.is_set():
+            raise CancelledError(f"job {self.job.id} was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job came to. ``id`` of what it made; ``bytes`` of plaintext moved; ``phases`` for later estimates.
+
+    ``problem``: the work was done to its end and found something bad (a backup that does not restore): the job failed,
+    though nothing was raised. ``partial``: what it made is there and can be used, and the problem is what is missing
+    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again. ``outcome``: what the work
+    gave, for whoever waits for it in this process; nothing of it is recorded.
+    """
+
+    id: str = ""
+    bytes: int = 0
+    phases: tuple[Phase, ...] = ()
+    problem: BackupdError | None = None
+    partial: bool = False
+    accepted: bool = False
+    outcome: Any = None

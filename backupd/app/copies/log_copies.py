@@ -17,11 +17,11 @@ from backupd.model.errors import DamagedError, DestinationError, NotFoundError
 from backupd.model.text import Clock
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.copies import copy_branch, copy_segment
-from backupd.transfer.guards.object_locks import lengthen_branch
+from backupd.transfer.holds_and_locks import lengthen_branch
 from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
 from backupd.transfer.log_segments import SegmentConflictError
 from backupd.transfer.relay import Check, Relay
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,18 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
 from backupd.app.copies.protection import look as look_at_protection
-from backupd.app.retention.log_retention import archive
-from backupd.app.retention.preview import as_if_there, foresee
+from backupd.app.retention.decisions import NOTHING
+from backupd.app.retention.preview import archive, as_if_there, foresee
+from backupd.app.retention.rules import Decisions
 from backupd.app.runtime.periodic import PeriodicCheck
-from backupd.backup.checks.finding import Finding, from_error, warning
-from backupd.backup.checks.preflight import EMPTIED_HINT
+from backupd.backup.finding import Finding, from_error, warning
+from backupd.backup.preflight import EMPTIED_HINT
 from backupd.catalog.jobs import OPEN
-from backupd.model.backup_record import BackupRecord, BackupState
+from backupd.model.backup_record import EVERY_SERVER, BackupRecord, BackupState, HoldKind
 from backupd.model.errors import BackupdError, RefusedError
-from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_time, new_id
-from backupd.retention.logs import NOTHING
-from backupd.retention.values import Decisions
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 COMPLETE = str(BackupState.COMPLETE)
 

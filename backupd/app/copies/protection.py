@@ -24,7 +24,7 @@ from policies.schema import Protection
 
 if TYPE_CHECKING:
     from backupd.model.manifest import Header
-    from storage.contract.destination import Destination
+    from storage.destination import Destination
 
 PROTECTION = Pair("not-protected", "protected-again")
 _COMPLETE = str(BackupState.COMPLETE)

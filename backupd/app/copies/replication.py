@@ -14,17 +14,16 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from backupd.app.backup_records import LOST, adopt_unknown, find_lost
 from backupd.app.context.incidents import SLOW, Incidents, Pair
-from backupd.app.context.run import JobRun
-from backupd.app.context.wiring import Wiring, worker_count
-from backupd.app.copies.copy_verification import Examined, damaged, verify_copies
+from backupd.app.context.wiring import JobRun, Wiring, worker_count
 from backupd.app.copies.log_copies import LogsCopied, copies_of
 from backupd.app.copies.missing_copies import Wanted, above, opened, sources, wanted
-from backupd.app.reconcile.backup_records import LOST, adopt_unknown, find_lost
+from backupd.app.copies.repairs import Examined, damaged, verify_copies
 from backupd.app.retention.deletion import reconcile, sweep_destination
 from backupd.app.retention.holds import kept_by_catalog
-from backupd.backup.checks.speed import LIMITED, LONG_SECONDS
-from backupd.model.backup_record import BackupRecord, BackupState, Copy
+from backupd.backup.physical import LIMITED, LONG_SECONDS
+from backupd.model.backup_record import EVERY_SERVER, BackupRecord, BackupState, Copy
 from backupd.model.errors import (
     BackupdError,
     BusyError,
@@ -37,16 +36,15 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER
 from backupd.model.job import Progress
 from backupd.model.manifest import Header
 from backupd.model.text import format_duration, format_size
 from backupd.transfer.copies import Copied, Order, TreePaths, replicate
-from backupd.transfer.guards.holds_and_marks import kept_at, put_hold, put_keep
+from backupd.transfer.holds_and_locks import kept_at, put_hold, put_keep
 from backupd.transfer.records.manifests import load_body
 from backupd.transfer.relay import PAUSES
-from storage.contract import layout
-from storage.contract.destination import Destination, as_tree
+from storage import layout
+from storage.destination import Destination, as_tree
 
 REPLICATION = Pair("replication-failing", "replication-caught-up")
 FIRST_PAUSE = timedelta(minutes=1)

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import BACKUPS
-from backupd.backup.checks.finding import Finding, warning
+from backupd.backup.finding import Finding, warning
 from backupd.catalog.jobs import Allowed
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.errors import NotFoundError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_duration
 

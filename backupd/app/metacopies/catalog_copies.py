@@ -40,14 +40,14 @@ from backupd.model.errors import (
 from backupd.model.event import Event, Severity
 from backupd.model.text import new_id
 from backupd.process.folders import locked_folder, remove_dead
+from backupd.transfer.deletion import marks
 from backupd.transfer.records.authenticity import SignedDestination
+from backupd.transfer.records.keyring import public_keys
 from backupd.transfer.records.manifests import backup_ids, get_bytes, put_bytes
-from backupd.transfer.scrub import Damage
-from backupd.transfer.seal.keyring import public_keys
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.sweep.deletion import marks
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo, marker_problem
+from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.scrub_and_repair import Damage
+from storage import layout
+from storage.destination import Destination, ObjectInfo, marker_problem
 
 CONFIGURATION = "backupd.yaml"
 POLICIES = "policies/"

@@ -24,11 +24,11 @@ from backupd.app.copies.repairs import REPAIRED
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.event import Event, Severity
 from backupd.process.folders import write_whole
-from backupd.transfer.guards.lease import exists
+from backupd.transfer.leases import exists
 from backupd.transfer.records.authenticity import SignedDestination
-from backupd.transfer.scrub import Damage, share_of
-from storage.contract import layout
-from storage.contract.destination import Destination
+from backupd.transfer.scrub_and_repair import Damage, share_of
+from storage import layout
+from storage.destination import Destination
 
 COPY_NOTE = "copies.json"
 """Name of the note in the spool."""

@@ -16,9 +16,9 @@ from backupd.model.errors import LockedError, NotFoundError
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.records.proofs import Kept, KeptWitness
-from backupd.transfer.seal.seal import Sealer
-from storage.contract import layout
-from storage.contract.destination import Destination
+from backupd.transfer.records.sealing import Sealer
+from storage import layout
+from storage.destination import Destination
 
 KEPT = timedelta(days=400)
 """For so long, at least, a proof outlives its backup at a destination."""

@@ -18,8 +18,8 @@ from urllib.parse import quote as in_url
 
 from backupd.transfer.records.authenticity import Signing
 from restore.runbook.shared_steps import signature_check
-from storage.contract import layout
-from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+from storage import layout
+from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 
 _PASSING = (layout.INTENTS, layout.PINS, layout.SWEEPS, layout.TOMBSTONES, layout.QUARANTINE, layout.MARKS)
 _ONCE = (layout.OBJECTS, layout.SERVERS)

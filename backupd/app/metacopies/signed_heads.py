@@ -37,13 +37,12 @@ from backupd.model.manifest import Header
 from backupd.model.text import format_duration, format_time, parse_time
 from backupd.process.folders import write_whole
 from backupd.recovery.runs import last_of
-from backupd.transfer.records import head as heads
-from backupd.transfer.records.authenticity import SignedDestination
-from backupd.transfer.records.head import Head, Reached, Retired
+from backupd.transfer.deletion import marks
+from backupd.transfer.records import authenticity as heads
+from backupd.transfer.records.authenticity import Head, Reached, Retired, SignedDestination
 from backupd.transfer.records.manifests import backup_ids, read
-from backupd.transfer.sweep.deletion import marks
-from storage.contract import layout
-from storage.contract.destination import Destination
+from storage import layout
+from storage.destination import Destination
 
 EVERY = timedelta(minutes=15)
 AT_MOST_EVERY = timedelta(minutes=1)

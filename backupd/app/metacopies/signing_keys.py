@@ -25,8 +25,7 @@ from backupd.app.metacopies.vouching import Vouched, vouch_anew
 from backupd.model.errors import DestinationError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
 from backupd.model.text import Clock, format_time
-from backupd.transfer.records.authenticity import SignedDestination, Signing, make_key
-from backupd.transfer.records.head import Retired
+from backupd.transfer.records.authenticity import Retired, SignedDestination, Signing, make_key
 
 ROTATED = "signing-key-rotated"
 _PRINT = (

@@ -18,19 +18,18 @@ from typing import Any
 from backupd.app.context.trust import undecided, wanting
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.copy_check import COPY_NOTE, CopyNote
-from backupd.model.backup_record import BackupRecord
+from backupd.model.backup_record import EVERY_SERVER, BackupRecord
 from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError, TamperedError
-from backupd.model.hold import EVERY_SERVER
 from backupd.model.manifest import Header, decode_header
 from backupd.transfer import log_segments
 from backupd.transfer.dedup import Presence
-from backupd.transfer.guards.object_locks import each
+from backupd.transfer.holds_and_locks import each
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of
 from backupd.transfer.records.manifests import backup_ids, load_body
+from backupd.transfer.records.sealing import Unsealer
 from backupd.transfer.records.segment_documents import decode_branch, decode_segment
-from backupd.transfer.seal.seal import Unsealer
-from storage.contract import layout, objects
+from storage import layout, objects
 
 _BATCH = 256
 _IN_BOTH = (

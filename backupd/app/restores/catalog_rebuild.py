@@ -21,16 +21,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from backupd.app.backup_records import is_ours, record_of_manifest
+from backupd.app.binlogs.log_records import Reconciliation
 from backupd.app.context.server_identity import recall
 from backupd.app.context.trust import report_tampering
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import own_copies
-from backupd.app.reconcile.backup_records import is_ours, record_of_manifest
-from backupd.app.reconcile.log_records import Reconciliation
 from backupd.app.restores.recover_versions import if_deleted
-from backupd.app.verify.log_check import is_at_work
+from backupd.app.verify.scrubbing import is_at_work
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup_record import BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupRecord, BackupState, Copy, HoldKind
 from backupd.model.document import opened_limit
 from backupd.model.errors import (
     ArchivedError,
@@ -44,24 +44,23 @@ from backupd.model.errors import (
     TamperedError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import Progress, Report
 from backupd.model.manifest import Header
 from backupd.model.text import format_time, new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer import log_segments as segments
+from backupd.transfer.collection import unfinished
 from backupd.transfer.dedup import Presence
-from backupd.transfer.guards.holds_and_marks import Kept, kept_at
+from backupd.transfer.deletion import marks
 from backupd.transfer.guards.pins_and_intents import intents
+from backupd.transfer.holds_and_locks import Kept, kept_at
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import backup_ids, read
 from backupd.transfer.records.proofs import KeptWitness
-from backupd.transfer.sweep.collection import unfinished
-from backupd.transfer.sweep.deletion import marks
-from storage.contract import layout, objects
-from storage.contract.destination import Destination
+from storage import layout, objects
+from storage.destination import Destination
 
 _FOLDER = "lost-"
 REBUILT = "catalog-rebuilt"

@@ -2,18 +2,19 @@
 are requested again.
 
 The row of a restore stays the same however often it is taken up; each attempt is a job.
+
+`backupd thaw`: ask for what a restore will need, look how far that is, make it faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from backupd.app.context.keys import require_keys
-from backupd.app.context.run import JobRun, Result
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.app.restores.allowed_folders import (
     at_real_place,
     refuse_changed,
@@ -22,21 +23,23 @@ from backupd.app.restores.allowed_folders import (
     refuse_unseen,
 )
 from backupd.app.restores.progress import view
-from backupd.app.restores.request import RestoreRequest
-from backupd.app.restores.table_restore import place_of, restore_tables
+from backupd.app.restores.request import RestoreOptions, RestoreRequest, TableOptions
+from backupd.app.restores.table_restore import place_of, plan_tables, restore_tables
 from backupd.app.restores.table_sources import chosen_way
-from backupd.app.restores.thaw_wait import refuse_cold
+from backupd.app.restores.thaw_jobs import advance, begin, raise_tier
+from backupd.app.restores.thaw_wait import parts_of, refuse_cold
 from backupd.app.restores.whole_server import earlier_attempt, foresee, plan, restore
 from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 from backupd.model.text import new_id
+from backupd.model.thaw import Thawing
 from restore.planning.plan import Plan
 from restore.planning.table_plan import TablePlan
 from restore.planning.target import Latest, parse_target
 from restore.tables.outcome import TablesOutcome
-from restore.whole.spec import RestoreOutcome
+from restore.whole_server import RestoreOutcome
 
 VALID = timedelta(hours=1)
 """How long a plan can be started."""
@@ -254,3 +257,56 @@ def _without_rows(document: dict[str, Any]) -> dict[str, Any]:
         if table["difference"]:
             table["difference"].pop("samples")
     return document
+
+
+@dataclass(frozen=True, slots=True)
+class Thawed:
+    """What was asked for. ``job`` None: everything can be read as it is."""
+
+    plan: Plan
+    job: JobRecord | None = None
+    thawing: Thawing | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As `thaw --json` gives it."""
+        return {
+            "server": self.plan.server,
+            "target": self.plan.target,
+            "chain": list(self.plan.chain),
+            "needed": self.plan.thaw.as_json() if self.plan.thaw else None,
+            "job": self.job.as_json() if self.job else None,
+            "thaw": self.thawing.as_json() if self.thawing else None,
+        }
+
+
+def thaw_for(
+    wiring: Wiring, server: str, target: str, options: RestoreOptions, tables: Sequence[str], by: str = ""
+) -> Thawed:
+    """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
+    options = replace(options, everywhere=True, accept_older=True, accept_inexact=True)
+    base = (
+        plan_tables(wiring, server, target, TableOptions.of(tables, None, options)).base
+        if tables
+        else plan(wiring, server, target, None, options=options)
+    )
+    if base.thaw is None:
+        return Thawed(base)
+    begun = begin(wiring, server, target, base.thaw, parts_of(base), of=" ".join(tables), by=by)
+    job = advance(wiring, begun.id)
+    return Thawed(base, job, wiring.catalog.thaws.count(job.id))
+
+
+def thaws(wiring: Wiring, server: str | None) -> list[tuple[JobRecord, Thawing]]:
+    """Every thaw that the catalog remembers, newest first. Those that wait are looked at where it is time, so that
+    they go on on a machine without the service, too."""
+    found = []
+    for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW):
+        due = job.state is JobState.WAITING and (job.not_before is None or job.not_before <= wiring.clock())
+        found.append(advance(wiring, job.id) if due else job)
+    return [(job, wiring.catalog.thaws.count(job.id)) for job in found]
+
+
+def raised(wiring: Wiring, job_id: str, tier: str) -> tuple[JobRecord, Thawing]:
+    """Raises what ``raise_tier`` does."""
+    raise_tier(wiring, job_id, tier)
+    return advance(wiring, job_id), wiring.catalog.thaws.count(job_id)

@@ -11,7 +11,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.model.errors import UsageError
 from backupd.model.job import Report
 from backupd.transfer.recover_versions import Found, Returned, bring_back, find
-from storage.contract.destination import Destination, as_versioned
+from storage.destination import Destination, as_versioned
 
 
 @dataclass(frozen=True, slots=True)

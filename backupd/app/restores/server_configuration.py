@@ -17,7 +17,7 @@ from typing import Any
 
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring
-from backupd.backup.host_files import FILES, LARGEST_SUM
+from backupd.backup.host_configuration import FILES, LARGEST_SUM
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.transfer.records.manifests import load_header, load_side_file
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.context.keys import require_keys
-from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import refuse_stranger
-from backupd.app.context.wiring import Wiring, owner, worker_count
+from backupd.app.context.wiring import JobRun, Wiring, owner, worker_count
 from backupd.app.restores.request import RestoreRequest, TableOptions
 from backupd.app.restores.table_sources import chosen_way
 from backupd.app.restores.thaw_wait import parts_of
@@ -31,8 +30,8 @@ from backupd.model.text import format_time, is_id
 from policies.problems import suggestion
 from restore.cutover.cutover import pending, settle
 from restore.cutover.plan import Pending, Triggers
+from restore.cutover.staging_schema import Staging, drop_staging, stagings
 from restore.cutover.table_swap import LostError
-from restore.load.staging_schema import Staging, drop_staging, stagings
 from restore.planning.table_plan import Source, TablePlan
 from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec

@@ -13,7 +13,7 @@ from backupd.app.restores.request import TableOptions
 from backupd.app.restores.thaw_wait import with_thaw
 from backupd.app.restores.whole_server import measured_rates, plan, sources
 from backupd.engine.physical.tablefiles import stem_of, table_of
-from backupd.engine.server.census import CLONE
+from backupd.engine.server.probe import CLONE
 from backupd.engine.sql.dialect import Dialect, dialect_of
 from backupd.model.backup_record import BackupKind
 from backupd.model.binlog import ReplaySpec, Transaction
@@ -30,12 +30,12 @@ from backupd.model.text import format_time
 from backupd.recovery.windows import not_rolled
 from restore.fetch.sources import Loaded, load_chain, load_dump
 from restore.planning.inexact_replay import InexactError
-from restore.planning.past_end import OlderError
 from restore.planning.plan import Plan, thaw_step
 from restore.planning.table_plan import Candidate, Impossible, Source, TablePlan, choose, goals, no_table
+from restore.planning.target import OlderError
 from restore.replay.related_tables import Relatives, relatives
-from restore.scratch.private_copy import refuse_inexact
-from restore.scratch.subset import subset_of, tables_in
+from restore.scratch_server import refuse_inexact
+from restore.subset import subset_of, tables_in
 from restore.tables.source import part_of_dump
 
 _NAMED = 3

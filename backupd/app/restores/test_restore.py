@@ -11,7 +11,6 @@ from backupd.app.binlogs.targets import Targets, history
 from backupd.app.context.keys import require_keys
 from backupd.app.context.wiring import Wiring, worker_count
 from backupd.app.metacopies.catalog_copies import after_job
-from backupd.app.reconcile.missing_tables import doubt, settle_doubts
 from backupd.app.restores.request import RestoreOptions
 from backupd.app.restores.thaw_wait import refuse_cold
 from backupd.app.restores.whole_server import (
@@ -23,6 +22,7 @@ from backupd.app.restores.whole_server import (
     templates,
     within_reach,
 )
+from backupd.app.verify.missing_tables import doubt, settle_doubts
 from backupd.model.backup_record import BackupRecord
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.errors import BackupdError, DamagedError
@@ -36,8 +36,8 @@ from restore.datadir.checks import PASSED, compare_with_witness, examine, make_p
 from restore.fetch.chain import merged
 from restore.planning.plan import Plan
 from restore.planning.starting_backup import none_restorable
-from restore.replay.roll_forward import RolledForward
-from restore.scratch.server import Scratch, ScratchSpec, scratch_instance
+from restore.replay.private_replay import RolledForward
+from restore.scratch_server import Scratch, ScratchSpec, scratch_instance
 
 _WITNESSES = 50
 """How many of the newest witnesses are looked at."""

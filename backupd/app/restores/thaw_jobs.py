@@ -26,7 +26,7 @@ from backupd.model.text import format_size, format_time, new_id
 from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
 from backupd.process.throttle import TokenBucket
 from backupd.transfer.thaw import Asked, ask, look, suffices
-from storage.contract.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
+from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
 
 LEAST = timedelta(minutes=1)
 MOST = timedelta(minutes=30)

@@ -23,8 +23,8 @@ from backupd.transfer import log_segments
 from backupd.transfer.records.manifests import load_header
 from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
 from restore.planning.plan import Plan, thaw_step
-from storage.contract import layout
-from storage.contract.destination import ArchiveDestination, ColdState, as_archive, thawable
+from storage import layout
+from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
 
 _SOON = timedelta(hours=1)
 
@@ -297,7 +297,7 @@ def parts_of(chosen: Plan) -> tuple[str, ...]:
 
 
 class JobThawWait:
-    """See ``restore.fetch.thaw_wait.ThawWait``. The thaw is a job of its own: it goes on when the restore ends, and the
+    """See ``restore.fetch.sources.ThawWait``. The thaw is a job of its own: it goes on when the restore ends, and the
     restore joins it when it is repeated. There are several where something had to be thawed again."""
 
     def __init__(self, wiring: Wiring, chosen: Plan, tier: str, days: int = 0) -> None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from backupd.app.binlogs.status import stream_of
 from backupd.app.binlogs.targets import Targets, history
 from backupd.app.context.keys import require_keys
-from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import own_branches
 from backupd.app.context.settings import ServerSettings
-from backupd.app.context.wiring import Wiring, owner, owner_is_alive, worker_count
-from backupd.app.reconcile.missing_tables import doubt
+from backupd.app.context.wiring import JobRun, Wiring, owner, owner_is_alive, worker_count
 from backupd.app.restores.progress import OVER
 from backupd.app.restores.request import DEFAULT_OPTIONS, WHOLE_MODES, RestoreOptions, RestoreRequest
 from backupd.app.restores.thaw_wait import JobThawWait, refuse_cold, with_thaw
+from backupd.app.verify.missing_tables import doubt
 from backupd.catalog.restores import Rate as Measured
 from backupd.engine.sql.dialect import pipes_everything
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
@@ -38,16 +37,16 @@ from backupd.model.proof import Phase, Witness
 from backupd.model.text import format_time, new_id
 from restore.datadir.occupancy import find_account, refuse_closed
 from restore.datadir.staging import choose_site, unfinished
-from restore.fetch.thaw_wait import NO_THAW_WAIT, ThawWait
+from restore.fetch.sources import NO_THAW_WAIT, ThawWait
 from restore.planning.inexact_replay import InexactError, refuse_pipe
 from restore.planning.plan import DEFAULT_RATES, Plan, Rate
 from restore.planning.planner import Preferences, make_plan
 from restore.planning.starting_backup import same_gtid
 from restore.planning.target import AtBackup, AtTime, parse_target
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 if TYPE_CHECKING:
-    from restore.whole.spec import RestoreOutcome
+    from restore.whole_server import RestoreOutcome
 
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
@@ -207,8 +206,8 @@ def restore(
 
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
     """
-    from restore.whole import executor  # a timeline plans a restore and executes none
-    from restore.whole.spec import RestoreSpec
+    from restore import whole_server  # a timeline plans a restore and executes none
+    from restore.whole_server import RestoreSpec
 
     if request.mode not in WHOLE_MODES:
         raise RefusedError(
@@ -245,7 +244,7 @@ def restore(
         key_files=settings.key_files,
     )
     try:
-        outcome = executor.execute(
+        outcome = whole_server.execute(
             spec,
             destinations=sources(wiring, chosen),
             archives=archives(wiring, chosen),

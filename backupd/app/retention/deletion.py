@@ -14,25 +14,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backupd.app.context.audit import audit, service_actor
+from backupd.app.backup_records import adopt_unknown, soundness
+from backupd.app.context.access import audit, service_actor
 from backupd.app.context.destination_identity import require_single
 from backupd.app.context.incidents import Incidents, Pair
 from backupd.app.context.wiring import GRACE, Wiring
-from backupd.app.reconcile.backup_records import adopt_unknown, soundness
 from backupd.app.retention.holds import holds_of, kept_anywhere, kept_by_catalog, written
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
+from backupd.model.backup_record import EVERY_SERVER, BackupKind, BackupRecord, BackupState, Sighting
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER, Sighting
-from backupd.recovery.chains import chain_of, dependants
-from backupd.recovery.lineage import lineages
-from backupd.transfer.guards.holds_and_marks import Backup, Mark, Sightings, explaining, is_due, put_keep, remove_keep
-from backupd.transfer.guards.lease import exists
+from backupd.recovery.chains import chain_of, dependants, lineages
+from backupd.transfer.collection import Collected, HeldBack, living_intents
+from backupd.transfer.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
+from backupd.transfer.holds_and_locks import Backup, Mark, Sightings, explaining, is_due, put_keep, remove_keep
+from backupd.transfer.leases import exists
 from backupd.transfer.records.manifests import read
-from backupd.transfer.sweep.collection import Collected, HeldBack, living_intents
-from backupd.transfer.sweep.deletion import mark, mark_of, marked, marks, restorable_at, sweep, unmark
-from storage.contract import layout
-from storage.contract.destination import Destination
+from storage import layout
+from storage.destination import Destination
 
 DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""

@@ -13,14 +13,14 @@ from typing import Any
 from backupd.app.context.access import require_known
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs import jobs
-from backupd.backup.checks.finding import Finding, warning
+from backupd.backup.finding import Finding, warning
+from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.errors import BackupdError, DestinationError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.job import JobRecord, JobState
 from backupd.model.text import format_duration
-from backupd.transfer.guards.holds_and_marks import Kept, kept_at, put_hold, remove_hold
-from storage.contract.destination import Destination
+from backupd.transfer.holds_and_locks import Kept, kept_at, put_hold, remove_hold
+from storage.destination import Destination
 
 _REMINDED = timedelta(hours=12)
 """A hold or pause that is younger needs no reminder yet."""

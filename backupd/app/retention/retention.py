@@ -1,7 +1,7 @@
 """Applying retention rules: what no rule keeps is marked at its destination, and goes after the grace period.
 
 It runs after each successful backup, once a day, and on demand; never after a failed one. Each destination is decided
-by itself. Nothing is marked beyond the mass-deletion limit (``backupd.transfer.sweep.deletion_limit``) unless a person
+by itself. Nothing is marked beyond the mass-deletion limit (``backupd.transfer.deletion_limit``) unless a person
 confirmed it: an empty or changed policy must not cost a history.
 """
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from backupd.app.context.audit import audit, service_actor
+from backupd.app.backup_records import adopt_unknown
+from backupd.app.context.access import audit, service_actor
 from backupd.app.context.destination_identity import require_single
-from backupd.app.context.run import JobRun
-from backupd.app.context.wiring import Wiring
-from backupd.app.reconcile.backup_records import adopt_unknown
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.retention.deletion import (
     MISSING_HINT,
     confirm,
@@ -27,18 +26,17 @@ from backupd.app.retention.deletion import (
     sweep_locked,
     unconfirmed,
 )
-from backupd.app.retention.log_retention import Cleared, archive, clear, stranded
-from backupd.app.retention.preview import decide, destinations_holding, opened
+from backupd.app.retention.preview import Cleared, archive, clear, decide, destinations_holding, opened, stranded
+from backupd.app.retention.rules import Decisions
 from backupd.app.runtime.clock_check import careful
 from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.retention.values import Decisions
-from backupd.transfer.guards.holds_and_marks import Backup
+from backupd.transfer.deletion import marked
+from backupd.transfer.deletion_limit import is_most
+from backupd.transfer.holds_and_locks import Backup
 from backupd.transfer.records.manifests import backup_ids
-from backupd.transfer.sweep.deletion import marked
-from backupd.transfer.sweep.deletion_limit import is_most
-from storage.contract.destination import Capability, Destination
+from storage.destination import Capability, Destination
 
 REFUSED = "retention-refused"
 _MANY = 3

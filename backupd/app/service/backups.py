@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 
 from backupd.app.context.access import Facade
 from backupd.app.runtime.clock_check import careful
+from backupd.model.backup_record import EVERY_SERVER
 from backupd.model.errors import BackupdError
-from backupd.model.hold import EVERY_SERVER
 
 if TYPE_CHECKING:
-    from backupd.app.binlogs.search import Found
     from backupd.app.binlogs.status import LogStatus
-    from backupd.app.context.audit import AuditedAction
+    from backupd.app.binlogs.transactions import Found
+    from backupd.app.context.access import AuditedAction
     from backupd.app.restores import server_configuration as config
     from backupd.app.retention.deletion import Deleted
     from backupd.app.retention.holds import Held, Paused
-    from backupd.model.backup_record import BackupDetail, BackupRecord
+    from backupd.app.retention.rules import Decisions
+    from backupd.model.backup_record import BackupDetail, BackupRecord, Hold, HoldKind
     from backupd.model.binlog import ChangeKind
-    from backupd.model.hold import Hold, HoldKind
-    from backupd.retention.values import Decisions
 
 
 class Backups(Facade):
@@ -171,7 +170,7 @@ class Binlogs(Facade):
         seconds: float | None = None,
     ) -> Iterator[Found]:
         """``after``: the cursor of one that was found; ``seconds``: so long may it take."""
-        from backupd.app.binlogs.search import search
+        from backupd.app.binlogs.transactions import search
 
         self._see_server(server)
         return search(

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.app.alerting import channels
+from backupd.app.alerting import sender
+from backupd.app.backup_records import STRANGE_HINT
 from backupd.app.binlogs.stream_report import SILENT, STOPPED
 from backupd.app.context import api_address, keys, trust
 from backupd.app.context import destination_identity as places
@@ -20,24 +21,23 @@ from backupd.app.context.settings import ServerSettings, Settings
 from backupd.app.context.wiring import Wiring, absent_hint, is_bare, stored_already
 from backupd.app.copies import missing_copies as replicating
 from backupd.app.jobs import admission as queuewatch
-from backupd.app.reconcile.backup_records import STRANGE_HINT
 from backupd.app.retention import holds
 from backupd.app.views.capacity import room
-from backupd.backup.checks.binary_log import SUBJECT, Streaming
-from backupd.backup.checks.finding import Finding, error, fine, from_error, warning
-from backupd.backup.checks.preflight import PreflightSpec, preflight
+from backupd.backup.binary_log import SUBJECT, Streaming
+from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.catalog.session import catalog_name, is_there
-from backupd.engine.instance.backup_files import SETTING
-from backupd.engine.instance.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
+from backupd.engine.server.backup_files import SETTING
 from backupd.engine.server.probe import examine
+from backupd.engine.server.sandbox import MAKE_WORKER, WORKER, Way, obstacle, ways, worker
 from backupd.engine.sql.client import Connection
 from backupd.model.backup_record import BackupKind
 from backupd.model.errors import BackupdError, RefusedError, ServerError
 from backupd.model.text import format_time
-from backupd.recovery.lineage import strangers
+from backupd.recovery.chains import strangers
 from policies.lint import advice, crowds, distances, not_yet_active, streams
 from policies.schema import Policy
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
 _NO_STREAM = "is the service running, and the server not paused? `backupd serve` streams it"
@@ -77,7 +77,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     found += holds.findings(wiring, names)
     found += places.findings(wiring)
     found += queuewatch.findings(wiring)
-    found += channels.findings(wiring)
+    found += sender.findings(wiring)
     found += api_address.findings(wiring.settings, wiring.clock())
     configuration = wiring.settings.configuration
     usable = [server for server in map(wiring.settings.server, names) if server.usable]

@@ -24,14 +24,11 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from backupd.app.context.access import Facade, require_known, require_target
-from backupd.app.context.audit import REFUSALS
+from backupd.app.context.access import REFUSALS, Facade, require_known, require_target
 from backupd.app.context.logging_setup import job_log, say
-from backupd.app.context.run import JobRun, Result
-from backupd.app.context.wiring import Wiring, owner, user
+from backupd.app.context.wiring import JobRun, Result, Wiring, owner, user
 from backupd.app.copies.missing_copies import destinations_of
-from backupd.app.jobs.heartbeat import BEAT, PATIENCE, Pulse
-from backupd.app.jobs.jobs import abandon_dead, close, policy_of
+from backupd.app.jobs.jobs import BEAT, PATIENCE, Pulse, abandon_dead, close, policy_of
 from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import (
     BackupdError,
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
     from backupd.app.verify.verification import VerifyOutcome
     from restore.tables.outcome import TablesOutcome
     from restore.tables.restore import Confirm
-    from restore.whole.spec import RestoreOutcome
+    from restore.whole_server import RestoreOutcome
 
 Action = Callable[[Wiring, JobRun], Result]
 

@@ -1,4 +1,12 @@
-"""The whole application behind one door: what the command line, the REST interface and the page may ask for.
+"""What people may ask about incidents and messages, and do about them.
+
+Servers: checked, accepted, and shown at a glance with their destinations and policies.
+
+Planning restores in the process that asks, thawing for them, and what unfinished ones left.
+
+Looking after what the rest stands on: the catalog, its copies, signatures, and what lies at the destinations.
+
+The whole application behind one door: what the command line, the REST interface and the page may ask for.
 
 Each part is an object of its room, made when it is asked for, and what its methods need they import themselves: a
 command that only lists backups need not load what restores them.
@@ -6,29 +14,348 @@ command that only lists backups need not load what restores them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backupd.app.context.access import scoped
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import Facade, command_line, require_all, require_known, scoped, see, seen
 from backupd.app.context.settings import held_settings, load_settings
 from backupd.app.context.wiring import Opening, Wiring, catalog_of
 from backupd.catalog.base.database import WANTED
+from backupd.catalog.rows import EVER, Span
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor
+from backupd.model.event import Incident, Message, MessageState, Severity
+from backupd.model.job import Report
+from backupd.model.text import format_time
 
 if TYPE_CHECKING:
+    from backupd.app.backup_records import Adopted
     from backupd.app.context.access import Access
-    from backupd.app.service.alerts import Alerts
+    from backupd.app.context.keys import Issued, KeyState
+    from backupd.app.context.trust import RecoveryPage
+    from backupd.app.metacopies.catalog_copies import Copied
+    from backupd.app.metacopies.signing_keys import Made, Rotation
+    from backupd.app.metacopies.vouching import Vouched
+    from backupd.app.restores.catalog_rebuild import Rebuilt
+    from backupd.app.restores.jobs import Thawed
+    from backupd.app.restores.recover_versions import RecoveredVersions
+    from backupd.app.restores.request import RestoreRequest
+    from backupd.app.restores.table_restore import Leftover
     from backupd.app.service.backups import Backups, Binlogs, Retention
     from backupd.app.service.dispatch import Foreground
-    from backupd.app.service.maintenance import Keys, Maintenance
     from backupd.app.service.requests import Jobs, Requests
-    from backupd.app.service.restores import Restores
-    from backupd.app.service.servers import Installation, Servers
+    from backupd.app.verify.verification import FsckOutcome
+    from backupd.app.views.destinations import DestinationView
     from backupd.app.views.listing import Listings
+    from backupd.app.views.policies import Explanation
+    from backupd.app.views.server_status import ServerOverview
+    from backupd.backup.finding import Finding
+    from backupd.metrics import Values
+    from backupd.model.access import Challenge
+    from backupd.model.job import JobRecord
+    from backupd.model.server_facts import Identity
+    from backupd.model.thaw import Thawing
+    from backupd.recovery.timeline import Timeline
+    from restore.planning.plan import Plan
+    from restore.planning.table_plan import TablePlan
+
+
+PAGE = 100
+"""Rows of a list when nobody says how many."""
+
+
+class Alerts(Facade):
+    """Incidents and the messages about them."""
+
+    def list(
+        self,
+        server: str | None = None,
+        *,
+        is_open: bool | None = True,
+        severity: Severity | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int = PAGE,
+    ) -> tuple[Incident, ...]:
+        """Newest first. ``is_open`` None: those that are over, too; ``before``: only those older than the one with this
+        id. Raises NotFoundError for a server that the actor may not see, and for one that is neither configured nor in
+        the list."""
+        found = self._wiring.catalog.incidents.list(
+            seen(self._actor, server), is_open=is_open, severity=severity, span=span, before=before, limit=limit
+        )
+        if not found and server is not None and before is None:
+            self._wiring.settings.server(server)
+        return found
+
+    def messages(
+        self,
+        *,
+        state: MessageState | None = None,
+        incident: str | None = None,
+        span: Span = EVER,
+        before: str | None = None,
+        limit: int = PAGE,
+    ) -> tuple[Message, ...]:
+        """Newest first. One message may be about many servers, so they are for those who see all. Raises
+        ForbiddenError."""
+        require_all(self._actor)
+        return self._wiring.catalog.messages.list(state=state, incident=incident, span=span, before=before, limit=limit)
+
+    def test(self, *, wait: bool = True) -> tuple[Message, ...]:
+        """Send a test by every channel; how each fared. Without ``wait`` the service sends it. Raises ForbiddenError,
+        RefusedError without any, DeliveryError."""
+        from backupd.app.alerting.service import send_test
+
+        require_all(self._actor)
+        with self._audited("alerts-tested") as told:
+            sent = send_test(self._wiring, self._actor.name, wait=wait)
+            told.detail = ", ".join(f"{one.channel} {one.state}" for one in sent)
+            return sent
+
+    def acknowledge(self, incident_id: str) -> Incident:
+        """No reminders any more. Raises NotFoundError, RefusedError when it is over or acknowledged."""
+        with self._audited("alert-acknowledged", subject=incident_id) as told:
+            incident = self._wiring.catalog.incidents.get(incident_id)
+            see(self._actor, incident.server, f"incident {incident_id}")
+            told.concerns(incident.server)
+            return self._wiring.catalog.incidents.acknowledge(incident_id, self._actor.name, self._wiring.clock())
+
+
+class Servers(Facade):
+    """The configured servers."""
+
+    def check(self, server: str | None) -> Sequence[Finding]:
+        """What would make backups fail or worthless, the worst first; of every server without ``server``."""
+        from backupd.app.service.check import check
+
+        return check(self._wiring, server)
+
+    def accept(self, server: str) -> Identity:
+        """The other server that answers under the name of ``server`` is the right one from now on."""
+        from backupd.app.context import server_identity as identity
+
+        with self._audited("server-accepted", server=server) as told:
+            self._see_server(server)
+            found = identity.accept(self._wiring, server, self._actor.name)
+            told.subject = found.uuid
+            return found
+
+    def overview(self, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
+        """Every server at a glance, or those of ``servers``. Raises NotFoundError."""
+        from backupd.app.views.overview import overview
+
+        return overview(self._wiring, self._wiring.clock(), servers)
+
+    def timeline(self, server: str) -> Timeline:
+        """Which moments are recoverable, by branch, with gaps. Raises NotFoundError."""
+        from backupd.app.views.server_status import timeline
+
+        self._see_server(server)
+        return timeline(self._wiring, server)
+
+    def explain(self, policy: Path, server: str | None) -> Explanation:
+        """What a policy file, in use or not yet, does to a server of this installation."""
+        from backupd.app.views.policies import explain_here
+
+        return explain_here(self._wiring, policy, server)
+
+
+class Installation(Facade):
+    """What concerns all servers together."""
+
+    def destinations(self) -> tuple[DestinationView, ...]:
+        """Every destination at a glance; waits for none."""
+        from backupd.app.views.destinations import places
+
+        return places(self._wiring, self._wiring.clock())
+
+    def measure(self) -> Values:
+        """Everything that is measured of what the actor sees."""
+        from backupd.app.views.metrics import measure
+
+        return measure(self._wiring, self._wiring.clock(), everything=self._actor.servers is None)
+
+
+class Restores(Facade):
+    """Restores of servers and of tables."""
+
+    def plan(self, request: RestoreRequest) -> Plan:
+        """What a restore of a whole server would do. Moves nothing."""
+        from backupd.app.restores.whole_server import plan
+
+        datadir = Path(request.datadir) if request.datadir else None
+        return plan(self._wiring, request.server, request.target, datadir, options=request.options)
+
+    def plan_tables(self, request: RestoreRequest) -> TablePlan:
+        """What a restore of tables would do. Moves nothing."""
+        from backupd.app.restores.table_restore import plan_tables
+
+        return plan_tables(self._wiring, request.server, request.target, request.table_options)
+
+    def thaw(
+        self, server: str, target: str, *, tier: str | None = None, days: int | None = None, tables: Sequence[str] = ()
+    ) -> Thawed:
+        """Ask for what a restore to ``target`` (of ``tables`` only, where some are named) needs out of archives."""
+        from backupd.app.restores.jobs import thaw_for
+        from backupd.app.restores.request import RestoreOptions
+
+        options = RestoreOptions(thaw=tier or "", days=days or 0)
+        with self._audited("thaw-requested", server=server, detail=target):
+            return thaw_for(self._wiring, server, target, options, tables, self._actor.name)
+
+    def thaws(self, server: str | None) -> Sequence[tuple[JobRecord, Thawing]]:
+        """Every thaw that the catalog remembers, newest first; those that wait are looked at where it is time."""
+        from backupd.app.restores.jobs import thaws
+
+        if server is not None:
+            require_known(self._wiring, server)
+        return [(job, thawing) for job, thawing in thaws(self._wiring, server) if self._actor.sees(job.server)]
+
+    def raise_thaw(self, job_id: str, tier: str) -> tuple[JobRecord, Thawing]:
+        """Ask for what has not come yet at a faster tier."""
+        from backupd.app.restores.jobs import raised
+
+        with self._audited("thaw-raised", server=self._job(job_id).server, subject=job_id, detail=tier):
+            return raised(self._wiring, job_id, tier)
+
+    def leftovers(self, server: str, drop: str | None = None) -> tuple[Leftover, ...]:
+        """What unfinished restores of tables left on a server; ``drop``: the id of one, or ``all``."""
+        from backupd.app.restores.table_restore import leftovers
+
+        if drop is None:
+            return leftovers(self._wiring, server)
+        with self._audited("leftovers-dropped", server=server, subject=drop):
+            return leftovers(self._wiring, server, drop=drop)
+
+
+class Maintenance(Facade):
+    """The catalog, its copies, and what is at the destinations."""
+
+    def rebuild(
+        self,
+        destination: str,
+        report: Report,
+        *,
+        merge: bool = False,
+        adopt: bool = False,
+        failed_at: datetime | None = None,
+        counters: Mapping[str, int] | None = None,
+    ) -> Rebuilt:
+        """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
+        did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the place was turned back
+        (see ``heads.compare``)."""
+        from backupd.app.metacopies.signed_heads import compare, lists_compared
+        from backupd.app.restores.catalog_rebuild import rebuild
+
+        with self._audited("catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
+            seen = compare(self._wiring, failed_at=failed_at, counters=counters)
+            done = rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
+            return replace(
+                done,
+                heads=seen.lines,
+                problems=(*done.problems, *seen.suspicions),
+                elsewhere=lists_compared(self._wiring),
+            )
+
+    def adopt(self, names: Sequence[str]) -> tuple[Adopted, ...]:
+        """Foreign backups, or all those of servers: they count as ours from now on."""
+        from backupd.app.backup_records import adopt
+
+        with self._audited("backups-adopted", subject=", ".join(names)):
+            return adopt(self._wiring, names)
+
+    def copy(self) -> tuple[Copied, ...]:
+        """Catalog, configuration, proofs and RECOVER.md to every destination, now."""
+        from backupd.app.metacopies.catalog_copies import write_copies
+
+        return write_copies(self._wiring, now=True)
+
+    def sign(self, destination: str, *, unproven: bool = False) -> Vouched:
+        """Sign what lies there unsigned and is what the runs of this catalog stored; ``unproven``: also what merely
+        agrees with the catalog."""
+        from backupd.app.metacopies.vouching import vouch
+
+        with self._audited("documents-signed", subject=destination, detail="unproven" if unproven else ""):
+            return vouch(self._wiring, destination, unproven=unproven)
+
+    def look_back(self, destination: str, since: datetime) -> RecoveredVersions:
+        """What was hidden or overwritten there since then and can be brought back."""
+        from backupd.app.restores.recover_versions import preview
+
+        return preview(self._wiring, destination, since)
+
+    def bring_back(self, destination: str, since: datetime, report: Report) -> RecoveredVersions:
+        """Undo deletions and overwrites made there after ``since``, where the store keeps versions."""
+        from backupd.app.restores.recover_versions import recover
+
+        with self._audited("brought-back", subject=destination, detail=f"since {format_time(since)}"):
+            return recover(self._wiring, destination, since, report)
+
+    def fsck(self, *, repair: bool) -> FsckOutcome:
+        """Compare catalog, manifests and objects; ``repair``: remove leftovers and correct what can be."""
+        from backupd.app.verify import verification
+
+        if not repair:
+            return verification.fsck(self._wiring, mend=False)
+        with self._audited("repaired"):
+            return verification.fsck(self._wiring, mend=True)
+
+
+class Keys(Facade):
+    """The keys of the backups."""
+
+    def list(self) -> Sequence[KeyState]:
+        """Configured keys and those that backups are sealed for. Raises KeyUnusableError, ToolError."""
+        from backupd.app.context.keys import keys
+
+        return keys(self._wiring)
+
+    def challenge(self, recipient: str | None) -> Sequence[Issued]:
+        """Ask the holder of ``recipient``, or of every key, to prove it. Raises NotFoundError."""
+        from backupd.app.context.keys import challenge
+
+        return challenge(self._wiring, recipient)
+
+    def get_challenge(self, challenge_id: str) -> Challenge:
+        """Raises NotFoundError."""
+        return self._wiring.catalog.challenges.get(challenge_id)
+
+    def answer(self, challenge_id: str, phrase: str) -> Challenge:
+        """Record the phrase that the holder decrypted. Raises NotFoundError, RefusedError for a wrong one."""
+        from backupd.app.context.keys import answer
+
+        with self._audited("key-answered", subject=challenge_id):
+            return answer(self._wiring, challenge_id, phrase, self._actor.name)
+
+    def recovery_page(self) -> RecoveryPage:
+        """The page to keep on paper. Raises RefusedError where nothing is signed."""
+        from backupd.app.context.trust import recovery_page
+        from backupd.app.metacopies.signing_keys import replaced
+
+        return recovery_page(self._wiring.settings, replaced(self._wiring))
+
+    def make_signing(self) -> Made:
+        """A first key that signs; the configuration has to name it."""
+        from backupd.app.metacopies.signing_keys import make_signing
+
+        with self._audited("signing-key-made") as told:
+            done = make_signing(self._wiring)
+            told.subject = done.key
+            return done
+
+    def rotate_signing(self, *, to: str | None = None, former: str | None = None, unproven: bool = False) -> Rotation:
+        """Another key that signs, in two steps; see ``signingkeys.rotate_signing``."""
+        from backupd.app.metacopies.signing_keys import rotate_signing
+
+        with self._audited("signing-key-rotated", detail="unproven" if unproven else "") as told:
+            done = rotate_signing(self._wiring, to=to, former=former, unproven=unproven)
+            told.subject = done.key
+            told.detail = f"{'in the place of' if done.finished else 'beside'} {done.former}"
+            return done
 
 
 class Service:
@@ -79,7 +406,6 @@ class Service:
     @property
     def alerts(self) -> Alerts:
         """Incidents, and the messages about them."""
-        from backupd.app.service.alerts import Alerts
 
         return Alerts(self._wiring, self.actor)
 
@@ -107,7 +433,6 @@ class Service:
     @property
     def installation(self) -> Installation:
         """What concerns all servers together."""
-        from backupd.app.service.servers import Installation
 
         return Installation(self._wiring, self.actor)
 
@@ -121,7 +446,6 @@ class Service:
     @property
     def keys(self) -> Keys:
         """Keys that open backups, and those that sign them."""
-        from backupd.app.service.maintenance import Keys
 
         return Keys(self._wiring, self.actor)
 
@@ -135,7 +459,6 @@ class Service:
     @property
     def maintenance(self) -> Maintenance:
         """Looking after the catalog, its copies, and what is at the destinations."""
-        from backupd.app.service.maintenance import Maintenance
 
         return Maintenance(self._wiring, self.actor)
 
@@ -149,7 +472,6 @@ class Service:
     @property
     def restores(self) -> Restores:
         """Plans without a row, thaws, and what unfinished restores left."""
-        from backupd.app.service.restores import Restores
 
         return Restores(self._wiring, self.actor)
 
@@ -163,6 +485,5 @@ class Service:
     @property
     def servers(self) -> Servers:
         """The configured servers."""
-        from backupd.app.service.servers import Servers
 
         return Servers(self._wiring, self.actor)

@@ -8,25 +8,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from backupd.app.backup_records import STRANGE_HINT, adopt_unknown
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.jobs import abandon_dead
 from backupd.app.metacopies.catalog_copies import mend_marker, noted_marker, read_copies, texts_problems
-from backupd.app.reconcile.backup_records import STRANGE_HINT, adopt_unknown
-from backupd.app.reconcile.missing_tables import Lacking, look_back
 from backupd.app.retention.deletion import believed, expected_at, forget_swept, sweep_destination
-from backupd.app.verify.log_check import examine_logs, repair_logs
-from backupd.app.verify.rotation import Rotation
-from backupd.app.verify.scrubbing import Read, scrub_server
+from backupd.app.verify.missing_tables import Lacking, look_back
+from backupd.app.verify.scrubbing import Read, Rotation, examine_logs, repair_logs, scrub_server
 from backupd.model.backup_record import BackupRecord, BackupState
 from backupd.model.job import Report
-from backupd.recovery.lineage import strangers
+from backupd.recovery.chains import strangers
+from backupd.transfer.deletion import marks
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
-from backupd.transfer.guards.lease import exists
+from backupd.transfer.leases import exists
 from backupd.transfer.records.manifests import backup_ids, load_body
-from backupd.transfer.scrub import Damage
-from backupd.transfer.sweep.deletion import marks
-from storage.contract import layout
-from storage.contract.destination import Destination
+from backupd.transfer.scrub_and_repair import Damage
+from storage import layout
+from storage.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)

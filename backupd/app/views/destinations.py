@@ -19,7 +19,7 @@ from backupd.app.context.wiring import Wiring
 from backupd.app.runtime.periodic import PeriodicCheck
 from backupd.app.views.capacity import EVERY as FORECAST_EVERY
 from backupd.app.views.capacity import NEARLY, URGENT, Forecast, forecast
-from backupd.app.views.server import Reason, Status
+from backupd.app.views.server_status import Reason, Status
 from backupd.catalog.destinations import FAILING, Replication
 from backupd.catalog.overview import Stock
 from backupd.catalog.session import Catalog
@@ -27,7 +27,7 @@ from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
 from backupd.model.text import format_duration, format_size
 from policies.configuration import DestinationSettings, FilesystemDestination
-from storage.contract.destination import Space
+from storage.destination import Space
 
 EVERY = timedelta(minutes=1)
 HANGS = timedelta(minutes=3)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from backupd.app.context.wiring import Wiring
 from backupd.app.views.destinations import DestinationView
 from backupd.app.views.overview import overview, places
-from backupd.app.views.server import ServerOverview
+from backupd.app.views.server_status import ServerOverview
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.jobs import OPEN
 from backupd.catalog.overview import is_in_trouble

@@ -1,7 +1,7 @@
 """Every server at a glance: can it be recovered as promised, and if not, what is wrong and what to do.
 
 However many servers there are, a few statements read what changes all the time; how each of them stands is kept while
-nothing changed (see ``backupd.app.views.timeline``).
+nothing changed (see ``backupd.app.views.server_status``).
 """
 
 from __future__ import annotations
@@ -22,15 +22,27 @@ from backupd.app.jobs.jobs import BAD as OF_JOBS
 from backupd.app.schedule.calendar import legs
 from backupd.app.views.destinations import DestinationView, places
 from backupd.app.views.objectives import first_backup
-from backupd.app.views.server import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
-from backupd.app.views.timeline import UNSEEN, ServerStatus, StatusCache, place_troubles, status_cache
+from backupd.app.views.server_status import (
+    UNSEEN,
+    LastBackup,
+    LastProof,
+    NextRun,
+    Reason,
+    ServerOverview,
+    ServerStatus,
+    Status,
+    StatusCache,
+    StreamView,
+    place_troubles,
+    status_cache,
+)
 from backupd.binlog.stream_status import StreamState
 from backupd.catalog.backups import Absence
 from backupd.catalog.jobs import OPEN
 from backupd.catalog.overview import LastJob, LastTest, is_in_trouble
+from backupd.model.backup_record import EVERY_SERVER, Hold, HoldKind
 from backupd.model.binlog import Gap
 from backupd.model.event import Incident, Severity
-from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.job import JobRecord, JobState
 from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.text import format_duration, format_time

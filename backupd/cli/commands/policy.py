@@ -18,8 +18,8 @@ from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.text import format_size
 
 if TYPE_CHECKING:
-    from backupd.app.views.policy_explanation import Explanation
-    from backupd.retention.values import Decision, Decisions
+    from backupd.app.retention.rules import Decision, Decisions
+    from backupd.app.views.policies import Explanation
     from policies.load import Loaded
 
 
@@ -100,7 +100,7 @@ def explain(
 
 def _alone(file: Path, server: str | None) -> Explanation:
     from backupd.app.context.wiring import utc_now
-    from backupd.app.views.policy_explanation import explain_file
+    from backupd.app.views.policies import explain_file
 
     return explain_file(file, server or "", now=utc_now())
 

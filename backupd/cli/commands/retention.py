@@ -19,13 +19,13 @@ import typer
 from backupd.cli.options import Config, Json, Server
 from backupd.cli.screen.output import Screen
 from backupd.cli.session import session
-from backupd.model.hold import EVERY_SERVER, HoldKind
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.model.text import format_size, format_time
 
 if TYPE_CHECKING:
+    from backupd.app.retention.rules import Decisions
     from backupd.app.service.facade import Service
-    from backupd.model.hold import Hold
-    from backupd.retention.values import Decisions
+    from backupd.model.backup_record import Hold
 
 MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
 Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]

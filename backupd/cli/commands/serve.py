@@ -34,8 +34,8 @@ def serve(
     """
     with guarded(context, False):
         from backupd.app.context.logging_setup import logging_to
-        from backupd.app.daemon.daemon import Manner
-        from backupd.app.daemon.daemon import serve as run
+        from backupd.app.service.daemon import Manner
+        from backupd.app.service.daemon import serve as run
 
         with logging_to(sys.stderr):
             code = run(config_path(context, config), Manner(standby=standby, grace=grace, new_catalog=new_catalog))

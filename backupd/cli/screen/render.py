@@ -12,7 +12,7 @@ from backupd.model.proof import Proof
 from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
-    from backupd.backup.checks.finding import Finding
+    from backupd.backup.finding import Finding
     from backupd.model.thaw import ThawPlan
     from restore.planning.plan import Plan
 

@@ -38,7 +38,7 @@ from backupd.engine.binlog.events import (
     inflated,
 )
 from backupd.engine.binlog.statements import READ_AT_MOST, REST_HIDDEN, Effect, effect, masked
-from backupd.engine.schema.definition_text import makes_elsewhere
+from backupd.engine.server.definition_text import makes_elsewhere
 from backupd.model.binlog import Change, ChangeKind
 
 _INSERTS = (WRITE_V1, WRITE, WRITE_COMPRESSED_V1, WRITE_COMPRESSED)

@@ -26,9 +26,8 @@ from typing import BinaryIO, Final, NamedTuple, cast
 
 import zstandard
 
-from backupd.model.binlog import FIRST_EVENT, MAGIC
+from backupd.model.binlog import FIRST_EVENT, MAGIC, MariadbGtids, MysqlGtids
 from backupd.model.errors import DamagedError, StreamError
-from backupd.model.gtid import MariadbGtids, MysqlGtids
 
 HEADER: Final = struct.Struct("<IBIIIH")
 CRC_SIZE: Final = 4

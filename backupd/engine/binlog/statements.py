@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from backupd.engine.sql.tokens import TOKEN, Token, after_account, full_name, tokens_of
+from backupd.engine.sql.dialect import TOKEN, Token, after_account, full_name, tokens_of
 from backupd.model.binlog import Change, ChangeKind
 
 READ_AT_MOST = 64 * 1024

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from backupd.engine.binlog import events
 from backupd.engine.binlog.statements import Routine, routine_of
-from backupd.model.binlog import FIRST_EVENT
+from backupd.model.binlog import FIRST_EVENT, MariadbGtids
 from backupd.model.errors import DamagedError, RefusedError, StreamError
-from backupd.model.gtid import MariadbGtids
 from backupd.model.server_facts import Position
 
 _FRONT = re.compile(r"(?:[\s(;]+|\*/|/\*M?!\d*|/\*.*?(?:\*/|\Z)|\#[^\n]*|--(?=\s|\Z)[^\n]*)*", re.DOTALL)

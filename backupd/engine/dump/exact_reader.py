@@ -19,9 +19,11 @@ from importlib.metadata import version as installed_version
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dump.insert_files import (
     LONG,
+    DumpedFile,
+    DumpRequest,
+    DumpTable,
     RowFiles,
     keeps_transaction_ids,
     reading_of,
@@ -29,7 +31,7 @@ from backupd.engine.dump.insert_files import (
     row_text,
     unknown_types,
 )
-from backupd.engine.schema.definition_text import Columns, parse_table
+from backupd.engine.server.definition_text import Columns, parse_table
 from backupd.engine.server.snapshot import Snapshot
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.server_facts import Position, Tool, Version

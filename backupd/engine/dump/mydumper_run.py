@@ -25,21 +25,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.dump.contract import DumpedFile, DumpRequest
-from backupd.engine.dump.insert_files import inspect, settings
+from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, inspect, settings
 from backupd.engine.dump.mydumper_log import DumpLog, Metadata, read_metadata
-from backupd.engine.instance.client_files import Groups, handed_over, owner_of
-from backupd.engine.instance.sandbox import worker
+from backupd.engine.server.sandbox import Groups, handed_over, owner_of, worker
 from backupd.engine.sql.client import Connection
 from backupd.engine.sql.tables import table_names
 from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.server_facts import Tool
 from backupd.model.table import TableName
-from backupd.process.command import Command
+from backupd.process.command import Child, Command, family, spawn, stop
 from backupd.process.folders import give, is_plain, make_passable
 from backupd.process.output import StderrReader
 from backupd.process.pipeline import describe_exit, run
-from backupd.process.supervise import Child, family, spawn, stop
 
 WAITING_CHUNKS = 4
 """As many chunks of complete files may wait before mydumper is stopped."""

@@ -49,8 +49,6 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.instance.backup_files import BACKUP_CNF, ReceiptNames
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.physical.capture import (
     CaptureRequest,
     Data,
@@ -66,7 +64,9 @@ from backupd.engine.physical.datafiles import Contents
 from backupd.engine.physical.inventory import base_tables
 from backupd.engine.physical.live_datadir import reader_of
 from backupd.engine.physical.tablefiles import absent
-from backupd.engine.server.grants import read_grants
+from backupd.engine.server.accounts import read_grants
+from backupd.engine.server.backup_files import BACKUP_CNF, ReceiptNames
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.server.probe import probe, read_dialect
 from backupd.engine.server.snapshot import CommitLock
 from backupd.engine.sql.client import Connection, Session, error_code, is_denied

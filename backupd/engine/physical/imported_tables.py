@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.physical.tablefiles import space_id, stem_of, table_of
-from backupd.engine.server.census import linked_tablespace
-from backupd.engine.server.history import current_lsn
-from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.binary_logs import current_lsn
+from backupd.engine.server.probe import linked_tablespace, read_dialect
 from backupd.engine.sql.client import Session, is_denied
 from backupd.model.errors import ServerError, TablesChangedError
 from backupd.model.server_facts import Flavour

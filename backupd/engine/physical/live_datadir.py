@@ -16,9 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.instance.client_files import Handed
-from backupd.engine.server.census import linked_tablespace, system_files
-from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.probe import linked_tablespace, read_dialect, system_files
+from backupd.engine.server.sandbox import Handed
 from backupd.engine.sql.client import Session, is_denied
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.server_facts import Flavour

@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from backupd.engine.instance.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.physical.capture import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.physical.datafiles import put_aside, without_earlier_names
 from backupd.engine.physical.streaming import (
@@ -36,6 +35,7 @@ from backupd.engine.physical.streaming import (
     without_left_out,
 )
 from backupd.engine.physical.xbstream import Dialect
+from backupd.engine.server.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.model.errors import OTHER_BACKUP, ToolError, UnrestorableError
 from backupd.model.server_facts import Receipts, Tool
 

@@ -18,16 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.instance.backup_files import (
-    BACKUP_CNF,
-    ReceiptCollector,
-    ReceiptNames,
-    parse_receipts,
-    read_receipts,
-)
-from backupd.engine.instance.client_files import Groups, handed_over, owner_of
-from backupd.engine.instance.sandbox import can_confine, confine, worker
-from backupd.engine.lock_waits import LockWatch
 from backupd.engine.physical.capture import (
     CaptureRequest,
     Data,
@@ -46,6 +36,15 @@ from backupd.engine.physical.inventory import Stocktaking
 from backupd.engine.physical.live_datadir import LiveData, look_at
 from backupd.engine.physical.tablefiles import OF_ENGINE, absent, stem_of, table_of
 from backupd.engine.physical.xbstream import Dialect, Doubts, demultiplex, left_out
+from backupd.engine.server.backup_files import (
+    BACKUP_CNF,
+    ReceiptCollector,
+    ReceiptNames,
+    parse_receipts,
+    read_receipts,
+)
+from backupd.engine.server.sandbox import Groups, can_confine, confine, handed_over, owner_of, worker
+from backupd.engine.server_load import LockWatch
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import (
     OTHER_BACKUP,

@@ -25,7 +25,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.instance.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.physical.capture import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.physical.streaming import (
     StreamingCapture,
@@ -37,6 +36,7 @@ from backupd.engine.physical.streaming import (
     without_left_out,
 )
 from backupd.engine.physical.xbstream import Dialect
+from backupd.engine.server.backup_files import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.sql.client import Connection, ssl_mode
 from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError, UnrestorableError
 from backupd.model.server_facts import Receipts, ServerInfo, Tool, Version

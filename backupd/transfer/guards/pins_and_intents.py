@@ -18,10 +18,10 @@ from typing import Self
 
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.text import Clock
-from backupd.transfer.guards.holds_and_marks import is_marked
-from backupd.transfer.guards.lease import HEARTBEAT, Holder, Lease, exists, leases, utc_now
-from storage.contract import layout
-from storage.contract.destination import Destination
+from backupd.transfer.holds_and_locks import is_marked
+from backupd.transfer.leases import HEARTBEAT, Holder, Lease, exists, leases, utc_now
+from storage import layout
+from storage.destination import Destination
 
 
 class Pin(Holder):

@@ -23,9 +23,9 @@ from backupd.model.manifest import (
     header_digest,
     objects_digest,
 )
-from backupd.transfer.seal.seal import Unsealer
-from storage.contract import layout, objects
-from storage.contract.destination import Destination, read_whole
+from backupd.transfer.records.sealing import Unsealer
+from storage import layout, objects
+from storage.destination import Destination, read_whole
 
 BODY_LIMIT = 4 * 1024**3
 """Most bytes an unsealed body may have; about 16 million entries."""

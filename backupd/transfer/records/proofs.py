@@ -14,9 +14,9 @@ from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.proof import Check, Phase, Proof, Witness
 from backupd.model.text import parse_time
 from backupd.transfer.records.manifests import get_document
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from storage.contract import layout
-from storage.contract.destination import Destination
+from backupd.transfer.records.sealing import Sealer, Unsealer
+from storage import layout
+from storage.destination import Destination
 
 FORMAT = "backupd-proof/1"
 

@@ -21,7 +21,7 @@ from backupd.model.errors import DamagedError, UsageError
 from backupd.model.manifest import CODEC, StoredObject, version_of
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time, is_id, is_name, parse_time
-from storage.contract import layout
+from storage import layout
 
 SEGMENT_FORMAT = "backupd-segment/"
 SEGMENT_VERSION = 2

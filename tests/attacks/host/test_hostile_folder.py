@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.stores.stock import START, backup_id, named, put
 
 SECRET = b"root's own"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig
+from backupd.engine.server.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.folders import give, open_to_append, write_anew
@@ -112,8 +112,8 @@ def test_nothing_is_written_or_given_away_through_a_link(short_tmp: Path, victim
 _OPEN = """
 import sys
 from pathlib import Path
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Sealer
+from backupd.transfer.records.sealing import Unsealer
 home, key = Path(sys.argv[1]), sys.argv[2]
 assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"
 """

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from backupd.backup.host_configuration import collect, find_process
-from backupd.engine.instance.launch import log_tail
-from backupd.engine.physical.external_tablespaces import find_external
+from backupd.engine.physical.datafiles import find_external
 from backupd.engine.physical.imported_tables import has_old_pages
 from backupd.engine.physical.tablespace_transport import _Files
-from backupd.engine.server.history import log_digest
+from backupd.engine.server.binary_logs import log_digest
+from backupd.engine.server.launch import log_tail
 from backupd.engine.server.probe import probe
 from backupd.model.errors import DamagedError
 from backupd.model.server_facts import Position

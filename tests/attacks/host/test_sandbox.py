@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.sandbox import Way, _made, obstacle, ways, worker
-from backupd.process.command import Command
+from backupd.engine.server.sandbox import Way, _made, obstacle, ways, worker
+from backupd.process.command import Command, spawn, stop
 from backupd.process.pipeline import run
-from backupd.process.supervise import spawn, stop
 from tests.support.stores.places import runs_as_root
 
 pytestmark = pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's")

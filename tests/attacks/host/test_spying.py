@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.sandbox import WORKER, worker
+from backupd.engine.server.sandbox import WORKER, worker
 from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer

@@ -8,7 +8,7 @@ import pymysql
 import pytest
 
 from backupd.model.errors import StreamError
-from restore.load.table_load import Kind, statements
+from restore.cutover.table_load import Kind, statements
 from tests.support.servers.mariadb import PrivateServer
 
 ROWS = b"INSERT INTO `t` VALUES\n(1,'a'),\n(2,'b');\n"

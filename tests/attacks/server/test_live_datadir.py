@@ -15,16 +15,16 @@ from typing import cast
 
 import pytest
 
-from backupd.backup.checks.finding import Severity
-from backupd.backup.checks.location import examine_owners
-from backupd.engine.instance import client_files as handover
-from backupd.engine.instance.backup_files import XTRABACKUP
-from backupd.engine.instance.sandbox import is_available
+from backupd.backup.finding import Severity
+from backupd.backup.server_checks import examine_owners
 from backupd.engine.physical import live_datadir as livedata
 from backupd.engine.physical.capture import CaptureRequest
 from backupd.engine.physical.live_datadir import reader_of, survey
 from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.server import sandbox as handover
+from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.engine.server.probe import probe
+from backupd.engine.server.sandbox import is_available
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.errors import RefusedError, ToolError
 from backupd.process.folders import powers_of
@@ -305,7 +305,7 @@ TAKING = """
 import json, os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from backupd.backup.checks.location import examine_owners
+from backupd.backup.server_checks import examine_owners
 from backupd.engine.server.probe import probe
 from backupd.model.errors import BackupdError
 from tests.support.servers.backups import connection_to, take

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.stream_status import StreamEventKind
-from backupd.engine.instance import client_files as handover
-from backupd.engine.instance.sandbox import is_available, worker
 from backupd.engine.log_client import collect, make_intake
+from backupd.engine.server import sandbox as handover
 from backupd.engine.server.binary_logs import BinlogSource
+from backupd.engine.server.sandbox import is_available, worker
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import is_log_name
 from backupd.model.errors import MisnamedError

@@ -19,7 +19,7 @@ from backupd.model.errors import DamagedError
 from backupd.model.job import silent
 from backupd.model.manifest import KINDS, decode_header
 from backupd.transfer.records.segment_documents import decode_branch, decode_segment
-from storage.contract import layout
+from storage import layout
 from tests.support.hostile.forging import edited
 from tests.support.keys import Keys
 from tests.support.logs.log_store import SERVER, store, wired

@@ -20,22 +20,22 @@ from backupd.model.errors import DamagedError, StreamError
 from backupd.model.job import silent
 from backupd.model.manifest import Entry, Part, StoredObject, encode_facts
 from backupd.transfer import log_segments
-from backupd.transfer.guards.holds_and_marks import kept_at
-from backupd.transfer.guards.lease import leases
+from backupd.transfer.collection import collect
+from backupd.transfer.deletion import marked
+from backupd.transfer.holds_and_locks import kept_at
+from backupd.transfer.leases import leases
+from backupd.transfer.records import authenticity
 from backupd.transfer.records import authenticity as signed_places
-from backupd.transfer.records import head
 from backupd.transfer.records import manifests as manifestio
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination, Signing
 from backupd.transfer.records.manifests import described, get_bytes, load_body, load_header, put_bytes
+from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from backupd.transfer.sweep.collection import collect
-from backupd.transfer.sweep.deletion import marked
 from restore.fetch.objects import fetch
-from storage.contract import layout, objects
-from storage.contract.destination import repository_id
-from storage.local.destination import FilesystemDestination
+from storage import layout, objects
+from storage.destination import repository_id
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys, gpg
 from tests.support.logs import stream
@@ -330,7 +330,7 @@ DOCUMENTS: dict[str, Callable[[Hollow], object]] = {
         one.put(layout.segment_key(SERVER, SEGMENT)) and log_segments.load_header(one.place, SERVER, SEGMENT)
     ),
     "text": lambda one: get_bytes(one.place, one.put(layout.RECOVER)),
-    "head": lambda one: one.put(layout.head_key(SERVER)) and head.read(one.place, SERVER),
+    "head": lambda one: one.put(layout.head_key(SERVER)) and authenticity.read(one.place, SERVER),
     "proof": lambda one: (
         one.put(layout.proof_key(SERVER, backup_id(1)))
         and proofdoc.load(one.place, SERVER, backup_id(1), Unsealer(one.folder))

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.alerting.reports import report_now
-from backupd.app.context.audit import audit, command_line
+from backupd.app.alerting.service import report_now
+from backupd.app.context.access import audit, command_line
 from backupd.app.context.trust import recovery_page, signing
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.model.manifest import Body, Header, encode_header
 from backupd.transfer.records.authenticity import Signing, sign
 from backupd.transfer.records.manifests import described
-from backupd.transfer.seal.seal import Sealer
-from restore.runbook.logical import render_logical_runbook
+from backupd.transfer.records.sealing import Sealer
+from restore.runbook.backup_runbook import render_logical_runbook
 from restore.runbook.shared_steps import render_unpack
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys, copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.logs.log_store import SERVER, wired
 from tests.support.restores.builder import Builder, gpg_seal

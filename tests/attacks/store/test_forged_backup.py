@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance import sandbox
-from backupd.engine.instance.backup_files import KNOWN
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.instance.sandbox import confine, is_available, worker
 from backupd.engine.physical import streaming
 from backupd.engine.physical.streaming import prepare_step
+from backupd.engine.server import sandbox
+from backupd.engine.server.backup_files import KNOWN
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.server.sandbox import confine, is_available, worker
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import silent
 from backupd.process.command import Command

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage.contract import layout
-from storage.contract.config import S3Config
-from storage.local.destination import FilesystemDestination
+from storage import layout
+from storage.config import S3Config
+from storage.filesystem import FilesystemDestination
 from storage.s3 import client as s3client
 from storage.s3 import destination as s3
 from storage.s3.destination import S3Destination

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from backupd.app.alerting.reports import report_now
-from backupd.app.context.audit import audit, command_line
+from backupd.app.alerting.service import report_now
+from backupd.app.context.access import audit, command_line
 from backupd.app.context.incidents import Incidents
 from backupd.app.context.trust import signing
 from backupd.app.context.wiring import Wiring
@@ -21,17 +21,16 @@ from backupd.app.metacopies import signed_heads as heads
 from backupd.app.metacopies.catalog_copies import after_job
 from backupd.app.metacopies.signed_heads import ROLLED_BACK, HeadWatch, compare, noted
 from backupd.app.service.facade import Service
-from backupd.app.verify.rotation import Rotation
-from backupd.app.verify.scrubbing import scrub_server
+from backupd.app.verify.scrubbing import Rotation, scrub_server
 from backupd.catalog.session import open_catalog
 from backupd.model.backup_record import Copy
 from backupd.model.job import silent
 from backupd.model.manifest import encode_header
 from backupd.model.text import format_time
-from backupd.transfer.records.head import digest, read
-from backupd.transfer.scrub import Damage
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.authenticity import digest, read
+from backupd.transfer.scrub_and_repair import Damage
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import backup
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, SERVER, key_of, store, wired

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.backup_records import adopt_unknown, record_of_manifest
 from backupd.app.context.settings import load_settings
 from backupd.app.context.trust import recovery_page, signing
 from backupd.app.context.wiring import Wiring
@@ -17,7 +18,6 @@ from backupd.app.metacopies import signed_heads as heads
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.signed_heads import noted
 from backupd.app.metacopies.signing_keys import ROTATED, rotate_signing
-from backupd.app.reconcile.backup_records import adopt_unknown, record_of_manifest
 from backupd.app.restores.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.retention.deletion import sweep_destination
 from backupd.app.service.facade import Service
@@ -28,9 +28,9 @@ from backupd.model.job import silent
 from backupd.model.manifest import Header, bound
 from backupd.transfer.records.authenticity import SignedDestination, Signing, make_key, sign
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes, read
-from backupd.transfer.seal.seal import Sealer
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Sealer
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import proof
 from tests.support.keys import Keys, gpg
 from tests.support.logs.log_store import SERVER, store, wired

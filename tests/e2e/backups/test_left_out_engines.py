@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.app.service.dispatch import perform
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical import streaming
-from backupd.engine.server import census
+from backupd.engine.server import probe
 from backupd.model.errors import TablesChangedError
 from backupd.model.job import JobKind, JobRecord, JobState, silent
 from backupd.model.manifest import decode_header
@@ -29,7 +28,7 @@ LEFT_OUT = "archive.postcards"
 @pytest.fixture
 def wiring(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wiring]:
     """The physical tool is taken for one that leaves out MyISAM, as CLONE does and mariadb-backup does not."""
-    monkeypatch.setitem(census._COPIED, Flavour.MARIADB, frozenset(census._COPIED[Flavour.MARIADB] - {"MyISAM"}))
+    monkeypatch.setitem(probe._COPIED, Flavour.MARIADB, frozenset(probe._COPIED[Flavour.MARIADB] - {"MyISAM"}))
     monkeypatch.setenv("BACKUPD_RUNTIME", str(house.base / "run"))
     house.policy_extra = "witness: {enabled: false}\n"
     house.write()

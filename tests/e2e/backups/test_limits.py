@@ -14,10 +14,9 @@ import pytest
 
 from backupd.app.backups.limits import PressureThrottle, throttled
 from backupd.app.backups.physical import take_backup
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
-from backupd.backup.checks.speed import Speeds
+from backupd.app.context.wiring import JobRun, Wiring
+from backupd.backup.physical import Speeds
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.server_load import PressureWatch
 from backupd.model.backup_record import BackupKind, BackupRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.schema.definitions import read_schema
+from backupd.engine.server.definitions import read_schema
 from backupd.engine.sql.client import Connection
 from tests.support.dice import SOAK
 from tests.support.e2e.archived import Archive

@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backupd.app.context.access import create_token
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import command_line, create_token
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.model.access import Role

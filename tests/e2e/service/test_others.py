@@ -16,7 +16,7 @@ import pytest
 
 from backupd.catalog.session import Catalog
 from backupd.model.job import JobKind
-from storage.contract import layout
+from storage import layout
 from tests.support.dice import SOAK
 from tests.support.e2e.house import LONGEST, SERVER, House
 from tests.support.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, stop, until

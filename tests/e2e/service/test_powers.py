@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings import load_settings
-from backupd.engine.instance.sandbox import is_available, worker
+from backupd.engine.server.sandbox import is_available, worker
 from tests.e2e.restores.test_every_second import confirmed
 from tests.e2e.restores.test_point_in_time import started, sums
 from tests.support.dice import SOAK

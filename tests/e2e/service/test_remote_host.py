@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backupd.app.alerting.reports import report_now
+from backupd.app.alerting.service import report_now
 from tests.support import sample
 from tests.support.e2e.archived import wired
 from tests.support.e2e.house import SERVER, House

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from storage.local.destination import FilesystemDestination
+from storage.filesystem import FilesystemDestination
 from tests.e2e.stores.test_deletion import age, present
 from tests.support.e2e.forked import POLICY_EXTRA, begun
 from tests.support.e2e.house import LONGEST, SERVER, House

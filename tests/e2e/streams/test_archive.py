@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from storage.contract import layout
+from storage import layout
 from tests.support.e2e.house import LONGEST, SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer

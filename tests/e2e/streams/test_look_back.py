@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Result, Wiring
 from backupd.app.metacopies.proof_copies import keep_proofs
-from backupd.app.reconcile import missing_tables
 from backupd.app.restores import test_restore as proving
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.whole_server import restore
 from backupd.app.service.dispatch import of_proof, perform
+from backupd.app.verify import missing_tables
 from backupd.app.verify.verification import verify
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError
@@ -28,7 +27,7 @@ from backupd.model.text import new_id
 from backupd.recovery.chains import restorable
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.manifests import load_body
-from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.records.sealing import Sealer
 from restore.datadir.checks import DEFINITIONS
 from restore.fetch import chain as build
 from restore.fetch import sources

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from backupd.app.retention.rules import Decision, Decisions, Stored, View
 from backupd.model.backup_record import BackupKind
-from backupd.retention.values import Decision, Decisions, Stored, View
 from policies.schema import Keep
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.retention.deletion import reconcile
 from backupd.catalog.session import Catalog
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
@@ -19,9 +18,9 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Stats
 from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
+from backupd.transfer.deletion import marks
 from backupd.transfer.records.manifests import backup_ids
-from backupd.transfer.sweep.deletion import marks
-from storage.contract.destination import Destination
+from storage.destination import Destination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id
 
 SERVER = "shop"

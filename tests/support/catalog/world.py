@@ -12,8 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Run, Segment, SegmentKey
-from backupd.model.gtid import MysqlGtids
+from backupd.model.binlog import Branch, BranchReason, Ending, Gap, MysqlGtids, Run, Segment, SegmentKey
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.recovery.runs import runs_of

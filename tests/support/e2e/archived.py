@@ -19,7 +19,7 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transact
 from backupd.model.text import new_id
 from backupd.transfer import log_segments
 from backupd.transfer.log_segments import Sealed, Sealing
-from backupd.transfer.seal.seal import Sealer
+from backupd.transfer.records.sealing import Sealer
 from tests.support.e2e.house import SERVER, House
 from tests.support.servers.server import Server
 

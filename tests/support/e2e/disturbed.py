@@ -15,15 +15,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.binlog.evidence import without_flag
+from backupd.binlog.continuity import without_flag
 from backupd.catalog.session import Catalog
 from backupd.engine.binlog.scan import scan
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
 from backupd.transfer import log_segments
-from backupd.transfer.seal.seal import Unsealer
-from storage.contract.destination import Destination
+from backupd.transfer.records.sealing import Unsealer
+from storage.destination import Destination
 from tests.support.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.support.e2e.service import naming, until
 from tests.support.oracle import DataDiffersError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from backupd.engine.instance.sandbox import is_available
+from backupd.engine.server.sandbox import is_available
 from tests.support.e2e.house import House
 from tests.support.keys import Keys, make_key, stop_agent
 from tests.support.service.systemd_unit import confined

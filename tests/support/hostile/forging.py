@@ -12,9 +12,9 @@ from typing import Any
 
 from backupd.model.manifest import Body, Header, bound, decode_header, encode_header
 from backupd.transfer.records.manifests import described, load_body
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Sealer, Unsealer
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.e2e.house import House
 
 

@@ -12,17 +12,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.binlog.archive.archiver import Archiver, Shipped
+from backupd.binlog.archiver import Archiver, Shipped
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.model.errors import CatalogError
 from backupd.transfer import log_segments as segments
+from backupd.transfer.collection import collect
 from backupd.transfer.fsck import Invariant, examine
+from backupd.transfer.records.sealing import Sealer
 from backupd.transfer.records.segment_documents import SegmentHeader, decode_segment
-from backupd.transfer.seal.seal import Sealer
-from backupd.transfer.sweep.collection import collect
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo
+from storage import layout
+from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.logs.real_logs import RealLog
 from tests.support.oracle import same

@@ -11,9 +11,9 @@ from backupd.engine.binlog.scan import scan
 from backupd.model.binlog import Branch, Ending, Segment
 from backupd.transfer import log_segments
 from backupd.transfer.log_segments import Sealed, Sealing
+from backupd.transfer.records.sealing import Sealer
 from backupd.transfer.records.segment_documents import SegmentHeader
-from backupd.transfer.seal.seal import Sealer
-from storage.contract.destination import Destination
+from storage.destination import Destination
 
 
 def seal_log(

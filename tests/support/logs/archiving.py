@@ -7,10 +7,10 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from backupd.binlog.archive.archiver import Archiver
+from backupd.binlog.archiver import Archiver
 from backupd.binlog.spool_files import Spool
-from backupd.transfer.seal.seal import Sealer
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Sealer
+from storage.filesystem import FilesystemDestination
 from tests.support.logs.archived import Books
 
 

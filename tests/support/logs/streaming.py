@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.binlog.evidence import without_flag
+from backupd.binlog.continuity import without_flag
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.binlog.stream_status import StreamEvent, StreamEventKind, StreamState
 from backupd.binlog.supervisor import ArchivedTo, GivenUp, Pace, Streamer

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from backupd.model.binlog import ReplayLeg, SegmentKey, Stop
+from backupd.model.binlog import ReplayLeg, SegmentKey, Stop, covers
 from backupd.model.errors import RefusedError
-from backupd.model.gtid import covers
 from backupd.recovery.runs import Place
 from backupd.recovery.windows import RouteLeg
 from restore.planning.plan import Plan

@@ -28,8 +28,8 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
-from storage.contract import layout
-from storage.contract.destination import Destination
+from storage import layout
+from storage.destination import Destination
 from tests.support.keys import Keys
 
 BACKUP_ID = "20261121T020000Z-7f3a9c01"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from backupd.engine.schema.definitions import understand, write_definition
+from backupd.engine.server.definitions import understand, write_definition
 from backupd.model.table import DumpedTable, Outcome, TableName, data_path, definition_path, quote_name
 from tests.support.servers.server import Server
 

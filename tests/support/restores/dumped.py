@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from backupd.backup.commit import Documents
-from backupd.backup.dump.logical import LogicalOutcome, LogicalSpec, execute
-from backupd.engine.dump.contract import DumpTool
+from backupd.backup.logical import LogicalOutcome, LogicalSpec, execute
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.dump.mydumper import mydumper_tool
-from backupd.engine.dump.selection import select
+from backupd.engine.dump.insert_files import DumpTool
+from backupd.engine.dump.selection import mydumper_tool, select
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.model.job import silent
@@ -26,10 +25,10 @@ from backupd.model.manifest import Body, Header
 from backupd.model.table import DumpedTable, TableName, TablePattern, definition_path, table_folder
 from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
-from backupd.transfer.seal.seal import Unsealer
-from restore.runbook.logical import render_logical_runbook
+from backupd.transfer.records.sealing import Unsealer
+from restore.runbook.backup_runbook import render_logical_runbook
 from restore.runbook.shared_steps import render_unpack
-from storage.local.destination import FilesystemDestination
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys, gpg
 from tests.support.servers.server import SERVICE_PASSWORD, SERVICE_USER, Server
 

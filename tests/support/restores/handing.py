@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import pymysql
 
-from backupd.engine.schema import definitions as ddl
-from backupd.engine.schema.definition_text import without_foreign_keys
-from backupd.engine.schema.definitions import TableDefinition
+from backupd.engine.server import definitions as ddl
+from backupd.engine.server.definition_text import without_foreign_keys
+from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.job import Progress
 from backupd.model.table import TableName, quote_name

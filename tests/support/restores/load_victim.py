@@ -11,8 +11,8 @@ from pathlib import Path
 from backupd.engine.sql.client import Connection
 from backupd.model.job import Progress
 from backupd.model.table import DumpedTable
-from restore.load import table_load as tableload
-from restore.load.parallel_load import load
+from restore.cutover import table_load as tableload
+from restore.cutover.parallel_load import load
 
 STAGING = {"shop": "backupd_restore_victim_1"}
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpRun, DumpTable, DumpTool
-from backupd.engine.schema.definition_text import Columns
+from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, DumpRun, DumpTable, DumpTool
+from backupd.engine.server.definition_text import Columns
 from backupd.model.server_facts import Tool
 from backupd.model.table import TableName
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backupd.engine.binlog.scan import scan
-from backupd.engine.instance.launch import LaunchedServer
-from backupd.engine.schema import foreign_keys as foreignkeys
+from backupd.engine.server.launch import LaunchedServer
+from backupd.engine.sql import tables as foreignkeys
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Stop, Transaction
 from backupd.model.server_facts import Position, ServerInfo

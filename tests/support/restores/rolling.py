@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pymysql.cursors import DictCursor
 
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig
+from backupd.engine.server.launch import LaunchedServer, ServerConfig
 from backupd.engine.server.probe import probe
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import ReplayMethod, Stop

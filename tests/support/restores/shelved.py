@@ -11,8 +11,8 @@ from pathlib import Path
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, Transaction
 from backupd.transfer import log_segments
 from backupd.transfer.log_segments import Sealed, Sealing
-from backupd.transfer.seal.seal import Sealer
-from storage.contract.destination import Destination
+from backupd.transfer.records.sealing import Sealer
+from storage.destination import Destination
 from tests.support.keys import Keys
 
 BASE = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

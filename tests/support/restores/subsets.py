@@ -18,12 +18,12 @@ from backupd.model.job import silent
 from backupd.model.manifest import Body, Header
 from backupd.model.table import TableName, TablePattern
 from backupd.model.text import new_id
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
+from restore.runbook.backup_runbook import render_runbook
 from restore.runbook.shared_steps import render_unpack
-from restore.runbook.whole import render_runbook
-from restore.scratch.server import ScratchSpec
-from restore.scratch.subset import Needed, SubsetCopy, subset_instance
-from storage.local.destination import FilesystemDestination
+from restore.scratch_server import ScratchSpec
+from restore.subset import Needed, SubsetCopy, subset_instance
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.oracle import Sums
 from tests.support.restores.rolling import Kind

@@ -18,11 +18,11 @@ from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
 from backupd.model.text import new_id
 from backupd.transfer.records.manifests import load_body
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
+from restore.runbook.backup_runbook import render_runbook
 from restore.runbook.shared_steps import render_unpack
-from restore.runbook.whole import render_runbook
-from restore.whole.spec import RestoreSpec
-from storage.local.destination import FilesystemDestination
+from restore.whole_server import RestoreSpec
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 from tests.support.stores.places import make_short_directory

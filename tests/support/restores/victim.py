@@ -12,10 +12,9 @@ from pathlib import Path
 from backupd.model.job import Progress
 from backupd.model.proof import Phase
 from backupd.model.text import new_id
-from backupd.transfer.seal.seal import Unsealer
-from restore.whole.executor import execute
-from restore.whole.spec import RestoreSpec
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Unsealer
+from restore.whole_server import RestoreSpec, execute
+from storage.filesystem import FilesystemDestination
 
 
 def main(moment: str, count: int, repository: Path, backup_id: str, home: Path, datadir: Path) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.instance.backup_files import XTRABACKUP
-from backupd.engine.instance.sandbox import worker
 from backupd.engine.physical.capture import CaptureRequest, FileEvent, PhysicalTool
 from backupd.engine.physical.mariabackup import MariaBackup
+from backupd.engine.server.backup_files import XTRABACKUP
+from backupd.engine.server.sandbox import worker
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import find_tool
 from backupd.model.server_facts import Receipts

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable, DumpTool
-from backupd.engine.schema.definitions import TableDefinition
+from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, DumpTable, DumpTool
+from backupd.engine.server.definitions import TableDefinition
 from backupd.engine.sql.client import Connection
 from backupd.model.table import TableName, quote_name
 from tests.support.servers.mariadb import PrivateServer

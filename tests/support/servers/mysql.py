@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import pymysql
 
-from backupd.engine.instance.sandbox import server_options
-from backupd.engine.server.grants import needs
+from backupd.engine.server.accounts import needs
 from backupd.engine.server.probe import flavour_of
+from backupd.engine.server.sandbox import server_options
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.server_facts import Flavour, Version
 from tests.support.servers.datadir import Options, ServerDiedError, write_mysqld_group

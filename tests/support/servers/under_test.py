@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.backup_files import XTRABACKUP
 from backupd.engine.physical.capture import Data, FileEvent, PhysicalTool
 from backupd.engine.physical.mariabackup import REDO as MARIADB_REDO
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import REDO as XTRABACKUP_REDO
 from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.engine.toolset import find_tool
 from backupd.model.server_facts import Tool
 from tests.support.oracle import Sums

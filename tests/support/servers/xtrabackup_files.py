@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backupd.engine.instance.backup_files import XTRABACKUP
 from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.server.backup_files import XTRABACKUP
 from backupd.model.server_facts import Tool, Version
 
 UUID = "5b1d2a60-e54c-11f1-a4bb-0242ac110002"

@@ -17,12 +17,11 @@ from fastapi import FastAPI
 
 from api.main import create_app
 from api.server import ApiServer, server_of
-from backupd.app.context.access import create_token
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import command_line, create_token
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring, utc_now
 from backupd.app.service.facade import Service
-from backupd.app.views import timeline as standing
+from backupd.app.views import server_status as standing
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Role
 from backupd.model.text import Clock

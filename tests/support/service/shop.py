@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.copies.replication import Replicated, bring_up_to_date
 from backupd.model.job import JobKind, JobRecord, JobState
-from storage.contract import layout
-from storage.contract.destination import Destination
+from storage import layout
+from storage.destination import Destination
 from tests.support.catalog.shelf import SERVER, Shelf
 
 JOB = "20261121T040000Z-00000000"

@@ -6,18 +6,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.app.binlogs.search import Found
+from backupd.app.binlogs.transactions import Found
 from backupd.app.context.logging_setup import log_path
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.restores.request import RestoreRequest
 from backupd.catalog.restores import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind
 from backupd.model.binlog import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
 from backupd.model.errors import ToolError
 from backupd.model.event import Event, Incident, Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof

@@ -16,9 +16,8 @@ from api.routes import ROUTERS
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
-from backupd.model.backup_record import BackupKind, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupState, Copy, HoldKind
 from backupd.model.event import Event, Incident, Message, MessageKind, MessageState, Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 from backupd.model.proof import Check, Phase, Proof
 from tests.support.catalog import samples

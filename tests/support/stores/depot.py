@@ -15,11 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from backupd.app.backups.backup_row import behind
+from backupd.app.backup_records import behind
 from backupd.app.backups.physical import take_backup
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import ServerSettings, load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.backup.commit import Documents
 from backupd.backup.physical import Parent, PhysicalSpec
 from backupd.catalog.session import Catalog
@@ -37,10 +36,10 @@ from backupd.transfer import log_segments
 from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
 from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.records.manifests import read
-from backupd.transfer.seal.seal import Sealer
-from storage.contract import layout
-from storage.contract.destination import Destination
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Sealer
+from storage import layout
+from storage.destination import Destination
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from storage.s3.destination import S3Destination
 from tests.support.keys import Keys

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import BinaryIO
 
 from backupd.model.text import Clock
-from storage.contract import layout
-from storage.contract.destination import Capability, ObjectInfo
+from storage import layout
+from storage.destination import Capability, ObjectInfo
 from storage.memory import MemoryDestination
 
 FOR = timedelta(days=14)

@@ -20,7 +20,7 @@ from typing import Self
 
 import pytest
 
-from storage.contract.config import SftpConfig
+from storage.config import SftpConfig
 from tests.support.service.serving import end_service, free_port, start_service
 from tests.support.stores.places import make_short_directory
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from backupd.model.hold import Sighting
+from backupd.model.backup_record import Sighting
 from backupd.model.manifest import (
     Body,
     BodyFacts,
@@ -22,9 +22,9 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server_facts import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
-from backupd.transfer.guards.holds_and_marks import Mark
-from storage.contract import layout, objects
-from storage.contract.destination import Destination, as_tree
+from backupd.transfer.holds_and_locks import Mark
+from storage import layout, objects
+from storage.destination import Destination, as_tree
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 

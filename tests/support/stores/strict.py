@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from backupd.model.errors import ArchivedError, LockedError
 from backupd.model.text import format_time
-from storage.contract import layout
-from storage.contract.destination import Capability, Coldness, ColdState, ObjectInfo, Tier
+from storage import layout
+from storage.destination import Capability, Coldness, ColdState, ObjectInfo, Tier
 from storage.memory import MemoryDestination
 
 

@@ -18,9 +18,8 @@ import pytest
 from pydantic import ValidationError
 
 from backupd.alerts import email as mail
-from backupd.alerts.channels import TRIES, Delivered, DeliveryError, is_over, pause_after
+from backupd.alerts.channels import TRIES, Delivered, DeliveryError, is_over, pause_after, ping
 from backupd.alerts.email import Envelope, as_mail, send
-from backupd.alerts.heartbeat import ping
 from backupd.alerts.message import Letter
 from policies.alerts import Email
 from tests.support.service.mail_server import MailBox, certificate, mail_server

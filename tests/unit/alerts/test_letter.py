@@ -12,8 +12,8 @@ import pytest
 
 from backupd.alerts.email import Envelope, as_mail
 from backupd.alerts.ledger import Turn
-from backupd.alerts.message import Letter
-from backupd.alerts.wording import (
+from backupd.alerts.message import (
+    Letter,
     PlaceLine,
     ServerLine,
     Site,

@@ -22,7 +22,7 @@ NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEE
 """States of jobs that no event of that name tells."""
 ELSEWHERE = {
     ("backupd.app.context.incidents", "self.mended"): "",
-    ("backupd.app.daemon.daemon", "kind"): "self._event",
+    ("backupd.app.service.daemon", "kind"): "self._event",
     ("backupd.app.retention.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.retention.holds", "word"): "_WORDS",
     ("backupd.app.alerting.notifier", "kind"): "",

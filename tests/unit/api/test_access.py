@@ -11,8 +11,7 @@ import pytest
 
 from api.site import Site
 from api.throttle import ALL, FREE, Throttle
-from backupd.app.context.access import create_token, log_in, revoke_token
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import command_line, create_token, log_in, revoke_token
 from backupd.model.access import Role
 from backupd.model.errors import NotFoundError, UnauthenticatedError, UsageError
 from tests.support.service.house import Clock

@@ -14,7 +14,7 @@ from api import limits
 from api.auth import operations_of
 from backupd.app.context.logging_setup import JsonFormatter
 from backupd.model.access import Role
-from backupd.model.hold import HoldKind
+from backupd.model.backup_record import HoldKind
 from tests.support.service.rig import Rig
 
 TRAVERSALS = (

@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 
 from backupd.app.alerting.notifier import AlertNotifier, Pace
-from backupd.app.alerting.reports import report_now
+from backupd.app.alerting.service import report_now
+from backupd.app.backup_records import report_foreign
 from backupd.app.context.incidents import STREAM, Incidents
-from backupd.app.context.run import JobRun, Result
 from backupd.app.context.server_identity import CHANGED
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring, owner
-from backupd.app.reconcile.backup_records import report_foreign
+from backupd.app.context.wiring import JobRun, Result, Wiring, owner
 from backupd.app.service.dispatch import run_here
 from backupd.app.views.destinations import ReachWatch, places
 from backupd.app.views.objectives import ObjectivesWatch
-from backupd.app.views.timeline import timeline
+from backupd.app.views.server_status import timeline
 from backupd.catalog.session import Catalog
 from backupd.cli.main import main
 from backupd.model.access import Role

@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from api import events
-from backupd.app.context.access import create_token, log_in, log_out, revoke_token
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import command_line, create_token, log_in, log_out, revoke_token
 from backupd.model.access import Role
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState

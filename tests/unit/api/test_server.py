@@ -18,7 +18,7 @@ from api import limits
 from api.auth import anybody
 from api.headers import HEADERS
 from api.server import HEAD_BYTES, Http, tls_context
-from backupd.app.daemon.api_process import answers
+from backupd.app.service.api_process import answers
 from backupd.model.access import Role
 from backupd.model.errors import (
     BackupdError,

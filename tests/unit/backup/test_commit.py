@@ -14,8 +14,8 @@ from backupd.model.backup_record import BackupKind
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.server_facts import Position, Receipts, Tool, Version
 from backupd.transfer.packer import Packer
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo
+from storage import layout
+from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.stores.locked import LockedPlace

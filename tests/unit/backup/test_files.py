@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup import host_files as hostfiles
-from backupd.backup.host_files import HostFiles
+from backupd.backup import host_configuration as hostfiles
+from backupd.backup.host_configuration import HostFiles
 
 
 def members(files: HostFiles) -> dict[str, tarfile.TarInfo]:

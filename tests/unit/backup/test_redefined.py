@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pymysql
 
-from backupd.engine.dump.contract import DumpRequest, DumpRun
 from backupd.engine.dump.exact_reader import ExactDump
+from backupd.engine.dump.insert_files import DumpRequest, DumpRun
 from backupd.engine.server.snapshot import Snapshot
 from backupd.model.table import Outcome, TableName
 from tests.support.restores.dumped import Shelf, table

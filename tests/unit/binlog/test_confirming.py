@@ -10,8 +10,7 @@ from typing import cast
 
 import pytest
 
-from backupd.binlog.server_watch import Watch
-from backupd.binlog.session import Session
+from backupd.binlog.session import Session, Watch
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.supervisor import Streamer
 from backupd.engine.log_client import BinlogTool

@@ -11,6 +11,7 @@ from backupd.binlog.continuity import (
     Compared,
     Fork,
     GoOn,
+    Seen,
     Tail,
     after_restore,
     after_silence,
@@ -23,7 +24,6 @@ from backupd.binlog.continuity import (
     with_file,
     without_file,
 )
-from backupd.binlog.evidence import Seen
 from backupd.engine.server.binary_logs import ListedLog, SourceState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server_facts import Flavour, Position, Version

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
+from backupd.binlog.continuity import Comparison, Seen, ending_of, fingerprint_of, head_of
 from backupd.binlog.spool_files import Spool, Spooled
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.binlog.archive.archiver import Archiver
+from backupd.binlog.archiver import Archiver
 from backupd.binlog.spool_files import Spooled
 from backupd.binlog.spool_repair import DamagedCopyError, Mender, read, scan_to
 from backupd.binlog.stream_status import StreamEventKind, StreamState

@@ -19,7 +19,7 @@ from backupd.binlog.spool_files import Spool
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import BranchReason
 from backupd.model.errors import ServerError
-from backupd.process.supervise import family
+from backupd.process.command import family
 from tests.support.dice import rounds, thrown
 from tests.support.logs.streaming import (
     STREAMED,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backupd.catalog.session import Catalog
-from backupd.model.backup_record import BackupState, Copy
+from backupd.model.backup_record import BackupState, Copy, Hold, HoldKind
 from backupd.model.errors import NotFoundError
-from backupd.model.hold import Hold, HoldKind
 from tests.support.catalog import samples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from backupd.catalog.session import Catalog
-from backupd.model.hold import Sighting
+from backupd.model.backup_record import Sighting
 from tests.support.catalog.samples import NOON
 
 ONE, TWO = ("shop", "20261121T040000Z-0000000a"), ("zoo", "20261121T040000Z-0000000b")

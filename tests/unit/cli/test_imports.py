@@ -19,7 +19,7 @@ OF_WORK = frozenset({"apscheduler", "boto3", "botocore", "cryptography", "gnupg"
 """Libraries of the schedule, and of what opens destinations, keys and servers."""
 ROOMS = ("backupd.backup", "backupd.binlog", "backupd.engine", "backupd.transfer", "restore", "api")
 """Packages of ours that act."""
-VALUES = frozenset({"backupd.backup.checks", "backupd.backup.checks.finding"})
+VALUES = frozenset({"backupd.backup", "backupd.backup.finding"})
 """What of them is nothing but values."""
 
 _RUN = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.lock_waits import LockWatch, kill_lock_statements
+from backupd.engine.server_load import LockWatch, kill_lock_statements
 from backupd.engine.sql.client import Connection
 from tests.support.servers.backups import connection_to
 from tests.support.servers.mariadb import PrivateServer

@@ -10,8 +10,7 @@ from contextlib import closing, contextmanager
 import pymysql
 import pytest
 
-from backupd.engine.lock_waits import changing, running
-from backupd.engine.server_load import Gauge, Reading, query_gauges
+from backupd.engine.server_load import Gauge, Reading, changing, query_gauges, running
 from backupd.engine.sql.client import Connection, Session
 from backupd.model.table import TableName
 from tests.support.servers.flavours import BOTH, as_root, as_service, server_of

@@ -11,7 +11,7 @@ import pytest
 _PROGRAM = """
 import sys
 from pathlib import Path
-from backupd.process.memory import return_large_blocks
+from backupd.process.runtime import return_large_blocks
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 if sys.argv[1] == "returned":

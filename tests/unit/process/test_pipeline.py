@@ -20,9 +20,8 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import CancelledError, ToolError, ToolMissingError
-from backupd.process.command import Command
+from backupd.process.command import Command, stop
 from backupd.process.pipeline import Pipeline
-from backupd.process.supervise import stop
 from tests.support.service.processes import open_descriptors, until, with_mark
 
 
@@ -264,7 +263,7 @@ _MEMORY = """
 import resource, sys
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
-from backupd.process.supervise import stop
+from backupd.process.command import stop
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 buffer, count, size = bytearray(1 << 20), 0, 500 << 20
 with Pipeline([Command(("head", "-c", str(size), "/dev/zero")), Command(("cat",))]) as pipeline:
@@ -425,7 +424,7 @@ _PARENT = """
 import sys, threading, time
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
-from backupd.process.supervise import stop
+from backupd.process.command import stop
 mark, user = sys.argv[1], sys.argv[2] or None
 def start():
     # This thread ends at once: its children must live on, and die only with the process.

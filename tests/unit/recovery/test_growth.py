@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.recovery.growth import HORIZON, Filling, Growth, Tenant, days_until_full, fit
+from backupd.app.views.capacity import HORIZON, Filling, Growth, Tenant, days_until_full, fit
 from tests.support.dice import thrown
 
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)

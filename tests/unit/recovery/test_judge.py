@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from backupd.model.server_facts import STRANGER, Identity, Verdict
-from backupd.recovery.lineage import Archived, Met, judge, lineages, standing_aside, strangers, strangers_by_backups
+from backupd.recovery.chains import Archived, Met, judge, lineages, standing_aside, strangers, strangers_by_backups
 from tests.unit.recovery.test_lineage import AT, backup
 
 KNOWN = (Identity("shop", "A", Verdict.OWN, AT, AT, server_id=1),)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
-from backupd.recovery.lineage import lineages, standing_aside, strangers
+from backupd.recovery.chains import lineages, standing_aside, strangers
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backupd.backup.checks.coverage import rocks_words
+from backupd.backup.server_checks import rocks_words
 from backupd.cli.recovery.timeline import show_timeline
 from backupd.cli.screen.output import Screen
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy

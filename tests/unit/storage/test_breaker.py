@@ -8,8 +8,8 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import DestinationError, ObjectMissingError, UnreachableError
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo
+from storage import layout
+from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import PAUSE, BreakerDestination, ForwardingDestination
 from tests.contract.destination import DestinationContract

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.contract.destination import Capability, as_tree
+from storage.destination import Capability, as_tree
 from storage.memory import MemoryDestination
 from tests.contract.destination import DestinationContract, TreeContract
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
-from storage.contract.destination import Capability, as_archive, as_tree
+from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+from storage.destination import Capability, as_archive, as_tree
 from storage.registry import open_destination, open_destinations
 from tests.contract.destination import get, put
 from tests.support.stores.buckets import OBJECT, config

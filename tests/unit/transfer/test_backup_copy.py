@@ -12,14 +12,14 @@ import pytest
 
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, DestinationError, RefusedError
 from backupd.model.job import silent
+from backupd.transfer.collection import collect
 from backupd.transfer.copies import Copied, Order, replicate
+from backupd.transfer.deletion import is_whole, mark, sweep
 from backupd.transfer.fsck import examine
 from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.relay import Relay
-from backupd.transfer.sweep.collection import collect
-from backupd.transfer.sweep.deletion import is_whole, mark, sweep
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo
+from storage import layout
+from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.dice import rounds, thrown, with_another_end
 from tests.support.stores.stock import FakeClock, Stock, backup_id, believed, named

@@ -12,10 +12,10 @@ from typing import BinaryIO
 import pytest
 
 from backupd.model.errors import DestinationError
-from backupd.transfer.fanout import Fanout, Load, LoadMeter, Placed
-from backupd.transfer.sweep.collection import collect
-from storage.contract import layout
-from storage.contract.destination import ObjectInfo
+from backupd.transfer.collection import collect
+from backupd.transfer.dedup import Fanout, Load, LoadMeter, Placed
+from storage import layout
+from storage.destination import ObjectInfo
 from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import ForwardingDestination
 from tests.support.stores.stock import START, FakeClock, backup_id

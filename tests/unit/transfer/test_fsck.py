@@ -9,14 +9,14 @@ import pytest
 
 from backupd.model.errors import DamagedError
 from backupd.model.manifest import Body, Header
+from backupd.transfer.deletion import mark
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, examine, repair
-from backupd.transfer.guards.lease import Lease, Owner
 from backupd.transfer.guards.pins_and_intents import Intent, Pin
+from backupd.transfer.leases import Lease, Owner
 from backupd.transfer.records.manifests import backup_ids
-from backupd.transfer.sweep.deletion import mark
-from storage.contract import layout, objects
-from storage.contract.destination import TreeDestination, as_tree
-from storage.local.destination import FilesystemDestination
+from storage import layout, objects
+from storage.destination import TreeDestination, as_tree
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed
 

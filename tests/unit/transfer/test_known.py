@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 
 from backupd.transfer.dedup import confirm, load_known
+from backupd.transfer.deletion import mark, unmark
 from backupd.transfer.records.manifests import backup_ids, committed
-from backupd.transfer.sweep.deletion import mark, unmark
-from storage.contract import layout
-from storage.contract.objects import quarantine, release
+from storage import layout
 from storage.memory import MemoryDestination
+from storage.objects import quarantine, release
 from tests.support.stores.stock import START, Stock, backup_id, named, put
 
 

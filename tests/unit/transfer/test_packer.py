@@ -14,11 +14,11 @@ import pytest
 from backupd.model.errors import DestinationFullError, StreamError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, StoredObject
 from backupd.transfer import packer as pack
-from backupd.transfer.fanout import Fanout, known_everywhere
+from backupd.transfer.dedup import Fanout, known_everywhere
 from backupd.transfer.packer import Packed, Packer
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from storage.contract import layout
-from storage.contract.destination import ObjectInfo
+from backupd.transfer.records.sealing import Sealer, Unsealer
+from storage import layout
+from storage.destination import ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 

@@ -18,17 +18,17 @@ from backupd.model.errors import BusyError, ForbiddenError, LockedError, Refused
 from backupd.model.job import silent
 from backupd.model.manifest import StoredObject
 from backupd.transfer import log_segments
+from backupd.transfer.deletion import is_whole, mark, marks
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.holds_and_marks import is_marked
+from backupd.transfer.holds_and_locks import is_marked
+from backupd.transfer.leases import sweeping
 from backupd.transfer.records.manifests import backup_ids
 from backupd.transfer.records.segment_documents import SealedPart, SegmentHeader, encode_segment
 from backupd.transfer.recover_versions import MANIFEST, OBJECT, Found, bring_back, find
-from backupd.transfer.repair import put_right
-from backupd.transfer.sweep.clean_up_lease import sweeping
-from backupd.transfer.sweep.deletion import is_whole, mark, marks
-from storage.contract import layout, objects
-from storage.contract.config import S3Config
-from storage.contract.destination import Capability, Destination, ObjectInfo, Version
+from backupd.transfer.scrub_and_repair import put_right
+from storage import layout, objects
+from storage.config import S3Config
+from storage.destination import Capability, Destination, ObjectInfo, Version
 from storage.memory import MemoryDestination
 from storage.s3.destination import S3Destination
 from tests.support.stores.buckets import config, opened

@@ -15,9 +15,11 @@ from backupd.model.manifest import PART_SIZE
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
 from backupd.transfer import log_segments as segmentseal
+from backupd.transfer.collection import collect
 from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.log_segments import Sealed, Sealing
 from backupd.transfer.records.manifests import put_bytes
+from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import (
     SegmentHeader,
     decode_branch,
@@ -26,12 +28,10 @@ from backupd.transfer.records.segment_documents import (
     encode_segment,
     is_log_name,
 )
-from backupd.transfer.scrub import scrub_segments
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from backupd.transfer.sweep.collection import collect
-from storage.contract import layout
-from storage.contract.destination import Destination
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.scrub_and_repair import scrub_segments
+from storage import layout
+from storage.destination import Destination
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support.dice import rounds, thrown
 from tests.support.keys import Keys

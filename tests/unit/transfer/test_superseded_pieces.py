@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.model.errors import LockedError
 from backupd.transfer import log_segments
+from backupd.transfer.collection import collect
 from backupd.transfer.log_leftovers import drop_pieces, replaced_pieces
-from backupd.transfer.sweep.collection import collect
-from storage.contract import layout
+from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.logs.archived import QuickSealer
 from tests.support.logs.archived_logs import archive_log

@@ -10,8 +10,8 @@ import pytest
 from backupd.model.errors import DestinationError
 from backupd.process.throttle import TokenBucket, Unlimited
 from backupd.transfer.thaw import BATCH, Asked, ask, look
-from storage.contract import layout
-from storage.contract.destination import ColdState, Tier
+from storage import layout
+from storage.destination import ColdState, Tier
 from tests.support.stores.cold import ColdPlace
 from tests.support.stores.stock import FakeClock, named
 

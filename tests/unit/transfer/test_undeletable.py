@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 
 from backupd.model.errors import RefusedError
+from backupd.transfer.collection import collect
 from backupd.transfer.dedup import Presence, confirm, load_known, unusable_objects
-from backupd.transfer.guards.lease import Owner, is_alive
+from backupd.transfer.deletion import is_whole, mark, marked, marks, restorable_at, unmark
 from backupd.transfer.guards.pins_and_intents import Intent, Pin, pins
-from backupd.transfer.sweep.collection import collect
-from backupd.transfer.sweep.deletion import is_whole, mark, marked, marks, restorable_at, unmark
-from storage.contract import layout, objects
+from backupd.transfer.leases import Owner, is_alive
+from storage import layout, objects
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, named
 from tests.support.stores.strict import UndeletableDestination

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from api.throttle import FREE, Throttle
-from backupd.app.context.access import create_token, revoke_token
-from backupd.app.context.audit import command_line
+from backupd.app.context.access import command_line, create_token, revoke_token
 from backupd.app.context.wiring import utc_now
 from backupd.model.access import Role
-from backupd.model.hold import HoldKind
+from backupd.model.backup_record import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 from backupd.model.text import new_id
 from tests.support.service.house import Clock

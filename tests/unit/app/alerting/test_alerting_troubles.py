@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.channels import TRIES
-from backupd.app.alerting.channels import findings, usable_channels
 from backupd.app.alerting.notifier import AlertNotifier, Pace
-from backupd.app.alerting.reports import report_if_due
-from backupd.app.alerting.sender import due, send_one
-from backupd.app.alerting.service import send_test
+from backupd.app.alerting.sender import due, findings, send_one, usable_channels
+from backupd.app.alerting.service import report_if_due, send_test
 from backupd.app.context.wiring import Wiring
-from backupd.app.service.alerts import Alerts
-from backupd.backup.checks.finding import Severity as Grade
+from backupd.app.service.facade import Alerts
+from backupd.backup.finding import Severity as Grade
 from backupd.model.errors import NotFoundError
 from backupd.model.event import Message, MessageState
 from tests.support.service.house import Clock

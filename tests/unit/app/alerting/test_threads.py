@@ -17,15 +17,12 @@ import pytest
 from backupd.alerts.channels import TRIES, DeliveryError
 from backupd.alerts.ledger import MANY
 from backupd.app.alerting import notifier as newsdesk
-from backupd.app.alerting import watchdog_ping as heartbeat
-from backupd.app.alerting.channels import names
+from backupd.app.alerting import sender as heartbeat
 from backupd.app.alerting.notifier import AlertNotifier, Pace
-from backupd.app.alerting.reports import report_if_due
-from backupd.app.alerting.sender import due, send_one
-from backupd.app.alerting.service import AlertWatch, forget_old_alerts, send_test
-from backupd.app.alerting.watchdog_ping import Heartbeat
+from backupd.app.alerting.sender import Heartbeat, due, names, send_one
+from backupd.app.alerting.service import AlertWatch, forget_old_alerts, report_if_due, send_test
 from backupd.app.context.wiring import Wiring
-from backupd.app.service.alerts import Alerts
+from backupd.app.service.facade import Alerts
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import CatalogError, ForbiddenError, NotFoundError, RefusedError

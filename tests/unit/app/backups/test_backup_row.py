@@ -13,15 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.app.backups.backup_row import add_row
+from backupd.app.backup_records import add_row, adopt_unknown
 from backupd.app.context.wiring import Wiring
-from backupd.app.reconcile.backup_records import adopt_unknown
 from backupd.backup.commit import BackupSpec
 from backupd.cli.main import main
 from backupd.model.backup_record import BackupRecord
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import encode_header
-from storage.contract import layout
+from storage import layout
 from tests.support.e2e import house as houses
 from tests.support.e2e.house import House
 from tests.support.keys import Keys

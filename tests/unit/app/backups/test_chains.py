@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
+from backupd.app.backup_records import adopt_unknown
 from backupd.app.backups.chains import Decision, decide
 from backupd.app.backups.physical import take_backup
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring, utc_now
-from backupd.app.reconcile.backup_records import adopt_unknown
+from backupd.app.context.wiring import JobRun, Wiring, utc_now
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.server.probe import examine
@@ -31,12 +30,12 @@ from backupd.model.manifest import decode_header, encode_header
 from backupd.model.proof import Phase, Proof
 from backupd.model.server_facts import Role, ServerInfo, Version
 from backupd.model.text import new_id
+from backupd.transfer.deletion import mark, unmark
 from backupd.transfer.fsck import repair
 from backupd.transfer.guards.pins_and_intents import intents
 from backupd.transfer.records.manifests import backup_ids, load_header
-from backupd.transfer.sweep.deletion import mark, unmark
 from restore.datadir.staging import MARKER, State, write_marker
-from storage.contract import layout
+from storage import layout
 from tests.support.e2e.house import SERVER, House
 from tests.support.imports import import_tablespace
 from tests.support.keys import Keys

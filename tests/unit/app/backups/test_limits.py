@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backupd.app.backups.limits import PressureThrottle
-from backupd.app.context.run import JobRun
+from backupd.app.context.wiring import JobRun
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.job import JobKind, JobRecord, JobState, Progress
 from policies.schema import Limits

@@ -13,10 +13,9 @@ import pytest
 
 from backupd.app.backups import rotation_hooks as absence
 from backupd.app.backups.rotation_hooks import AFTER, HOOK, AbsenceWatch, away
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring, owner
-from backupd.app.daemon.worker import Worker
+from backupd.app.context.wiring import JobRun, Wiring, owner
+from backupd.app.service.worker import Worker
 from backupd.app.views.listing import Listings
 from backupd.catalog.backups import Absence
 from backupd.catalog.session import open_catalog

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from backupd.app.backups.physical import forget_old
-from backupd.app.context.run import JobRun
 from backupd.app.context.server_identity import accept
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.schedule.calendar import former_leg, legs
 from backupd.app.service.dispatch import perform
 from backupd.catalog.session import open_catalog

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from backupd.app.binlogs.search import Found, TooLongError, search
 from backupd.app.binlogs.status import NOT_RUNNING, OFF, status
+from backupd.app.binlogs.transactions import Found, TooLongError, search
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.verify import log_check as logcheck
+from backupd.app.verify import scrubbing as logcheck
 from backupd.app.verify.verification import fsck, verify
 from backupd.cli.commands import binlog
 from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
 from backupd.transfer import log_segments
 from backupd.transfer.fsck import Invariant
-from storage.contract import layout
+from storage import layout
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, SERVER, key_of, store, wired
 from tests.support.logs.real_logs import RealLog, real_logs

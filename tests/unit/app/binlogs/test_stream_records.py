@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.binlogs.stream_report import CatalogRecorder, Confirmed
-from backupd.app.runtime.catalog_writer import CatalogWriter
+from backupd.app.runtime.child_process import CatalogWriter
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import CatalogError
 from backupd.model.server_facts import Position
@@ -65,7 +65,7 @@ GAP = Gap(
 @pytest.fixture
 def scribe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CatalogWriter]:
     monkeypatch.setattr(
-        "backupd.app.runtime.catalog_writer.PATIENCE", 240
+        "backupd.app.runtime.child_process.PATIENCE", 240
     )  # a slow machine is no catalog that does not answer
     with CatalogWriter(f"sqlite:///{tmp_path}/catalog.db") as opened:
         opened.ask(lambda catalog: catalog.holds.all())

@@ -13,10 +13,10 @@ import pytest
 from backupd.app.binlogs.stream_report import CatalogRecorder, StreamReport, behind_limit
 from backupd.app.context.settings import ServerSettings
 from backupd.app.context.wiring import Wiring
-from backupd.app.runtime import catalog_writer as scribe
-from backupd.app.runtime.catalog_writer import CatalogWriter
+from backupd.app.runtime import child_process as scribe
+from backupd.app.runtime.child_process import CatalogWriter
 from backupd.app.service.check import stream_findings
-from backupd.binlog.archive.archiver import Behind
+from backupd.binlog.archiver import Behind
 from backupd.binlog.spool_files import Spool
 from backupd.binlog.stream_status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from tests.support.service.house import GOLD, Clock, Office

@@ -15,7 +15,7 @@ from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.runtime import child_process as offspring
 from backupd.catalog.session import open_catalog
-from backupd.model.hold import EVERY_SERVER, HoldKind
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
 from backupd.process.command import Command
 from tests.support.service.house import GOLD, Office
 from tests.support.stores.gate import until

@@ -18,7 +18,7 @@ from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction
 from backupd.model.errors import ConfigurationError, DamagedError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.recovery.windows import RouteLeg, Span
-from storage.contract import layout
+from storage import layout
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.keys import Keys
 from tests.support.restores.shelved import BASE, BRANCH, branch, segment, shelve, transaction

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.keys import answer, challenge, findings, issue_due, keys
-from backupd.app.context.run import JobRun
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.access import THIS_MACHINE
 from backupd.model.errors import NotFoundError, RefusedError

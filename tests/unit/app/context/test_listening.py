@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.alerting.channels import site_of
+from backupd.app.alerting.sender import site_of
 from backupd.app.context.api_address import expiry, findings
 from backupd.app.context.settings import Settings, load_settings
 from backupd.app.service.facade import Service

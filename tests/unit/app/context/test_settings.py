@@ -6,7 +6,7 @@ import pytest
 
 from backupd.app.context.settings import DEFAULT_FILE, load_settings, settings_file
 from backupd.model.errors import ConfigurationError, NotFoundError
-from storage.contract.config import FilesystemConfig
+from storage.config import FilesystemConfig
 from tests.support.catalog.places import CONFIGURATION, write
 
 

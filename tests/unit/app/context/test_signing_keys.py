@@ -18,7 +18,7 @@ from backupd.app.metacopies.signing_keys import make_signing
 from backupd.cli.main import main
 from backupd.model.backup_record import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError
-from storage.contract import layout
+from storage import layout
 from tests.support.catalog.samples import backup, proof
 from tests.support.keys import Keys, operator_keys, stop_agent
 from tests.support.logs.log_store import PLACES, SERVER, wired

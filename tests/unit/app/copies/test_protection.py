@@ -11,8 +11,8 @@ from backupd.app.copies.protection import PROTECTION, look, with_protection
 from backupd.app.copies.replication import REPLICATION
 from backupd.model.manifest import StoredObject
 from backupd.transfer.relay import found_wrong
-from storage.contract import layout, objects
-from storage.contract.destination import Capability
+from storage import layout, objects
+from storage.destination import Capability
 from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER
 from tests.support.service.shop import Shop

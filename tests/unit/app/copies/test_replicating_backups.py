@@ -8,19 +8,19 @@ from datetime import timedelta
 
 import pytest
 
+from backupd.app.backup_records import LOST
 from backupd.app.copies.replication import LONGEST_PAUSE, REPLICATION, pause_after
-from backupd.app.reconcile.backup_records import LOST
 from backupd.app.retention.deletion import keep, sweep_destination
 from backupd.app.retention.holds import hold
 from backupd.app.retention.retention import apply
 from backupd.model.errors import BusyError, RefusedError
 from backupd.model.text import format_time
+from backupd.transfer.deletion import mark
 from backupd.transfer.fsck import examine
-from backupd.transfer.guards.holds_and_marks import kept_at
 from backupd.transfer.guards.pins_and_intents import Intent, intents, pins
-from backupd.transfer.repair import put_right
-from backupd.transfer.sweep.deletion import mark
-from storage.contract import layout, objects
+from backupd.transfer.holds_and_locks import kept_at
+from backupd.transfer.scrub_and_repair import put_right
+from storage import layout, objects
 from tests.support.catalog.shelf import SERVER
 from tests.support.service.shop import Shop
 from tests.support.stores.stock import backup_id, named, pool, put

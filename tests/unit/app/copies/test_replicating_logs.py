@@ -11,14 +11,14 @@ import pytest
 from backupd.app.binlogs.stream_process import LogFollower
 from backupd.app.context.incidents import DESTINATION, Incidents
 from backupd.app.copies.log_copies import LogCopies, LogsCopied
-from backupd.app.views.timeline import timeline
+from backupd.app.views.server_status import timeline
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
 from backupd.transfer.guards.pins_and_intents import Pin
 from backupd.transfer.records.authenticity import RecordedDestination
-from storage.contract import layout
-from storage.contract.destination import Destination
+from storage import layout
+from storage.destination import Destination
 from tests.support.catalog.shelf import SERVER
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys

@@ -9,7 +9,7 @@ from datetime import timedelta
 from backupd.app.copies.missing_copies import ReplicaWatch, job_for
 from backupd.app.jobs.admission import obstacle
 from backupd.catalog.destinations import FAILING
-from backupd.model.hold import HoldKind
+from backupd.model.backup_record import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.support.catalog.shelf import SERVER
 from tests.support.service.shop import Shop

@@ -14,8 +14,8 @@ from backupd.app.jobs.admission import may_start, obstacle
 from backupd.app.jobs.jobs import close
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
+from backupd.model.backup_record import HoldKind
 from backupd.model.errors import BackupdError, ConfigurationError
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobState, silent
 from tests.support.catalog import samples
 from tests.support.catalog.places import CONFIGURATION, POLICY, write

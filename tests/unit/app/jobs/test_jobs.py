@@ -20,10 +20,9 @@ import pytest
 
 from backupd.alerts.rules import Act, rule_of
 from backupd.app.context import logging_setup as logs
-from backupd.app.context.run import JobRun, Result
-from backupd.app.context.wiring import Wiring, owner, owner_state, user
-from backupd.app.jobs import heartbeat as pulse
+from backupd.app.context.wiring import JobRun, Result, Wiring, owner, owner_state, user
 from backupd.app.jobs import jobs
+from backupd.app.jobs import jobs as pulse
 from backupd.app.service import dispatch
 from backupd.app.service.dispatch import live, run_here
 from backupd.catalog.session import open_catalog

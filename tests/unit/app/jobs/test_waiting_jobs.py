@@ -11,10 +11,10 @@ import pytest
 from backupd.app.context.wiring import Wiring
 from backupd.app.jobs.admission import QueueWatch, findings
 from backupd.app.retention.holds import findings as held
-from backupd.app.views.policy_explanation import explain_here
+from backupd.app.views.policies import explain_here
 from backupd.catalog.session import open_catalog
+from backupd.model.backup_record import HoldKind
 from backupd.model.event import Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import new_id
 from tests.support.service.house import Clock, Office, at

@@ -18,18 +18,15 @@ from typing import Any
 import pytest
 
 from backupd.app.context import wiring
-from backupd.app.context.run import JobRun, Result
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring, owner, owner_state
-from backupd.app.daemon import worker
-from backupd.app.daemon.worker import Worker
+from backupd.app.context.wiring import JobRun, Result, Wiring, owner, owner_state
 from backupd.app.jobs import jobs
 from backupd.app.jobs.admission import may_start
-from backupd.app.jobs.heartbeat import Pulse
-from backupd.app.jobs.jobs import abandon_dead, mark_stopped
+from backupd.app.jobs.jobs import Pulse, abandon_dead, mark_stopped
 from backupd.app.runtime import child_process as offspring
-from backupd.app.service import dispatch
+from backupd.app.service import dispatch, worker
 from backupd.app.service.dispatch import LONGEST_SILENCE, perform, run_here
+from backupd.app.service.worker import Worker
 from backupd.catalog.base import database
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BusyError, ConfigurationError

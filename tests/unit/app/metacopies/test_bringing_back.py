@@ -16,10 +16,10 @@ from backupd.app.metacopies.recover_document import recover_versions_text
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.text import format_time
-from backupd.transfer.guards.holds_and_marks import is_marked
-from backupd.transfer.sweep.deletion import is_whole
-from storage.contract import layout, objects
-from storage.contract.config import S3Config
+from backupd.transfer.deletion import is_whole
+from backupd.transfer.holds_and_locks import is_marked
+from storage import layout, objects
+from storage.config import S3Config
 from storage.s3.destination import S3Destination
 from tests.support.dice import SOAK
 from tests.support.keys import Keys

@@ -30,9 +30,9 @@ from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationError, LockedError
 from backupd.model.event import Event, Severity
 from backupd.transfer.records import proofs as proofdoc
-from storage.contract import layout
-from storage.contract.config import S3Config, SftpConfig
-from storage.contract.destination import Destination
+from storage import layout
+from storage.config import S3Config, SftpConfig
+from storage.destination import Destination
 from tests.support.catalog.samples import backup, proof, witness
 from tests.support.keys import Keys
 from tests.support.logs.log_store import PLACES, SERVER, wired

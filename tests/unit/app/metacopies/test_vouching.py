@@ -13,16 +13,15 @@ from typing import Any, cast
 
 import pytest
 
-from backupd.app.backups.backup_row import record_of
+from backupd.app.backup_records import NOT_OURS, adopt_unknown, record_of
 from backupd.app.context.settings import load_settings
 from backupd.app.context.trust import signed_servers
 from backupd.app.context.wiring import Wiring
 from backupd.app.metacopies.catalog_copies import write_copies
 from backupd.app.metacopies.vouching import vouch
-from backupd.app.reconcile.backup_records import NOT_OURS, adopt_unknown
 from backupd.app.restores.catalog_rebuild import rebuild
 from backupd.catalog.session import open_catalog
-from backupd.model.hold import HoldKind
+from backupd.model.backup_record import HoldKind
 from backupd.model.job import silent
 from backupd.model.manifest import Header, StoredObject, bound, decode_header, encode_header
 from backupd.transfer import log_segments
@@ -30,9 +29,9 @@ from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import commit_header, described, get_bytes, put_bytes
-from backupd.transfer.seal.seal import Sealer
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Sealer
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.catalog.samples import proof
 from tests.support.keys import Keys
 from tests.support.logs.log_store import BRANCH, SERVER, wired

@@ -22,23 +22,22 @@ from backupd.app.metacopies.catalog_copies import own_copies, write_copies
 from backupd.app.metacopies.vouching import vouch
 from backupd.app.restores.catalog_rebuild import Rebuilt, rebuild
 from backupd.app.service.facade import Service
-from backupd.app.views.timeline import timeline
+from backupd.app.views.server_status import timeline
 from backupd.catalog.session import open_catalog
-from backupd.model.backup_record import BackupState, Copy
+from backupd.model.backup_record import BackupState, Copy, Hold, HoldKind
 from backupd.model.binlog import Gap
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import Hold, HoldKind
 from backupd.model.job import Progress, silent
 from backupd.model.manifest import Header, encode_header
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments
-from backupd.transfer.guards.holds_and_marks import put_hold, put_keep
+from backupd.transfer.deletion import mark
+from backupd.transfer.holds_and_locks import put_hold, put_keep
 from backupd.transfer.records.manifests import get_bytes
-from backupd.transfer.sweep.deletion import mark
-from storage.contract import layout, objects
-from storage.contract.destination import as_tree
-from storage.local.destination import FilesystemDestination
+from storage import layout, objects
+from storage.destination import as_tree
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup, proof, witness
 from tests.support.dice import size

@@ -16,11 +16,11 @@ import pytest
 
 from backupd.app.context.settings import load_settings
 from backupd.app.context.wiring import Wiring
-from backupd.app.daemon.worker import Worker
 from backupd.app.restores.jobs import PlanChangedError, UnconfirmedError
 from backupd.app.restores.progress import RestoreView
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
+from backupd.app.service.worker import Worker
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
 from backupd.model.errors import BusyError, NotFoundError, RefusedError

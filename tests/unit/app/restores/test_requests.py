@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.context.run import JobRun, Result
-from backupd.app.jobs import heartbeat as pulse
+from backupd.app.context.wiring import JobRun, Result
+from backupd.app.jobs import jobs as pulse
 from backupd.app.jobs.jobs import cancel
 from backupd.app.restores import thaw_jobs as thawing
 from backupd.app.restores import thaw_wait as thawgate
+from backupd.app.restores.jobs import thaw_for, thaws
 from backupd.app.restores.request import RestoreOptions
-from backupd.app.restores.thaw_for_restore import thaw_for, thaws
 from backupd.app.restores.thaw_jobs import ThawWatch, advance, raise_tier
 from backupd.app.restores.thaw_wait import JobThawWait, cold_of_part, with_thaw
 from backupd.app.restores.whole_server import gate_of, plan
@@ -35,8 +35,8 @@ from backupd.model.thaw import LOGS, ThawState
 from backupd.transfer import log_segments
 from restore.planning.plan import Plan
 from restore.replay.logs import fetch_logs
-from storage.contract import layout
-from storage.contract.destination import Tier
+from storage import layout
+from storage.destination import Tier
 from storage.memory import MemoryDestination
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.keys import Keys

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.context.run import JobRun
-from backupd.app.context.wiring import Wiring
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.app.restores.allowed_folders import at_real_place, refuse_shared
 from backupd.app.restores.jobs import perform_restore
 from backupd.app.restores.request import RestoreRequest

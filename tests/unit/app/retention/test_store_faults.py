@@ -32,13 +32,13 @@ from backupd.cli.main import main
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.job import silent
 from backupd.model.text import new_id
+from backupd.transfer.deletion import marks
 from backupd.transfer.guards.pins_and_intents import Pin, intents, pins
 from backupd.transfer.log_segments import Sealed
 from backupd.transfer.relay import Relay
-from backupd.transfer.sweep.deletion import marks
 from restore.fetch.objects import fetch
 from restore.fetch.sources import load_chain
-from storage.contract import layout
+from storage import layout
 from storage.s3 import client as s3client
 from storage.s3 import stream as s3upload
 from tests.support.dice import SOAK, rounds, thrown

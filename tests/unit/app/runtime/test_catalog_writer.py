@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app.runtime import catalog_writer as module
-from backupd.app.runtime.catalog_writer import CatalogWriter
+from backupd.app.runtime import child_process as module
+from backupd.app.runtime.child_process import CatalogWriter
 from backupd.catalog.base import database
 from backupd.catalog.session import Catalog
+from backupd.model.backup_record import HoldKind
 from backupd.model.errors import CatalogError, NotFoundError
-from backupd.model.hold import HoldKind
 from tests.support.catalog import samples
 from tests.support.stores.gate import until
 

@@ -8,9 +8,9 @@ from itertools import count
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backupd.app.schedule import missed_runs as missed
+from backupd.app.schedule import timetable as missed
 from backupd.app.schedule.calendar import Leg, due_times, start_of
-from backupd.app.schedule.missed_runs import (
+from backupd.app.schedule.timetable import (
     BUSY,
     NOT_RUNNING,
     TOLERANCE,

@@ -16,12 +16,11 @@ from backupd.app.jobs.jobs import repetition
 from backupd.app.runtime.clock_check import CAREFUL, ClockWatch, careful, note_step
 from backupd.app.schedule import calendar as schedule
 from backupd.app.schedule.calendar import Leg
-from backupd.app.schedule.missed_runs import BUSY, NOT_RUNNING
-from backupd.app.schedule.timetable import Timetable
+from backupd.app.schedule.timetable import BUSY, NOT_RUNNING, Timetable
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.backup_record import HoldKind
 from backupd.model.errors import RefusedError
 from backupd.model.event import Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobRecord, JobState
 from tests.support.service.house import GOLD, Clock, Office, at
 

@@ -8,7 +8,7 @@ import pytest
 from backupd.app.context.settings import load_settings
 from backupd.app.service import check as confinement
 from backupd.app.service.check import confinement_findings
-from backupd.engine.instance.sandbox import MAKE_WORKER, Way
+from backupd.engine.server.sandbox import MAKE_WORKER, Way
 from backupd.model.errors import RefusedError
 from tests.support.catalog.places import CONFIGURATION, write
 

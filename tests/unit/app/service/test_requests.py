@@ -14,7 +14,7 @@ from backupd.app.restores.request import RestoreRequest
 from backupd.app.service.facade import Service
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Actor, Role, Via
-from backupd.model.backup_record import BackupKind
+from backupd.model.backup_record import EVERY_SERVER, BackupKind, HoldKind
 from backupd.model.errors import (
     BackupdError,
     ConfigurationError,
@@ -24,7 +24,6 @@ from backupd.model.errors import (
     UsageError,
 )
 from backupd.model.event import Event, Severity
-from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.job import JobKind, JobState
 from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Office

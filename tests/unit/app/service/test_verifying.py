@@ -16,12 +16,12 @@ from backupd.cli.screen.output import Screen
 from backupd.cli.screen.render import show_damages, show_disagreements
 from backupd.model.backup_record import BackupState
 from backupd.model.job import silent
+from backupd.transfer.deletion import is_whole
 from backupd.transfer.fsck import examine
 from backupd.transfer.records.manifests import read
-from backupd.transfer.scrub import Damage
-from backupd.transfer.sweep.deletion import is_whole
-from storage.contract import layout, objects
-from storage.contract.destination import Tier, as_tree
+from backupd.transfer.scrub_and_repair import Damage
+from storage import layout, objects
+from storage.destination import Tier, as_tree
 from tests.support.catalog.shelf import SERVER, Shelf
 from tests.support.stores.stock import Stock, backup_id, named, put, sealed
 from tests.support.stores.strict import ColdDestination

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from backupd.app.verify.rotation import WHOLE, Rotation, due, read_since
-from backupd.transfer.scrub import SHARES, share_of
+from backupd.app.verify.scrubbing import WHOLE, Rotation, due, read_since
+from backupd.transfer.scrub_and_repair import SHARES, share_of
 from tests.support.dice import rounds, thrown
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -16,7 +16,7 @@ from backupd.model.backup_record import Copy
 from backupd.model.errors import DestinationError
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Stats
-from storage.contract.destination import Space
+from storage.destination import Space
 from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup
 from tests.support.service.house import Clock, Office

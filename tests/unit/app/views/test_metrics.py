@@ -15,9 +15,8 @@ from backupd.app.views.metrics import measure
 from backupd.app.views.overview import overview
 from backupd.catalog.session import open_catalog
 from backupd.metrics import METRICS, exposition
-from backupd.model.backup_record import Copy
+from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.event import Incident, Message, MessageKind, MessageState, Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobState
 from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Clock, Office

@@ -19,24 +19,23 @@ from backupd.app.context.incidents import Incidents
 from backupd.app.context.wiring import Wiring, owner
 from backupd.app.copies import protection
 from backupd.app.restores.whole_server import plan
-from backupd.app.views import timeline as standing
+from backupd.app.views import server_status as standing
 from backupd.app.views.destinations import DestinationLook, DestinationView, ReachWatch, places
 from backupd.app.views.metrics import measure
 from backupd.app.views.objectives import ObjectivesWatch
 from backupd.app.views.overview import ServerOverview, Status, overview
-from backupd.app.views.timeline import timeline
+from backupd.app.views.server_status import timeline
 from backupd.catalog.backups import Absence
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy, HoldKind
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
 from backupd.model.errors import BackupdError, DestinationError, NotFoundError, RefusedError
 from backupd.model.event import Incident, Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobRecord, JobState
 from backupd.model.proof import Proof
 from backupd.model.server_facts import Position
 from backupd.recovery.timeline import Timeline
-from storage.contract.destination import Space
+from storage.destination import Space
 from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Clock, Office
 

@@ -11,19 +11,19 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from backupd.app.context.wiring import Wiring
+from backupd.app.retention.rules import Stored, View
 from backupd.app.schedule.calendar import legs_of
 from backupd.app.service.check import check
 from backupd.app.views.capacity import forecast, room
-from backupd.app.views.policy_explanation import Typical, ahead, explain_file, explain_here, planned_runs
+from backupd.app.views.policies import Typical, ahead, explain_file, explain_here, planned_runs
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup_record import BackupKind, BackupRecord, Copy
 from backupd.model.errors import ConfigurationError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.manifest import Stats
-from backupd.retention.values import Stored, View
 from policies.reference import example
 from policies.schema import Keep, Policy
-from storage.contract.destination import Space
+from storage.destination import Space
 from storage.memory import MemoryDestination
 from tests.support.catalog.samples import backup, proof
 from tests.support.service.house import Clock, Office

@@ -12,12 +12,12 @@ import pytest
 from backupd.app.binlogs.status import stream_of
 from backupd.app.context.server_identity import kept_apart
 from backupd.app.context.wiring import Wiring, owner
-from backupd.app.views.timeline import timeline
+from backupd.app.views.server_status import timeline
 from backupd.catalog.session import open_catalog
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.server_facts import Identity, Verdict
 from backupd.model.text import format_time
-from restore.planning.past_end import LIMIT, Stream
+from restore.planning.target import LIMIT, Stream
 from tests.support.catalog import samples
 from tests.support.service.house import GOLD, Clock, Office
 

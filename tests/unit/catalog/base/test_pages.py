@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from backupd.catalog.backups import Absence
-from backupd.catalog.base.pages import Listed
 from backupd.catalog.restores import StoredPlan
+from backupd.catalog.rows import Listed
 from backupd.catalog.session import Catalog
 from backupd.model.errors import BackupdError, BusyError, NotFoundError, RefusedError, UsageError
 from backupd.model.event import Event, Severity

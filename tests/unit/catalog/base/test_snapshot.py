@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.model.backup_record import Copy
+from backupd.model.backup_record import Copy, HoldKind
 from backupd.model.event import Event, Severity
-from backupd.model.hold import HoldKind
 from backupd.model.job import JobState
 from tests.support.catalog.samples import NOON, backup, job, proof, witness
 

@@ -12,8 +12,7 @@ from backupd.catalog.base import database as revision
 from backupd.catalog.base import migrations
 from backupd.catalog.base.database import Database
 from backupd.catalog.session import open_catalog
-from backupd.model.backup_record import BackupState
-from backupd.model.hold import Sighting
+from backupd.model.backup_record import BackupState, Sighting
 from backupd.model.job import JobState
 from backupd.model.proof import Phase
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backupd.app.copies.copy_verification import Examined
 from backupd.app.copies.log_copies import LogsCopied
+from backupd.app.copies.repairs import Examined
 from backupd.app.copies.replication import Replicated
 from backupd.cli.main import main
 from backupd.model.errors import DestinationError

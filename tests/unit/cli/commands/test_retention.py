@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from backupd.app.retention.decisions import solve
 from backupd.app.retention.holds import Held, Paused
 from backupd.app.retention.retention import Applied
+from backupd.app.retention.rules import Decisions
 from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
-from backupd.model.hold import Hold, HoldKind
+from backupd.model.backup_record import Hold, HoldKind
 from backupd.model.job import Report
-from backupd.retention.decisions import solve
-from backupd.retention.values import Decisions
 from tests.support.catalog.histories import NOW, rules, stored, view
 from tests.support.service.fake import FakeService
 from tests.support.service.house import Office

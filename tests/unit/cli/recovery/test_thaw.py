@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from backupd.app.restores.jobs import Thawed
 from backupd.app.restores.request import RestoreRequest
-from backupd.app.restores.thaw_for_restore import Thawed
 from backupd.cli.main import main
 from backupd.model.job import JobRecord, JobState
 from backupd.model.thaw import ColdObject, Price, Prices, ThawCount, Thawing, ThawPlan, ThawState

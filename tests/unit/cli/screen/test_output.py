@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.app.binlogs.search import Found
+from backupd.app.binlogs.transactions import Found
 from backupd.cli.commands.binlog import _tell
 from backupd.cli.screen.output import Screen, visible
 from backupd.model.binlog import Change, ChangeKind, Ending, Segment, Transaction

@@ -12,8 +12,7 @@ from typing import BinaryIO, cast
 import pytest
 
 from backupd.engine.binlog.scan import Scan, ScanContext, clear_flag, scan
-from backupd.model.binlog import Ending, Transaction
-from backupd.model.gtid import same
+from backupd.model.binlog import Ending, Transaction, same
 from tests.support.dice import rounds, thrown
 from tests.support.logs.binlogs import (
     FLAVOURS,

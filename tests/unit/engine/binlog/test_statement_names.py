@@ -17,7 +17,7 @@ from backupd.engine.binlog.statements import (
     routine_of,
     statements,
 )
-from backupd.engine.sql.tokens import tokens_of
+from backupd.engine.sql.dialect import tokens_of
 
 
 @pytest.mark.parametrize(

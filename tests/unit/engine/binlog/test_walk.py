@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.binlog.walk import walk
-from backupd.engine.replay.applier import refuse_repeated
-from backupd.engine.replay.pipe import refuse_inexact
+from backupd.engine.replay_applier import refuse_repeated
+from backupd.engine.replay_pipe import refuse_inexact
+from backupd.model.binlog import plus
 from backupd.model.errors import RefusedError
-from backupd.model.gtid import plus
 from backupd.model.server_facts import Flavour, Position, Role, ServerInfo, Version
 from tests.support.logs.binlogs import all_of, real_logs, why_not
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.schema.definition_text import parse_table
-from backupd.engine.schema.definitions import read_tables
+from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, DumpTable
+from backupd.engine.server.definition_text import parse_table
+from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName

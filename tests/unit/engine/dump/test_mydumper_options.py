@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.dump.contract import DumpRequest, DumpTable
-from backupd.engine.dump.mydumper import MyDumper, mydumper_tool
-from backupd.engine.schema.definition_text import Column, Columns
+from backupd.engine.dump.insert_files import DumpRequest, DumpTable
+from backupd.engine.dump.selection import MyDumper, mydumper_tool
+from backupd.engine.server.definition_text import Column, Columns
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError
 from backupd.model.server_facts import Flavour, Tool, Version

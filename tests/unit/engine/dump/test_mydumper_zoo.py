@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.dump.contract import DumpRequest, DumpTable
-from backupd.engine.dump.mydumper import mydumper_tool
-from backupd.engine.schema.definitions import read_tables
+from backupd.engine.dump.insert_files import DumpRequest, DumpTable
+from backupd.engine.dump.selection import mydumper_tool
+from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.dump import table_reader as tableread
-from backupd.engine.dump.contract import DumpTable
+from backupd.engine.dump import selection as tableread
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.dump.selection import dump_tools, route
-from backupd.engine.dump.table_reader import dump_quiet
-from backupd.engine.schema.definitions import read_tables
+from backupd.engine.dump.insert_files import DumpTable
+from backupd.engine.dump.selection import dump_quiet, dump_tools, route
+from backupd.engine.server.definitions import read_tables
 from backupd.engine.server.probe import read_dialect
 from backupd.engine.sql.dialect import dialect_of
 from backupd.model.errors import CancelledError

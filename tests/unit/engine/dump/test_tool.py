@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.dump.contract import DumpedFile, DumpRequest, DumpRun
-from backupd.engine.dump.mydumper import MyDumper, mydumper_tool
+from backupd.engine.dump.insert_files import DumpedFile, DumpRequest, DumpRun
 from backupd.engine.dump.mydumper_run import MyDumperRun
-from backupd.engine.schema.definitions import TableDefinition, read_tables
+from backupd.engine.dump.selection import MyDumper, mydumper_tool
+from backupd.engine.server.definitions import TableDefinition, read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.server_facts import Flavour

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.physical import clone
 from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, Hole, ingest
 from backupd.engine.physical.clone import BACKUP_TYPE, Clone
 from backupd.engine.server import snapshot as commitlock
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import find_tool
 from backupd.engine.witness import LockWindowWitness, same_moment

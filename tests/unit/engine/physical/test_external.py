@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.physical.external_tablespaces import ExternalTablespace, assert_local, find_external, remap
+from backupd.engine.physical.datafiles import ExternalTablespace, assert_local, find_external, remap
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.process.pipeline import run

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.backup_files import XTRABACKUP, read_receipts
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.instance.sandbox import DATABASE_USER, worker
 from backupd.engine.physical.capture import CaptureRequest, Data, End, FileEvent, verify_files
 from backupd.engine.physical.mariabackup import REDO, MariaBackup, reached_lsn
+from backupd.engine.server.backup_files import XTRABACKUP, read_receipts
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.server.sandbox import DATABASE_USER, worker
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
 from backupd.model.job import silent

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.sandbox import can_confine, is_available
 from backupd.engine.physical.streaming import check_logs, prepare_step
+from backupd.engine.server.sandbox import can_confine, is_available
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, ToolError, UnrestorableError
 from backupd.model.server_facts import Tool, Version

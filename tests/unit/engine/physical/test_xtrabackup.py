@@ -12,10 +12,10 @@ from typing import Any
 import pymysql
 import pytest
 
-from backupd.engine.instance.backup_files import XTRABACKUP, parse_receipts
 from backupd.engine.physical import xtrabackup
 from backupd.engine.physical.capture import Capture, CaptureRequest, End, FileEvent
 from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.server.backup_files import XTRABACKUP, parse_receipts
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import (
     CancelledError,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.instance.backup_files import XTRABACKUP, parse_receipts, read_receipts
 from backupd.engine.physical.mariabackup import MariaBackup
 from backupd.engine.physical.xtrabackup import XtraBackup
+from backupd.engine.server.backup_files import XTRABACKUP, parse_receipts, read_receipts
 from backupd.model.errors import DamagedError, ToolError, UnrestorableError
 from backupd.model.job import Progress
 from backupd.model.server_facts import Receipts, Tool, Version

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backupd.engine.server.census import Census, external_paths, recovery_risks, take_census
-from backupd.engine.server.probe import examine, read_dialect
+from backupd.engine.server.probe import Census, examine, external_paths, read_dialect, recovery_risks, take_census
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import ExternalPath, Flavour
 from tests.support.servers.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.server.history import (
+from backupd.engine.server.binary_logs import (
     contradiction,
     current_lsn,
     keyed,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from backupd.engine.instance.launch import HERE, global_zone, zone_of
+from backupd.engine.server.launch import HERE, global_zone, zone_of
 
 WINTER, SUMMER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 7, 20, tzinfo=UTC)
 DAY = timedelta(days=1)

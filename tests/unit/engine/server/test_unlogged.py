@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.engine.server.census import unlogged
-from backupd.engine.server.probe import read_dialect
+from backupd.engine.server.probe import read_dialect, unlogged
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from tests.support.servers import mysql

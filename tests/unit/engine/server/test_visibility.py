@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backupd.engine.server.grants import Grants, hidden, parse_grants, read_grants, unreadable, unseen
+from backupd.engine.server.accounts import Grants, hidden, parse_grants, read_grants, unreadable, unseen
 from backupd.engine.sql.client import Connection
 from backupd.model.server_facts import Flavour
 from backupd.model.table import TableName, TablePattern

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from backupd.engine.schema.definitions import read_tables
-from backupd.engine.schema.foreign_keys import graph, orphans
+from backupd.engine.server.definitions import read_tables
 from backupd.engine.sql.client import Session
+from backupd.engine.sql.tables import graph, orphans
 from backupd.model.table import TableName
 from tests.support.servers.flavours import BOTH, as_service, server_of
 from tests.support.servers.server import Server

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.instance.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
-from backupd.engine.replay.scratch_source import initialise
-from backupd.engine.server.grants import needs, read_grants
+from backupd.engine.scratch_source import initialise
+from backupd.engine.server.accounts import needs, read_grants
+from backupd.engine.server.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
 from backupd.engine.server.probe import examine, probe
 from backupd.engine.server.snapshot import Snapshot
 from backupd.engine.sql.client import Connection
@@ -203,7 +203,7 @@ def test_a_system_is_made_from_nothing() -> None:
 
 
 def test_programs_that_were_unpacked_somewhere_are_told_where_their_files_are(tmp_path: Path) -> None:
-    from backupd.engine.instance.sandbox import program_folders, server_options
+    from backupd.engine.server.sandbox import program_folders, server_options
 
     program = tmp_path / "server" / "bin" / "mysqld"
     messages = tmp_path / "server" / "share" / "english"

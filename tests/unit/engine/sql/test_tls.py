@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from backupd.app.context.settings_problems import findings, is_open
-from backupd.backup.checks.finding import Severity
+from backupd.backup.finding import Severity
 from backupd.binlog.stream_status import StreamState
-from backupd.engine.dump.contract import DumpRequest, DumpTool
 from backupd.engine.dump.exact_reader import ExactDump
-from backupd.engine.dump.mydumper import mydumper_tool
+from backupd.engine.dump.insert_files import DumpRequest, DumpTool
+from backupd.engine.dump.selection import mydumper_tool
 from backupd.engine.log_client import log_client, make_intake
 from backupd.engine.sql.client import Connection, client_options, ssl_mode
 from backupd.engine.sql.option_files import Tls, arguments, is_this_host

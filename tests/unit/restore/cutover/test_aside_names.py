@@ -6,7 +6,7 @@ import pytest
 
 from backupd.model.errors import UsageError
 from backupd.model.table import TableName
-from restore.cutover.planner import beside
+from restore.cutover.plan import beside
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.schema.definitions import read_schema, read_tables
+from backupd.engine.server.definitions import read_schema, read_tables
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import DamagedError
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
 from restore.cutover.schema_objects import (
     SchemaObject,
     add_missing,

@@ -14,7 +14,7 @@ from backupd.model.proof import Check, Phase, Tally, Witness
 from backupd.model.server_facts import Position
 from restore.datadir.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in, make_proof
 from restore.fetch.sources import Loaded
-from restore.whole.executor import listed
+from restore.whole_server import listed
 from tests.support import sample
 from tests.support.servers.mariadb import PrivateServer
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backupd.model.errors import ToolError
-from restore.datadir.resources import FLOOR, available_memory, choose_memory
+from restore.datadir.occupancy import FLOOR, available_memory, choose_memory
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

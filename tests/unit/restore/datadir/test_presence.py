@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.engine.instance.launch import OWN_ACCOUNT
+from backupd.engine.server.launch import OWN_ACCOUNT
 from backupd.engine.sql.client import Connection
 from backupd.engine.witness import take
 from backupd.model.job import silent

@@ -8,7 +8,7 @@ import pytest
 
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import Entry, Part, StoredObject
-from restore.datadir.resources import RESERVE, measure, refuse_too_small
+from restore.datadir.occupancy import RESERVE, measure, refuse_too_small
 
 MIB = 1024 * 1024
 

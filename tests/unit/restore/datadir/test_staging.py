@@ -7,7 +7,7 @@ import pytest
 from backupd.model.errors import RefusedError
 from restore.datadir.occupancy import refuse_nested
 from restore.datadir.staging import Site, State, choose_site, refuse_foreign_staging, unfinished, write_state
-from restore.scratch.server import remove_dead
+from restore.scratch_server import remove_dead
 
 
 @pytest.mark.parametrize(

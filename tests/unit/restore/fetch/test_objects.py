@@ -20,8 +20,8 @@ from backupd.model.errors import (
 from backupd.model.job import Progress, silent
 from backupd.model.manifest import Body, Entry, Header
 from restore.fetch.objects import Fetched, Opener, fetch
-from storage.contract import layout
-from storage.contract.destination import Destination
+from storage import layout
+from storage.destination import Destination
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder, GpgOpener, files_below

@@ -8,11 +8,11 @@ import pytest
 from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.server_facts import Position, Receipts, Version
-from backupd.transfer.guards.lease import utc_now
-from backupd.transfer.seal.seal import Unsealer
-from backupd.transfer.sweep.deletion import mark
+from backupd.transfer.deletion import mark
+from backupd.transfer.leases import utc_now
+from backupd.transfer.records.sealing import Unsealer
 from restore.fetch.sources import load_chain, pinned
-from storage.contract import layout
+from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder, server_info

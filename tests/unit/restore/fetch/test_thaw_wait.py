@@ -14,8 +14,8 @@ from backupd.model.proof import Phase
 from restore.fetch.chain import Stopwatch, fetch_members
 from restore.fetch.objects import fetch
 from restore.fetch.sources import Loaded
-from storage.contract import layout
-from storage.contract.destination import Tier
+from storage import layout
+from storage.destination import Tier
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder, GpgOpener, files_below
 from tests.support.stores.cold import ColdPlace

@@ -12,10 +12,9 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server_facts import Position
 from backupd.recovery.runs import Place
 from backupd.recovery.windows import RouteLeg
-from restore.planning.past_end import OlderError
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
-from restore.planning.target import parse_target
+from restore.planning.target import OlderError, parse_target
 from restore.planning.target_resolution import History, Material
 from tests.unit.restore.planning.test_planner import NOW, backup
 

@@ -14,10 +14,9 @@ from backupd.model.manifest import Stats
 from backupd.model.server_facts import Position
 from backupd.recovery.runs import Place
 from backupd.recovery.windows import RouteLeg
-from restore.planning.past_end import OlderError, Stream
 from restore.planning.plan import Plan
 from restore.planning.planner import Preferences, make_plan
-from restore.planning.target import parse_target
+from restore.planning.target import OlderError, Stream, parse_target
 from restore.planning.target_resolution import History, Material
 
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

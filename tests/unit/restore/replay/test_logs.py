@@ -12,10 +12,10 @@ from backupd.model.job import silent
 from backupd.model.server_facts import Position
 from backupd.transfer import log_segments as segmentseal
 from backupd.transfer.log_leftovers import drop_pieces
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
 from restore.replay.logs import COPIES, fetch_logs, refuse_no_room_for
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.dice import with_another_end
 from tests.support.keys import Keys
 from tests.support.restores.shelved import BASE, BRANCH, SERVER, content, segment, shelve

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.instance.launch import LaunchedServer
+from backupd.engine.server.launch import LaunchedServer
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.job import Progress

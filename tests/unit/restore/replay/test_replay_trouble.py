@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.instance.sandbox import is_available
-from backupd.engine.replay import applier
-from backupd.engine.replay.scratch_source import LogSource, log_source
+from backupd.engine import replay_applier
+from backupd.engine.scratch_source import LogSource, log_source
+from backupd.engine.server.sandbox import is_available
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
 from backupd.model.job import Progress
@@ -50,7 +50,7 @@ def test_events_with_the_copys_own_server_id_are_skipped_by_the_server_and_that_
     kind: Kind, quiet: Quiet, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replaying, "_refuse_own_id", lambda *_: None)
-    monkeypatch.setattr(applier, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(replay_applier, "QUIET_SECONDS", 0.3)
     with (
         quiet.running(short_tmp, server_id=quiet.source.server_id) as (server, info),
         pytest.raises(ServerError, match=r"did not end where it should|stopped before the end") as caught,
@@ -281,12 +281,14 @@ def test_gtids_that_come_twice_and_in_any_order_are_replayed_by_place_through_th
 
 
 def test_a_folder_of_a_tables_own_is_no_matter_of_the_way_of_replaying() -> None:
-    failed = applier.hint_of_statement("Error on query. Query: 'CREATE TABLE t (a INT) data\ndirectory=\"/srv\"'")
+    failed = replay_applier.hint_of_statement(
+        "Error on query. Query: 'CREATE TABLE t (a INT) data\ndirectory=\"/srv\"'"
+    )
     assert "pipe" not in failed
     assert "DATA DIRECTORY" in failed
-    assert applier.hint_of_statement("Error on query. Query: 'CREATE TABLE data (directory INT)'") == ""
+    assert replay_applier.hint_of_statement("Error on query. Query: 'CREATE TABLE data (directory INT)'") == ""
     # MySQL before 8.0 does not tell the statement.
-    assert "DATA DIRECTORY" in applier.hint_of_statement("ERROR 1030 (HY000): Got error 168 from storage engine")
+    assert "DATA DIRECTORY" in replay_applier.hint_of_statement("ERROR 1030 (HY000): Got error 168 from storage engine")
 
 
 def test_mariadb_with_domains_and_strict_mode_and_a_state_ahead_of_the_position(short_tmp: Path) -> None:

@@ -15,8 +15,8 @@ from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from restore.datadir.staging import State
 from restore.fetch.chain import merged
-from restore.replay import roll_forward as rollforward
-from restore.replay.roll_forward import RolledForward, beginning, goal_of
+from restore.replay import private_replay as rollforward
+from restore.replay.private_replay import RolledForward, beginning, goal_of
 from tests.support.restores.shelved import BASE, BRANCH, transaction
 
 START = Position("bin.000001", 300, "0-1-1")

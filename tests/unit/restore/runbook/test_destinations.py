@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from restore.runbook.destinations import render_places
-from restore.runbook.logical import render_logical_runbook
-from restore.runbook.shared_steps import render_unpack
-from restore.runbook.whole import render_runbook
-from storage.contract import layout
-from storage.contract.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
-from storage.local.destination import FilesystemDestination
+from restore.runbook.backup_runbook import render_logical_runbook, render_runbook
+from restore.runbook.shared_steps import render_places, render_unpack
+from storage import layout
+from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+from storage.filesystem import FilesystemDestination
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.restores.builder import STARTED, Builder, files_below, gpg_seal

@@ -13,9 +13,9 @@ from backupd.model.binlog import Branch, BranchReason, Ending, Transaction
 from backupd.model.server_facts import Position
 from backupd.model.text import format_time
 from backupd.transfer import log_segments
-from restore.runbook.logs import choose_logs
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from restore.runbook.backup_runbook import choose_logs
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder
 from tests.support.restores.shelved import BASE, BRANCH, SERVER, branch, content, segment, shelve, transaction

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import UndefinedError
 
 import restore.runbook
-from restore.runbook.texts import document, shell
+from restore.runbook.shared_steps import document, shell
 
 FOLDER = Path(restore.runbook.__file__).parent
 FILES = sorted(FOLDER.glob("*.sh"))

@@ -10,8 +10,8 @@ import pytest
 
 from backupd.model.manifest import Entry
 from restore.runbook.shared_steps import render_unpack
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.restores.builder import Builder, files_below
 

@@ -11,11 +11,11 @@ import pytest
 from backupd.engine.sql.client import Connection
 from backupd.engine.toolset import physical_tool
 from backupd.model.job import silent
-from backupd.transfer.seal.seal import Unsealer
+from backupd.transfer.records.sealing import Unsealer
 from restore.datadir.checks import compare_with_witness
 from restore.fetch.objects import fetch
+from restore.runbook.backup_runbook import prepare_command, render_runbook
 from restore.runbook.shared_steps import OWNER, render_unpack
-from restore.runbook.whole import prepare_command, render_runbook
 from tests.support import sample
 from tests.support.keys import Keys
 from tests.support.restores.builder import files_below

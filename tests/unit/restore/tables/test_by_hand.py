@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.backup.dump.logical import LogicalOutcome
+from backupd.backup.logical import LogicalOutcome
 from backupd.engine.sql.client import Connection, client_options
 from backupd.model.server_facts import Flavour
 from backupd.process.runtime import option_file

@@ -13,7 +13,7 @@ from backupd.engine.sql.client import Connection
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
 from restore.cutover.plan import CutOverResult
-from restore.load.staging_schema import Staging
+from restore.cutover.staging_schema import Staging
 from restore.planning.table_plan import Source, goals
 from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesSpec

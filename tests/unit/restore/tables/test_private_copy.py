@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.schema import definitions as ddl
-from backupd.engine.schema.definitions import read_schema
+from backupd.engine.server import definitions as ddl
+from backupd.engine.server.definitions import read_schema
 from backupd.engine.sql.client import Connection
 from backupd.model.binlog import Branch, BranchReason, Ending, ReplayLeg, ReplayMethod, ReplaySpec
 from backupd.model.errors import RefusedError
@@ -19,9 +19,9 @@ from backupd.model.job import silent
 from backupd.model.proof import Phase
 from backupd.model.server_facts import Position
 from backupd.model.table import DumpedTable, TableName, triggers_path
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from restore.scratch.private_copy import TableCopySpec, loaded_instance
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.records.sealing import Sealer, Unsealer
+from restore.scratch_server import TableCopySpec, loaded_instance
+from storage.filesystem import FilesystemDestination
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log
 from tests.support.restores.dump_folder import add_from

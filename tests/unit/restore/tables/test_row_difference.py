@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from backupd.engine.schema.definitions import read_table
+from backupd.engine.server.definitions import read_table
 from backupd.engine.sql.client import Connection
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName, quote_name

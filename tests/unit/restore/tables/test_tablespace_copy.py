@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backupd.engine.dump.table_reader import dump_quiet
+from backupd.engine.dump.selection import dump_quiet
 from backupd.engine.physical import tablespace_transport as tablespace
 from backupd.engine.physical.tablespace_transport import remove_strays
 from backupd.engine.sql.client import Connection
@@ -19,9 +19,9 @@ from backupd.engine.sql.tables import checksum_statement
 from backupd.model.job import silent
 from backupd.model.table import TableName
 from backupd.model.text import new_id
-from backupd.transfer.seal.seal import Unsealer
-from restore.load.parallel_load import load
-from restore.load.staging_schema import Journal, drop_staging, staging_names
+from backupd.transfer.records.sealing import Unsealer
+from restore.cutover.parallel_load import load
+from restore.cutover.staging_schema import Journal, drop_staging, staging_names
 from restore.planning.table_plan import Source, TableGoal
 from restore.tables import restore as tablerestore
 from restore.tables.outcome import TablesOutcome, TablesSpec

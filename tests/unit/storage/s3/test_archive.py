@@ -10,12 +10,12 @@ import pytest
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError, RefusedError
-from storage.contract import layout
-from storage.contract.config import S3Config
-from storage.contract.destination import ColdState, Tier, as_archive
-from storage.s3 import archive as s3archive
-from storage.s3.archive import Place, coldness_of
+from storage import layout
+from storage.config import S3Config
+from storage.destination import ColdState, Tier, as_archive
+from storage.s3 import lifecycle as s3archive
 from storage.s3.destination import S3Destination
+from storage.s3.lifecycle import Place, coldness_of
 from tests.support.stores.moto_server import MotoServer
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -22,9 +22,9 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.manifest import StoredObject
-from storage.contract import layout, objects
-from storage.contract.config import S3Config
-from storage.contract.destination import Capability, ColdState, Destination, Tier, as_archive
+from storage import layout, objects
+from storage.config import S3Config
+from storage.destination import Capability, ColdState, Destination, Tier, as_archive
 from storage.s3 import client as s3client
 from storage.s3.destination import S3Destination
 from tests.contract.destination import DestinationContract, get, keys, put

@@ -11,10 +11,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from backupd.model.errors import DamagedError, DestinationError, DestinationFullError, LockedError, ObjectMissingError
-from storage.contract import layout, objects
+from storage import layout, objects
 from storage.s3 import client as s3client
+from storage.s3.client import Explainer
 from storage.s3.destination import S3Destination
-from storage.s3.errors import Explainer
 from tests.contract.destination import get, keys, put
 from tests.support.dice import rounds, thrown
 from tests.support.stores.buckets import OBJECT, config, opened

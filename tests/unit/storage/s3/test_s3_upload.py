@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 import pytest
 
 from backupd.model.errors import DestinationError
-from storage.contract import layout
+from storage import layout
 from storage.s3 import client as s3client
 from storage.s3 import stream as s3upload
 from storage.s3.destination import S3Destination
@@ -239,7 +239,7 @@ def test_an_upload_that_runs_is_no_leftover_of_its_own_process(s3_server: S3Serv
 
 _MEASURE = """
 import json, resource, sys
-from storage.contract.config import S3Config
+from storage.config import S3Config
 from storage.s3.destination import S3Destination
 from tests.unit.storage.s3.test_s3_upload import Endless
 config = S3Config.model_validate(json.loads(sys.argv[1]))

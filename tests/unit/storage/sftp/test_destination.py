@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import DestinationError, DestinationFullError, ObjectMissingError, RefusedError
-from storage.contract import layout
-from storage.contract.destination import Capability, Destination
-from storage.local.destination import FilesystemDestination
+from storage import layout
+from storage.destination import Capability, Destination
+from storage.filesystem import FilesystemDestination
 from storage.sftp.destination import SftpDestination
 from storage.sftp.session import Sessions, known_host
 from storage.sftp.wire import FSYNC, POSIX_RENAME, STATVFS, Wire
@@ -174,7 +174,7 @@ def test_a_stream_needs_a_few_megabytes_however_long_it_is(destination: SftpDest
 
 WRITER = """
 import io, sys
-from storage.contract.config import SftpConfig
+from storage.config import SftpConfig
 from storage.sftp.destination import SftpDestination
 from storage.sftp.session import Sessions
 
@@ -200,7 +200,7 @@ def test_a_kill_midway_leaves_no_object_and_what_is_left_is_cleared_a_day_later(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(layout.__file__).parents[2],
+        cwd=Path(layout.__file__).parents[1],
     ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "midway\n"

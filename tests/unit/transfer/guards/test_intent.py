@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import CancelledError, DestinationError, NotFoundError, RefusedError
-from backupd.transfer.guards import lease as lease_module
-from backupd.transfer.guards.lease import Lease, Owner, is_alive
+from backupd.transfer import leases as lease_module
+from backupd.transfer.deletion import mark
 from backupd.transfer.guards.pins_and_intents import Intent, Pin, intents, pins
-from backupd.transfer.sweep.deletion import mark
-from storage.contract import layout
-from storage.local.destination import FilesystemDestination
+from backupd.transfer.leases import Lease, Owner, is_alive
+from storage import layout
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.support.stores.stock import START, FakeClock, Stock, backup_id, everything, put
 
@@ -185,7 +185,7 @@ def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from backupd.transfer.guards.pins_and_intents import Intent\n"
-        "from storage.local.destination import FilesystemDestination\n"
+        "from storage.filesystem import FilesystemDestination\n"
         "with Intent([FilesystemDestination('local', Path(sys.argv[1]))], 'shop', sys.argv[2]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
@@ -194,7 +194,7 @@ def test_a_killed_process_leaves_a_dead_intent(tmp_path: Path) -> None:
         stdin=subprocess.PIPE,
         text=True,
         stdout=subprocess.PIPE,
-        cwd=Path(layout.__file__).parents[2],
+        cwd=Path(layout.__file__).parents[1],
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"

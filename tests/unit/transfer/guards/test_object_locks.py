@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backupd.model.job import silent
 from backupd.transfer.copies import Order, replicate
-from storage.contract import layout
+from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.stores.locked import LockedPlace
 from tests.support.stores.stock import FakeClock, Stock, backup_id, named

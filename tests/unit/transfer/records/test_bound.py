@@ -15,14 +15,14 @@ import pytest
 from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
 from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
 from backupd.transfer import log_segments
+from backupd.transfer.collection import collect
+from backupd.transfer.deletion import mark, sweep
 from backupd.transfer.log_segments import SegmentConflictError
 from backupd.transfer.records.manifests import commit_header, described, load_body, load_header, put_bytes, read
+from backupd.transfer.records.sealing import Sealer, Unsealer
 from backupd.transfer.records.segment_documents import decode_segment, encode_branch, encode_segment
-from backupd.transfer.repair import put_manifest_right, put_segment_right
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from backupd.transfer.sweep.collection import collect
-from backupd.transfer.sweep.deletion import mark, sweep
-from storage.contract import layout
+from backupd.transfer.scrub_and_repair import put_manifest_right, put_segment_right
+from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 from tests.support.logs.archived_logs import archive_log

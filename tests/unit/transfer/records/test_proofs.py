@@ -8,8 +8,8 @@ import pytest
 from backupd.model.errors import DamagedError, KeyUnusableError
 from backupd.transfer.records import proofs as proofdoc
 from backupd.transfer.records.proofs import KeptWitness
-from backupd.transfer.seal.seal import Sealer, Unsealer
-from storage.contract import layout
+from backupd.transfer.records.sealing import Sealer, Unsealer
+from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.catalog.samples import proof, witness
 from tests.support.stores.homes import Homes

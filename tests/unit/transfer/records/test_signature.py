@@ -17,8 +17,8 @@ from backupd.transfer import log_segments
 from backupd.transfer.fsck import Invariant, examine
 from backupd.transfer.records.authenticity import SignedDestination, Signing, problem_of, sign
 from backupd.transfer.records.manifests import commit_header, load_header, read
-from storage.contract import layout
-from storage.contract.destination import Destination, ObjectInfo, as_tree
+from storage import layout
+from storage.destination import Destination, ObjectInfo, as_tree
 from storage.memory import MemoryDestination
 from storage.throttle_and_breaker import ForwardingDestination
 from tests.contract.destination import TreeContract

@@ -14,8 +14,8 @@ import pytest
 
 from api.web.pages.lists import SERVERS_OF_A_PAGE, worst_first
 from backupd.app.context.wiring import Wiring
-from backupd.app.service.servers import Installation, Servers
-from backupd.app.views.server import LastProof, Reason, ServerOverview, Status
+from backupd.app.service.facade import Installation, Servers
+from backupd.app.views.server_status import LastProof, Reason, ServerOverview, Status
 from backupd.model.access import Role
 from backupd.model.event import Incident, Message, MessageKind, MessageState, Severity
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord

@@ -1,1 +1,0 @@
-"""The service: its threads, its workers, the process of the API."""

@@ -1,1 +1,0 @@
-"""What the catalog says against what lies at the destinations."""

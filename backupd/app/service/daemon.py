@@ -1,0 +1,497 @@
+"""What the service does once a day for itself: old rows and logs go, what dead runs left at
+destinations too, and who paused something is reminded of it.
+
+`backupd serve`: one process that follows the policies until it is told to stop.
+
+The main thread keeps the time and the service's own state; jobs run in processes of their own, which the worker
+starts and watches. All that happens is decided from the catalog, so a service that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from backupd.app.alerting.service import AlertWatch, forget_old_alerts
+from backupd.app.backups.physical import forget_old
+from backupd.app.backups.rotation_hooks import AbsenceWatch
+from backupd.app.binlogs.stream_supervisor import StreamWatch
+from backupd.app.context.access import audit, service_actor
+from backupd.app.context.logging_setup import say
+from backupd.app.context.settings import Settings, load_settings
+from backupd.app.context.settings_problems import left_out, refuse_newly_broken, report_policies, report_transport
+from backupd.app.context.wiring import Opening, Wiring, catalog_of
+from backupd.app.copies.missing_copies import ReplicaWatch
+from backupd.app.jobs.admission import QueueWatch
+from backupd.app.jobs.jobs import abandon_dead, prune
+from backupd.app.metacopies.catalog_copies import after_job
+from backupd.app.metacopies.copy_check import of_today
+from backupd.app.metacopies.signed_heads import HeadWatch
+from backupd.app.restores.thaw_jobs import ThawWatch
+from backupd.app.retention.deletion import sweep_destination
+from backupd.app.retention.holds import remind
+from backupd.app.runtime.clock_check import ClockWatch, Jump, note_step
+from backupd.app.runtime.service_manager import (
+    Leader,
+    LeadershipLostError,
+    SignalRequests,
+    Signals,
+    SystemdNotifier,
+    Waker,
+)
+from backupd.app.schedule.calendar import AlarmClock, next_runs
+from backupd.app.schedule.timetable import BUSY, CLOCK_MOVED, NOT_RUNNING, Timetable
+from backupd.app.service.api_process import ApiWatch
+from backupd.app.service.worker import Worker
+from backupd.app.verify.missing_tables import look_back
+from backupd.app.views.capacity import FillingWatch
+from backupd.app.views.objectives import ObjectivesWatch
+from backupd.app.views.server_status import timeline
+from backupd.model.errors import BackupdError, CatalogError, RefusedError
+from backupd.model.event import Event, Severity
+from backupd.model.job import JobRecord
+from backupd.model.text import format_duration, format_time
+
+DAILY = "30 4 * * *"
+EVENTS_KEPT = timedelta(days=400)
+"""How long events, and how far destinations were behind, stay in the catalog."""
+
+
+def keep_house(wiring: Wiring) -> None:
+    """Do it now. What fails is logged, and tried again tomorrow."""
+    try:
+        gone = prune(wiring)
+        wiring.catalog.thaws.forget()
+        wiring.catalog.events.forget(wiring.clock() - EVENTS_KEPT)
+        wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
+        remind(wiring)
+        forget_old(wiring)
+        look_back(wiring)
+        forget_old_alerts(wiring)
+        say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
+    except BackupdError as error:
+        say("housekeeping-failed", str(error), level=logging.WARNING)
+    after_job(wiring, turn=of_today(wiring.clock()))
+    for name in wiring.settings.destinations:
+        try:
+            destination = wiring.destination(name)
+            if destination.is_initialised():
+                for held in sweep_destination(wiring, destination):
+                    say("housekeeping", f"{name}: {held}")
+        except BackupdError as error:
+            say("housekeeping-failed", f"destination {name}: {error}", level=logging.WARNING)
+
+
+class Housekeeper:
+    """Keeps house once a day, in a thread of its own, so that the service goes on meanwhile."""
+
+    def __init__(self, now: datetime, zone: str) -> None:
+        self._due = _next(now, zone)
+        self._thread: threading.Thread | None = None
+
+    def look(self, wiring: Wiring, now: datetime) -> None:
+        """Begin, if it is time for it and the last time is over."""
+        zone = wiring.settings.configuration.timezone
+        if self._due - now > timedelta(days=2):
+            self._due = _next(now, zone)  # the clock was ahead when this was computed
+        if now < self._due or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due = _next(now, zone)
+        # A daemon thread: the service may end in the middle; whatever it left is swept the next time.
+        self._thread = threading.Thread(target=keep_house, args=(wiring,), name="housekeeping", daemon=True)
+        self._thread.start()
+
+
+def _next(now: datetime, zone: str) -> datetime:
+    return next(next_runs(DAILY, zone, now, count=1))
+
+
+TICK = 5.0
+"""Seconds between looks at the clock when nothing happens."""
+REFRESH = 20.0
+"""Seconds between looks at what others changed in the catalog."""
+STANDBY = 1.0
+"""Seconds between tries to take over."""
+WRITES = 60.0
+"""Seconds between proofs that the catalog can be written."""
+WRITTEN = "written"
+"""The cursor that is moved for that."""
+GRACE = 30.0
+"""Seconds that running jobs have to end by themselves when the service stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How to serve: ``standby`` waits for another service to end; ``grace`` seconds for running jobs at the end;
+    ``new_catalog``: as ``new`` of ``catalog_of``."""
+
+    standby: bool = False
+    grace: float = GRACE
+    new_catalog: bool = False
+
+
+def serve(config: Path, manner: Manner) -> int:
+    """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
+    ConfigurationError for the configuration file, CatalogError, RefusedError when another service is at work. Servers
+    whose policy is broken are left out, and told."""
+    notifier = SystemdNotifier()
+    with Waker() as waker:
+        asked = SignalRequests(waker)
+        with Signals(asked.handlers()):  # before anything that takes its time: a reload may be asked for at once
+            settings = load_settings(config, strict=False)
+            with catalog_of(settings, Opening.WORKS, new=manner.new_catalog) as catalog:
+                return Daemon(Wiring(settings, catalog), manner, notifier, waker, asked).run()
+
+
+class Watch(Protocol):
+    """What works beside the service, in threads of its own."""
+
+    def reload(self, wiring: Wiring) -> None:
+        """Go by these settings."""
+
+    def stop(self) -> None:
+        """Returns when nothing of it is left."""
+
+
+class Part(Protocol):
+    """What the service is dead without."""
+
+    @property
+    def well_at(self) -> float:
+        """The monotonic time of its last look that went well."""
+
+
+class Daemon:
+    """One run of the service."""
+
+    def __init__(
+        self, wiring: Wiring, manner: Manner, notifier: SystemdNotifier, waker: Waker, asked: SignalRequests
+    ) -> None:
+        self._wiring = wiring
+        self._manner = manner
+        self._notifier = notifier
+        self._waker = waker
+        self._asked = asked
+        self._timetable = Timetable(wiring.catalog)
+        self._clockwatch = ClockWatch(wiring.clock)
+        self._steps: list[timedelta] = []
+        self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
+        self._queue = QueueWatch()
+        self._thaws = ThawWatch()
+        self._absences = AbsenceWatch()
+        self._objectives = ObjectivesWatch(timeline)
+        self._filling = FillingWatch()
+        self._replicas = ReplicaWatch()
+        self._refreshed = 0.0
+        self._trouble = ""
+        self._well_at = self._written_at = time.monotonic()
+        self._parts: tuple[Part, ...] = ()
+        self._why = NOT_RUNNING
+
+    def run(self) -> int:
+        """Until a signal or another service ends it; gives the exit code."""
+        with ExitStack() as stack:
+            watch = stack.enter_context(Leader(self._wiring))
+            if not self._go_on_watch(watch):
+                return 0
+            alerts = stack.enter_context(AlertWatch(self._wiring, self._well))  # before anything happens
+            worker = stack.enter_context(Worker(self._wiring))
+            heads = stack.enter_context(HeadWatch(self._wiring))
+            self._parts = (alerts, worker)
+            watches = (
+                stack.enter_context(StreamWatch(self._wiring)),
+                stack.enter_context(ApiWatch(self._wiring)),
+                alerts,
+                heads,
+            )
+            alarm = stack.enter_context(AlarmClock(self._waker.wake))
+            self._begin()
+            while not self._asked.stops:
+                try:
+                    self._round(worker, watches, alarm, watch)
+                except LeadershipLostError as lost:
+                    return self._lost(worker, watches, lost)
+                self._waker.wait(min(TICK, (self._notifier.watchdog_seconds or TICK * 2) / 2))
+            return self._end(worker, watches)
+
+    # -- the beginning
+
+    def _go_on_watch(self, watch: Leader) -> bool:
+        """Become the one service; False when asked to stop before it came to that. Raises RefusedError, and without
+        ``standby`` CatalogError."""
+        told = ""
+        while not self._asked.stops:
+            try:
+                watch.begin()
+            except (RefusedError, CatalogError) as error:
+                if not self._manner.standby:
+                    raise
+                if told != error.message:
+                    waits = isinstance(error, RefusedError)
+                    say(
+                        "daemon-standby" if waits else "daemon-trouble",
+                        str(error),
+                        level=logging.INFO if waits else logging.ERROR,
+                    )
+                    self._notifier.ready(f"standing by: {error.message}")
+                    told = error.message
+            else:
+                if told:  # what was read then may be long out of date
+                    self._reload(None)
+                return True
+            self._notifier.alive()
+            self._waker.wait(STANDBY)
+            if self._asked.take_reload():
+                self._reload(None)
+        return False
+
+    def _begin(self) -> None:
+        wiring = self._wiring
+        wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
+        say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
+        report_policies(wiring)
+        report_transport(wiring)
+        abandon_dead(wiring)
+        self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
+        self._refreshed = time.monotonic()
+        self._notifier.ready(self._status())
+
+    # -- the rounds
+
+    def _round(self, worker: Worker, watches: Sequence[Watch], alarm: AlarmClock, watch: Leader) -> None:
+        """Look at everything once. Raises LeadershipLostError when another service has taken over."""
+        if self._asked.take_reload():
+            self._reload(worker, watches)
+        jump = self._clockwatch.look()
+        if jump is not None:
+            self._tell_jump(jump)
+            self._why = CLOCK_MOVED
+            self._steps.append(jump.step)
+        try:
+            while self._steps:
+                note_step(self._wiring.catalog, self._wiring.clock(), self._steps[0])
+                del self._steps[0]
+            if time.monotonic() - self._refreshed >= REFRESH:
+                watch.stay()
+                self._prove_writing()
+                self._refreshed = time.monotonic()
+                self._timetable.refresh(self._wiring.clock())
+                self._notifier.status(self._status())
+                self._queue.look(self._wiring, self._wiring.clock())
+                self._thaws.look(self._wiring, self._wiring.clock())
+                self._absences.look(self._wiring)
+            self._keep_time(worker, alarm)
+            self._trouble = ""
+            self._well_at = time.monotonic()
+        except LeadershipLostError:
+            raise
+        except BackupdError as error:
+            # Nothing was written. It is tried again until it works: the due times wait in the catalog.
+            self._tell_trouble(error.message, str(error))
+        except Exception as error:  # noqa: BLE001  a service that ended would start nothing at all any more; all is told
+            self._tell_trouble(f"internal error: {type(error).__name__}", "".join(traceback.format_exception(error)))
+        self._notifier.alive()
+
+    def _prove_writing(self) -> None:
+        """A catalog that can only be read (a full disk, say) is of no use. Raises CatalogError."""
+        if self._trouble or time.monotonic() - self._written_at >= WRITES:
+            self._wiring.catalog.cursors.move({WRITTEN: int(self._wiring.clock().timestamp())})
+            self._written_at = time.monotonic()
+
+    def _well(self) -> float:
+        """The monotonic time at which all that the service is dead without was well the last time."""
+        return min([self._well_at, *(part.well_at for part in self._parts)])
+
+    def _tell_trouble(self, status: str, text: str) -> None:
+        """Once, until it is another one or over."""
+        if self._trouble != status:
+            say("daemon-trouble", text, level=logging.ERROR)
+            self._notifier.status(status)
+        self._trouble = status
+        self._refreshed = 0.0
+
+    def _keep_time(self, worker: Worker, alarm: AlarmClock) -> None:
+        now = self._wiring.clock()
+        worker.hold(self._clockwatch.doubtful)
+        if self._clockwatch.doubtful:
+            return
+        made = self._timetable.handle(now, self._why, settled=self._clockwatch.settled)
+        self._why = BUSY
+        if made:
+            self._tell_jobs(made)
+            worker.wake()
+        alarm.set(self._timetable.coming())
+        self._housekeeper.look(self._wiring, now)
+        self._objectives.look(self._wiring, now)
+        self._filling.look(self._wiring, now)
+        self._replicas.look(self._wiring, now)
+
+    def _tell_jump(self, jump: Jump) -> None:
+        if jump.slept and not jump.step:
+            message = f"this machine slept for {format_duration(jump.slept.total_seconds())}"
+        else:
+            way = "back" if jump.step < timedelta(0) else "forward"
+            message = f"this machine's clock was set {way} by {format_duration(abs(jump.step.total_seconds()))}"
+        hint = (
+            "nothing new starts until the clock has run without a step for five minutes"
+            if self._clockwatch.doubtful
+            else "runs that were missed are caught up once, none runs twice"
+        )
+        say("clock-jump", message, level=logging.WARNING)
+        self._tell(self._event("clock-jump", Severity.WARNING, message, hint=hint))
+
+    # -- settings
+
+    def _reload(self, worker: Worker | None, watches: Sequence[Watch] = ()) -> None:
+        """Go by the files as they are now, or say why not and go on as before. Without ``worker``: not on watch yet, or
+        only just."""
+        self._notifier.reloading()
+        old = self._wiring.settings
+        try:
+            new = load_settings(old.file, strict=False)
+            refuse_newly_broken(old, new)
+            _same_place(old, new)
+            if worker is not None:
+                self._tell_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
+        except BackupdError as error:
+            self._tell_refused(error, str(error))
+        except Exception as error:  # noqa: BLE001  no file may end the service; all is told
+            first = (str(error).splitlines() or [""])[0]
+            self._tell_refused(
+                BackupdError(
+                    f"internal error: {type(error).__name__}: {first}",
+                    hint=(
+                        "the previous configuration stays active; undo the last change, and see journalctl -u "
+                        "backupd for the traceback"
+                    ),
+                ),
+                "".join(traceback.format_exception(error)),
+            )
+        else:
+            self._wiring = replace(self._wiring, settings=new)
+            if worker is not None:
+                worker.reload(self._wiring)
+            for one in watches:
+                one.reload(self._wiring)
+            message = f"the configuration was reloaded: {difference(old, new)}"
+            say("config-reloaded", message)
+            audit(self._wiring, service_actor(), "config-reloaded", detail=message)
+            self._tell(self._event("config-reloaded", Severity.INFO, message))
+            if worker is not None:
+                self._tell_settings()
+        self._notifier.ready(self._status() if worker is not None else "standing by")
+
+    def _tell_settings(self) -> None:
+        try:
+            report_policies(self._wiring)
+            report_transport(self._wiring)
+        except CatalogError as error:
+            say(
+                "daemon-trouble", f"what is wrong with the settings could not be recorded: {error}", level=logging.ERROR
+            )
+
+    def _tell_refused(self, error: BackupdError, text: str) -> None:
+        say("config-refused", text, level=logging.ERROR)
+        audit(self._wiring, service_actor(), "config-reloaded", outcome="refused", detail=error.message)
+        self._tell(
+            self._event(
+                "config-refused",
+                Severity.ERROR,
+                f"the configuration was not reloaded: {error.message}; the one before stays in force",
+                detail=error.detail,
+                hint=error.hint or "mend it, then reload again",
+            )
+        )
+
+    # -- the end
+
+    def _lost(self, worker: Worker, watches: Sequence[Watch], lost: LeadershipLostError) -> int:
+        """The catalog is another service's: what runs here is ended, and the rest is left to the other one."""
+        say("daemon-stopped", str(lost), level=logging.ERROR)
+        self._notifier.stopping(str(lost))
+        for one in watches:
+            one.stop()
+        worker.stop()
+        return 1
+
+    def _end(self, worker: Worker, watches: Sequence[Watch]) -> int:
+        worker.hold(True)
+        self._notifier.stopping("waiting for running jobs")
+        say("daemon-stopping", f"{worker.running()} jobs are running")
+        deadline = time.monotonic() + self._manner.grace
+        while worker.running() and self._asked.stops < 2 and time.monotonic() < deadline:
+            self._waker.wait(min(0.5, deadline - time.monotonic()))
+            self._notifier.alive()
+        for one in watches:
+            one.stop()
+        if not worker.stop():
+            say("daemon-stopped", "the catalog did not answer to the end", level=logging.ERROR)
+            return 1
+        self._tell(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
+        say("daemon-stopped", "bye")
+        return 0
+
+    # -- small things
+
+    def _tell_jobs(self, made: Iterable[JobRecord]) -> None:
+        for job in made:
+            say(
+                f"job-{job.state}",
+                f"{job.leg}{', ' + job.message if job.message else ''}",
+                server=job.server,
+                job=job.id,
+            )
+
+    def _status(self) -> str:
+        coming = min(self._timetable.coming(), default=None)
+        text = f"{len(self._wiring.settings.servers)} servers"
+        if broken := len(left_out(self._wiring.settings)):
+            text += f", {broken} with a broken policy"
+        return f"{text}; next: {format_time(coming)}" if coming else text
+
+    def _event(self, kind: str, severity: Severity, message: str, *, detail: str = "", hint: str = "") -> Event:
+        return Event(self._wiring.clock(), kind, severity, message, subject="service", detail=detail, hint=hint)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._wiring.catalog.events.add(event)
+        except BackupdError as error:
+            say(event.kind, f"the event could not be recorded: {error}", level=logging.ERROR)
+
+
+def _same_place(old: Settings, new: Settings) -> None:
+    """Raises RefusedError for changes that a running service cannot follow."""
+    for name in ("catalog", "spool"):
+        if getattr(old, name) != getattr(new, name):
+            raise RefusedError(f"`{name}` cannot change while the service runs", hint="restart it instead")
+
+
+def difference(old: Settings, new: Settings) -> str:
+    """What a reload changes, for the log and the audit."""
+    added, gone = sorted(set(new.servers) - set(old.servers)), sorted(set(old.servers) - set(new.servers))
+    parts = [f"{len(new.servers)} servers"]
+    if added:
+        parts.append(f"new: {', '.join(added)}")
+    if gone:
+        parts.append(f"gone: {', '.join(gone)}")
+    names = sorted({*old.policies, *new.policies})
+    policies = [name for name in names if old.policies.get(name) != new.policies.get(name)]
+    if policies:
+        parts.append(f"other policies: {', '.join(policies)}")
+    changed = [
+        name
+        for name in type(new.configuration).model_fields
+        if getattr(old.configuration, name) != getattr(new.configuration, name)
+    ]
+    if changed:
+        parts.append(f"other settings: {', '.join(changed)}")
+    return "; ".join(parts)

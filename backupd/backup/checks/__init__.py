@@ -1,1 +1,0 @@
-"""What is looked at before a backup, and what `backupd check` reports."""

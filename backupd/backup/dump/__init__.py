@@ -1,1 +1,0 @@
-"""A logical backup: the short lock, the passes, row counts."""

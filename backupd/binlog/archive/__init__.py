@@ -1,1 +1,0 @@
-"""From the spool to the destinations: pieces, checkpoints, what each destination has."""

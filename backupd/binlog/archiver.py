@@ -1,0 +1,395 @@
+"""The archive: scans, seals and stores what the spool holds, at every destination, and tells the recorder.
+
+Everything that must survive a kill is on the disk before the next thing depends on it, and each step may be done again:
+
+    decided how a file is cut (archive.json) ─▶ sealed (folder) ─▶ parts, then segment.json, read back (destination)
+    ─▶ recorder ─▶ stored (archive.json) ─▶ smaller pieces removed (destination) ─▶ recorder ─▶ ... everywhere whole:
+    passed (archive.json) ─▶ file leaves the spool
+
+A segment is sealed once for all destinations. Each of them has a thread, takes the segments in log order and is tried
+again with growing pauses; none waits for another. Only the thread that calls ``step`` talks to spool and recorder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from backupd.binlog.archive_state import ArchiveState, Ledger, Recorder, SpoolView, StateFile
+from backupd.binlog.segment_cutter import Cutter, DamagedLogError, LogCoordinate, Marks, next_piece
+from backupd.binlog.shipper import Delivery, DestinationProgress, Dropped, Outcome, Shipper
+from backupd.binlog.spool_files import Doubt, Spool, Spooled
+from backupd.model.binlog import SegmentKey
+from backupd.model.errors import BackupdError, BusyError
+from backupd.model.text import Clock
+from backupd.transfer.records.sealing import Sealer
+from storage.destination import Destination
+
+MOST_SEALED = 1 << 30
+"""Bytes of sealed segments that are kept for destinations that are down."""
+_LOCK = "archive.lock"
+_SEALED = "sealed"
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How far a destination is behind the spool: ``bytes`` of logs that are not there, ``since`` when there have been
+    such bytes (None: it has everything), ``error``: why, "" where it is only a matter of the checkpoint."""
+
+    bytes: int
+    since: datetime | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """What one step did. ``stored``: (destination, segment), ``bytes`` of them, sealed; ``dropped``: pieces that a
+    larger segment replaced; ``removed``: files that left the spool. ``trouble``: what did not work, in words, by
+    destination ("": it concerns all of them); it is tried again. ``unrecorded``: why the recorder did not take what was
+    done, "" when it did."""
+
+    stored: tuple[tuple[str, SegmentKey], ...] = ()
+    bytes: int = 0
+    dropped: int = 0
+    removed: int = 0
+    trouble: Mapping[str, str] = field(default_factory=dict)
+    unrecorded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fruitless:
+    """A file was scanned and nothing new could be cut: not once more before it changes."""
+
+    size: int
+    modified: int
+    trouble: str = ""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one step did so far."""
+
+    stored: list[tuple[str, SegmentKey]] = field(default_factory=list)
+    bytes: int = 0
+    dropped: int = 0
+
+
+class Archiver:
+    """``with Archiver(spool, destinations, sealer, recorder, checkpoint=..., clock=...) as archiver:``
+
+    ``destinations`` by name: all of them get everything. ``patience``: seconds that a step waits for them at most.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        destinations: Mapping[str, Destination],
+        sealer: Sealer,
+        recorder: Recorder,
+        *,
+        checkpoint: timedelta,
+        clock: Clock,
+        patience: float = 10.0,
+        most_sealed: int = MOST_SEALED,
+    ) -> None:
+        self._spool = spool
+        self._sealer = sealer
+        self._checkpoint = checkpoint
+        self._patience = patience
+        self._most_sealed = most_sealed
+        self._outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+        self._progress = {
+            name: DestinationProgress(Shipper(destination, clock, self._outcomes))
+            for name, destination in destinations.items()
+        }
+        self._state_file = StateFile(spool.folder)
+        self._state = ArchiveState()
+        self._ledger = Ledger(recorder)
+        self._growth = Marks()
+        self._claims = Marks()
+        self._positions: deque[tuple[str, int, int, datetime]] = deque(maxlen=64)
+        self._trouble = ""
+        self._stuck = False
+        self._fruitless: dict[tuple[str, int], _Fruitless] = {}
+        self._behind: dict[str, Behind] = {name: Behind(0, None) for name in destinations}
+        self._archived_to: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        """Raises BusyError when another process archives this spool, OSError."""
+        self._spool.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(self._spool.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BusyError(
+                f"another process already archives {self._spool.folder}",
+                hint="one stream per server: end the other one, or leave the work to it",
+            ) from None
+        try:
+            self._state = self._state_file.load(self._progress)
+            self._cutter = Cutter(self._spool.folder / _SEALED, self._sealer, most_bytes=self._most_sealed)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for progress in self._progress.values():
+            progress.shipper.stop(5.0)
+        os.close(self._lock)
+
+    # -- from any thread
+
+    def note_position(self, branch: str, number: int, pos: int, at: datetime) -> None:
+        """The source stood at this place of ``branch`` when its clock had shown ``at``."""
+        self._positions.append((branch, number, pos, at))
+
+    def behind(self) -> Mapping[str, Behind]:
+        """By destination, as of the last step."""
+        return dict(self._behind)
+
+    def archived_to(self) -> tuple[int, int] | None:
+        """In the newest branch: number of the oldest file that some destination does not have whole, and how far all of
+        them have it; None while there is none. As of the last step."""
+        return self._archived_to
+
+    # -- the step
+
+    def step(self, now: datetime) -> Shipped:
+        """Ship what is due, wait for it a little, and take what was done since the last step.
+
+        What passes is not raised but told in the result. Raises DamagedError and RefusedError where the spool itself
+        cannot be used.
+        """
+        view = self._look(now)
+        tally = _Tally()
+        self._trouble, self._stuck = "", False
+        self._decide(view, now)
+        deadline = time.monotonic() + self._patience
+        unrecorded = self._write(view, now)
+        while (found := self._next_outcome(deadline)) is not None:
+            self._take(view, *found, tally, now)
+            unrecorded = self._write(view, now)
+        removed = self._remove(view)
+        busy = [key for progress in self._progress.values() if (key := progress.shipper.key) is not None]
+        with self._staying():
+            self._cutter.tidy(view.unfinished(), busy)
+            self._state_file.save(self._state)
+        unrecorded = self._confirm(view) or unrecorded
+        self._show(view)
+        trouble = {name: behind.error for name, behind in self._behind.items() if behind.error}
+        return Shipped(
+            tuple(tally.stored),
+            tally.bytes,
+            tally.dropped,
+            removed,
+            {**trouble, **({"": self._trouble} if self._trouble else {})},
+            unrecorded,
+        )
+
+    def _look(self, now: datetime) -> SpoolView:
+        view = SpoolView(self._spool.branches(), self._spool.files(), self._state)
+        self._state.prune((file.branch, file.number) for file in view.files)
+        for branch in view.branches:
+            self._ledger.branch(branch)
+        for gap in self._spool.gaps():
+            self._ledger.gap(gap)
+        if (end := view.end()) is not None:
+            self._growth.add(end, now)
+        while self._positions:
+            branch_id, number, pos, at = self._positions.popleft()
+            if (place := view.coordinate(branch_id, number, pos)) is not None:
+                self._claims.add(place, at)
+        return view
+
+    def _decide(self, view: SpoolView, now: datetime) -> None:
+        """How files are cut from now on. A piece is sealed at once, since only scanning tells where it ends."""
+        for file in view.files:
+            log = view.log(file)
+            if file.ended is None:
+                if log.whole is not None:  # it is written to again
+                    self._state.keep(replace(log, whole=None))
+                with self._staying():
+                    self._cut_piece(view, file, now)
+            elif not log.damage and (log.whole is None or (log.whole.end, log.whole.ending) != (file.size, file.ended)):
+                self._state.keep(log.ended_at(file.size, file.ended))
+            self._tell_gap(view, file)
+
+    def _tell_gap(self, view: SpoolView, file: Spooled) -> None:
+        if (gap := view.gap_of(file)) is not None:
+            self._ledger.gap(gap)
+
+    def _cut_piece(self, view: SpoolView, file: Spooled, now: datetime) -> None:
+        log = view.log(file)
+        start = next_piece(log, file.size, now=now, cut_at=self._state.cut_at, checkpoint=self._checkpoint)
+        if start is None or self._is_fetched_again(file):
+            return
+        seen = _Fruitless(file.size, file.path.stat().st_mtime_ns)
+        before = self._fruitless.get((file.branch, file.number))
+        if before is not None and replace(before, trouble="") == seen:
+            self._trouble = before.trouble
+            return
+        branch = view.branch(file.branch)
+        context = log.context if start else None
+        safe = replace(file, size=min(file.size, self._spool.sync(file)))
+        try:
+            found = self._cutter.piece(safe, branch, start, context)
+        except DamagedLogError as error:
+            self._trouble = _told(error, self._spool.doubt(file, error.good, "; ".join(error.damages)))
+            found = (
+                self._cutter.piece(replace(safe, size=error.good), branch, start, context)
+                if error.good > start
+                else None
+            )
+        if found is None:
+            self._fruitless[file.branch, file.number] = replace(seen, trouble=self._trouble)
+            return
+        self._fruitless.pop((file.branch, file.number), None)
+        self._state.keep(log.with_piece(found[0], found[1].context))
+        self._state.cut_at = now
+
+    def _is_fetched_again(self, file: Spooled) -> bool:
+        """Was it found to be damaged, and may a new copy mend it? Until then it is not archived, and neither is what
+        follows it: it is late, not lost."""
+        doubt = self._spool.doubted(file)
+        if doubt is None or doubt.verdict:
+            return False
+        self._trouble = (
+            f"binary log {file.name} in the spool is damaged behind byte {doubt.good} ({doubt.why}): it is"
+            " fetched from its server again, and is not archived yet"
+        )
+        return True
+
+    @contextlib.contextmanager
+    def _staying(self) -> Iterator[None]:
+        """Whatever goes wrong on this side stops the step's work, and is tried again in the next."""
+        try:
+            yield
+        except (BackupdError, OSError) as error:
+            self._trouble, self._stuck = str(error), True
+
+    def _write(self, view: SpoolView, now: datetime) -> str:
+        """Tell the recorder, write down the state, and then give everybody the next work."""
+        unrecorded = self._ledger.write(self._state)
+        with self._staying():
+            self._state_file.save(self._state)
+        for name, progress in self._progress.items():
+            if not self._stuck and progress.may_start(now):
+                with self._staying():
+                    self._start_next(view, name, progress, now)
+        return unrecorded
+
+    def _start_next(self, view: SpoolView, name: str, progress: DestinationProgress, now: datetime) -> None:
+        lacking = view.lacking(self._ledger.held(name, self._state))
+        if lacking:
+            file, cut = lacking[0]
+            branch = view.branch(file.branch)
+            if self._is_fetched_again(file):
+                return
+            try:
+                sealed = self._cutter.sealed(file, branch, view.log(file), cut)
+            except DamagedLogError as error:
+                doubt = self._spool.doubt(file, error.good, "; ".join(error.damages))
+                self._trouble, self._stuck = _told(error, doubt), True
+                if doubt.verdict and file.ended is not None:
+                    self._state.keep(view.log(file).damaged(error.good, f"{doubt.why}; {doubt.verdict}", now))
+                    self._tell_gap(view, file)
+                return
+            progress.shipper.store(sealed, branch, file.path)
+            return
+        pieces = self._ledger.to_drop(name, self._state)
+        if pieces and view.branches and progress.may_drop(now):
+            progress.shipper.drop(view.server, pieces)
+
+    def _next_outcome(self, deadline: float) -> tuple[str, Outcome] | None:
+        """What a destination has done. Waits for those that began lately; who hangs does not delay each step."""
+        waits = [
+            self._patience - progress.busy_for
+            for progress in self._progress.values()
+            if progress.shipper.busy_since is not None
+        ]
+        timeout = min(deadline - time.monotonic(), max(waits, default=0.0))
+        try:
+            return self._outcomes.get(block=timeout > 0, timeout=max(timeout, 0.0))
+        except queue.Empty:
+            return None
+
+    def _take(self, view: SpoolView, name: str, outcome: Outcome, tally: _Tally, now: datetime) -> None:
+        progress = self._progress[name]
+        progress.shipper.done()
+        match outcome:
+            case Delivery():
+                progress.went_well()
+                self._ledger.stored(name, outcome, now)
+                tally.stored.append((name, outcome.stored.header.segment.key))
+                tally.bytes += outcome.stored.bytes
+            case Dropped():
+                progress.went_well()
+                progress.drops_wait(now, waits=outcome.waits)
+                self._ledger.dropped(name, view.server, outcome.keys)
+                tally.dropped += len(outcome.keys)
+            case BackupdError() | OSError():
+                progress.failed(str(outcome), now)
+            case _:
+                raise outcome
+
+    def _remove(self, view: SpoolView) -> int:
+        """Files that every destination has whole leave the spool, oldest first, and not before the recorder knows."""
+        removed = 0
+        if self._stuck or not self._ledger.is_clear:
+            return removed
+        for file in view.files:
+            if file.ended is None or not all(
+                view.log(file).is_complete(holding.stored) for holding in self._state.holdings.values()
+            ):
+                break
+            before = view.coordinate(*self._state.passed) if self._state.passed else None
+            place = view.coordinate(file.branch, file.number, file.size)
+            if before is None or (place is not None and place > before):  # else it was brought back
+                self._state.passed = (file.branch, file.number, file.size)
+            with self._staying():
+                self._state_file.save(self._state)
+                self._spool.remove(file)
+                removed += 1
+        return removed
+
+    def _confirm(self, view: SpoolView) -> str:
+        """What the source had at a moment is there when the file that it wrote then is, as far as it had come. A later
+        file says nothing: the end of the one before may have been lost before it was copied."""
+        unrecorded = ""
+        reached = {name: view.frontier(holding.stored) for name, holding in self._state.holdings.items()}
+        for name, place in reached.items():
+            mark = self._claims.latest_within(place)
+            if mark is not None and place is not None and mark[0][:2] == place[:2]:
+                (turn, number, pos), at = mark
+                unrecorded = self._ledger.confirm(name, view.branches[turn].id, (number, pos), at) or unrecorded
+        lowest = min(reached.values(), key=lambda place: place or LogCoordinate(-1, 0, 0), default=None)
+        self._claims.forget_within(lowest)
+        self._growth.forget_within(lowest)
+        self._archived_to = view.archived_to()
+        return unrecorded
+
+    def _show(self, view: SpoolView) -> None:
+        for name, progress in self._progress.items():
+            held = self._state.holdings[name].stored
+            lacking = view.missing_bytes(held)
+            since = self._growth.first_beyond(view.frontier(held)) if lacking else None
+            error = progress.trouble or self._trouble
+            self._behind[name] = Behind(lacking, since, error)
+
+
+def _told(error: DamagedLogError, doubt: Doubt) -> str:
+    """What is to be known of a file that cannot be read, and was fetched again or will be."""
+    return f"{error.message} ({doubt.why}): {doubt.verdict or 'it is fetched from its server again'}"

@@ -1,0 +1,160 @@
+"""What the catalog's tables are made of: column types, and columns that several of them have.
+
+Each table is declared beside what reads and writes it. The only other place that knows columns is ``alembic/versions``.
+
+Long lists, page by page: newest first, each page with the cursor of the next one.
+
+A cursor names the last row that was given by its moment and its id, so rows that come and go meanwhile neither repeat
+nor hide others, and the row itself may be gone by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, Select, Text, TypeDecorator, and_, or_
+
+from backupd.model.errors import UsageError
+from backupd.model.proof import Phase
+from backupd.model.text import format_time, parse_time
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """Aware datetimes in, aware datetimes in UTC out, microseconds kept.
+
+    SQLite has no zones: there the column holds the UTC clock as text, which sorts by time. PostgreSQL returns
+    ``timestamptz`` in the zone of the session, so it is brought back to UTC.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Raises ValueError for a moment without a time zone."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment needs a time zone")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """An aware datetime in UTC."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
+
+
+class FreeText(TypeDecorator[str]):
+    """Text of programs and file names, which may hold what a database refuses.
+
+    PostgreSQL stores no NUL, and neither database stores the lone surrogates by which Python carries bytes that are
+    not UTF-8: both are written out (``\\x00``, ``\\udcff``) instead of failing the record of a failure.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002  the signature is SQLAlchemy's
+        """The text with everything written out that a database refuses."""
+        if value is None:
+            return None
+        return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    }
+)
+
+
+def position_fields() -> tuple[Column[Any], ...]:
+    """A position in the binary log, of which a server may know the file or the GTIDs or neither."""
+    return (
+        Column("position_file", FreeText, nullable=False),
+        Column("position_pos", BigInteger, nullable=False),
+        Column("position_gtid", FreeText, nullable=False),
+    )
+
+
+def phases_json(phases: Iterable[Phase]) -> list[dict[str, Any]]:
+    """Exact, unlike ``Phase.as_json``, which rounds for readers."""
+    return [{"name": phase.name, "seconds": phase.seconds, "bytes": phase.bytes} for phase in phases]
+
+
+def phases_from(column: Iterable[dict[str, Any]]) -> tuple[Phase, ...]:
+    """What ``phases_json`` wrote."""
+    return tuple(Phase(item["name"], float(item["seconds"]), int(item["bytes"])) for item in column)
+
+
+T = TypeVar("T")
+_BETWEEN = "~"
+_HINT = "take the cursor as the page before gave it, or begin with the first page"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[T]):
+    """One page. ``next``: the cursor of the one after it, None where this is the last one."""
+
+    items: tuple[T, ...]
+    next: str | None = None
+
+    @classmethod
+    def of(cls, found: Sequence[T], limit: int, cursor: Callable[[T], str]) -> Listed[T]:
+        """``found``: one more than ``limit`` where there is another page."""
+        items = tuple(found[:limit])
+        return cls(items, cursor(items[-1]) if len(found) > limit and items else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From ``since`` to ``until``, with both; None: without an end there."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def of(self, query: Select[Any], moment: Column[Any]) -> Select[Any]:
+        """Those rows of ``query`` whose ``moment`` lies in it."""
+        if self.since is not None:
+            query = query.where(moment >= self.since)
+        return query if self.until is None else query.where(moment <= self.until)
+
+
+EVER = Span()
+
+
+def cursor_of(moment: datetime, row_id: str) -> str:
+    """The cursor behind the row with this moment and id."""
+    return f"{format_time(moment)}{_BETWEEN}{row_id}"
+
+
+def page(query: Select[Any], moment: Column[Any], row_id: Column[Any], after: str | None, limit: int) -> Select[Any]:
+    """``query`` in the order of a list, behind the cursor ``after``, and one row more than ``limit``. Raises UsageError
+    for what is no cursor."""
+    if after is not None:
+        then, row = _parsed(after)
+        query = query.where(or_(moment < then, and_(moment == then, row_id < row)))
+    return query.order_by(moment.desc(), row_id.desc()).limit(limit + 1)
+
+
+def number_of(after: str) -> int:
+    """The cursor of a list whose rows are numbered. Raises UsageError."""
+    if not after.isascii() or not after.isdigit() or len(after) > 18:
+        raise UsageError(f"{after[:80]!r} is no cursor", hint=_HINT)
+    return int(after)
+
+
+def _parsed(after: str) -> tuple[datetime, str]:
+    moment, _, row = after.partition(_BETWEEN)
+    try:
+        if not row or "\0" in row:
+            raise ValueError(after)
+        return parse_time(moment), row
+    except ValueError as error:
+        raise UsageError(f"{after[:80]!r} is no cursor", hint=_HINT) from error

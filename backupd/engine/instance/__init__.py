@@ -1,1 +1,0 @@
-"""Private servers: launched in a sandbox, with the options that a backup needs."""

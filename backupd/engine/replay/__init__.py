@@ -1,1 +1,0 @@
-"""Applying archived binary logs to a private server."""

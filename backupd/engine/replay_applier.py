@@ -1,0 +1,617 @@
+"""The replication applier of a restored copy, pointed at a scratch source.
+
+The served files end where the replay ends, so the applier needs no UNTIL for the stop: it runs, with all its workers,
+until it has applied all there is. Both threads are watched. A receiving thread that ended (1236: the files do not
+continue the copy) leaves the applying one waiting for ever; and a copy whose server id occurs in the events would skip
+those silently and reach the end all the same, which is why transactions are counted.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from backupd.engine.binlog.walk import Walk
+from backupd.engine.scratch_source import HOST, USER, LogSource, filter_mariadb, filter_mysql
+from backupd.engine.server.launch import LaunchedServer
+from backupd.engine.sql.client import Session
+from backupd.model.binlog import MariadbGtids, MysqlGtids, covers, same
+from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.model.table import TableName
+from backupd.process.output import redact
+
+CHANNEL = "backupd"
+"""The replication connection that a replay uses: others of the copy are not touched."""
+OF_SOME_TABLES = (
+    "restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose another "
+    "target (backup:ID needs no replay)"
+)
+"""What to do when some tables cannot be replayed: there is no other way to narrow a replay down."""
+QUIET_SECONDS = 5.0
+"""How long an applier that says it has nothing to do may stand somewhere else than at the end."""
+_PAUSES = (0.02, 0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the applier is. ``io`` and ``sql``: error number and text of the receiving and the applying thread.
+    ``running``: is the applying thread? ``idle``: it says that it waits for more. ``file``, ``pos``: applied."""
+
+    io: tuple[int, str]
+    sql: tuple[int, str]
+    running: bool
+    idle: bool
+    file: str
+    pos: int
+    gtids: str
+
+
+class Applier(Protocol):
+    """One replay by the copy's own replication; ``close`` makes the copy forget it."""
+
+    def prepare(self) -> None:
+        """Say what is executed already, leave out what is excluded, point at the source. Raises ServerError,
+        RefusedError."""
+        ...
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        """Run to the end of the served files. Raises ServerError, ToolError, CancelledError."""
+        ...
+
+    def executed(self) -> str:
+        """All that the copy has executed, in the writing of model.gtid."""
+        ...
+
+    def applied(self) -> int:
+        """Transactions applied, as the server itself counted them."""
+        ...
+
+    def close(self) -> None:
+        """Remove the replication connection, and set the copy's workers back. Raises ServerError."""
+
+
+def wait(
+    server: LaunchedServer,
+    look: Callable[[], Standing],
+    done: Callable[[Standing], bool],
+    moved: Callable[[Standing], None],
+    cancel: threading.Event | None,
+    *,
+    narrowed: bool = False,
+) -> Standing:
+    """Look until ``done``; gives the last look. ``narrowed``: are only some tables replayed? Raises as
+    ``Applier.apply``."""
+    pause, longest = _PAUSES
+    last: Standing | None = None
+    since = time.monotonic()
+    while True:
+        if cancel is not None and cancel.is_set():
+            raise CancelledError("the replay was cancelled", hint="the copy stands somewhere between start and target")
+        now = _looked(server, look, narrowed=narrowed)
+        for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
+            if code:
+                _fail(code, text, thread, now, narrowed=narrowed)
+        if done(now):
+            return now
+        if now != last:
+            last, since = now, time.monotonic()
+            moved(now)
+        elif not now.running or (now.idle and time.monotonic() - since > QUIET_SECONDS):
+            return now  # it did not come to the end: whoever compares says so
+        time.sleep(pause)
+        pause = min(pause * 1.3, longest)
+
+
+def other_way(*, narrowed: bool) -> str:
+    """The hint where nothing better is known."""
+    return OF_SOME_TABLES if narrowed else "the pipe (--replay-with pipe) is the other way"
+
+
+def _looked(server: LaunchedServer, look: Callable[[], Standing], *, narrowed: bool) -> Standing:
+    try:
+        return look()
+    except ServerError as error:
+        if server.running:
+            raise
+        raise ToolError(
+            "the restored copy ended while logs were replayed onto it",
+            detail=server.log_tail(),
+            hint=f"its own log above tells why; {other_way(narrowed=narrowed)}",
+        ) from error
+
+
+_ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
+NO_FOLDER_ELSEWHERE = (
+    "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
+    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand"
+)
+_ENGINE_FAILED, _ENGINE_SAYS = 1030, "Got error 168"
+_UNTOLD = (
+    f"the storage engine could not make a file, and this server does not say which; most likely {NO_FOLDER_ELSEWHERE}"
+)
+_XAER_NOTA = 1397
+_HINTS: Mapping[int, str] = {
+    1032: "the copy lacks a row that the logs change: backup and logs are not of one history, or the source changed "
+    "rows without logging them; test an older backup",
+    _XAER_NOTA: "an XA transaction was prepared before the place that the backup stands for, and ended behind it, so "
+    "that the copy does not know it: take a backup from before it was prepared or after it ended; physical "
+    "backups hold prepared transactions (--from physical)",
+    _ENGINE_FAILED: _UNTOLD,
+    1062: "the copy has a row already that the logs insert: the replay began too early, or rows were written without "
+    "logging them; test an older backup",
+    1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
+    1236: "the logs do not continue where the copy stands; nothing after that can be replayed",
+    2003: "the scratch source ended: look at memory and disk, then restore again",
+    13114: "the logs do not continue where the copy stands; nothing after that can be replayed",
+}
+
+
+_OF_HISTORY = frozenset({1032, 1062})
+"""Errors whose hints are as likely when only some tables are replayed."""
+
+
+def hint_of_statement(text: str) -> str:
+    """What to do when a statement failed whose text is in ``text``; "" where it tells nothing."""
+    if _ELSEWHERE.search(text):
+        return NO_FOLDER_ELSEWHERE
+    return _UNTOLD if _ENGINE_SAYS in text else ""
+
+
+def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -> NoReturn:
+    hint = _HINTS.get(code, f"the text above is the server's; {other_way(narrowed=narrowed)}")
+    if narrowed and thread == "apply" and code != _XAER_NOTA:
+        known = f"{_HINTS[code]}; or " if code in _OF_HISTORY else ""
+        hint = f"{known}it needs tables that this replay leaves out: {OF_SOME_TABLES}"
+    raise ServerError(
+        f"the copy cannot {thread} the logs any further (error {code})",
+        detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
+        hint=hint_of_statement(text) or hint,
+    )
+
+
+def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
+    """Bytes of ``files`` (names and sizes) up to ``file:pos``; all of them for a file that comes behind."""
+    done = 0
+    for name, size in files:
+        if name == file:
+            return done + min(pos, size)
+        done += size
+    return done if file else 0
+
+
+# -- MariaDB
+
+_GROUP_COUNTERS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
+_NAMED = 5
+
+
+class MariadbApplier:
+    """MariaDB: by GTID always, because its events always have one. Excluded transactions: the replay goes on until just
+    before one (``UNTIL master_gtid_pos``, the state at that place), the position in its domain is set behind it, and on
+    it goes.
+
+    ``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started. ``tables``: all
+    that is applied, empty for everything."""
+
+    def __init__(
+        self,
+        server: LaunchedServer,
+        session: Session,
+        source: LogSource,
+        found: Walk,
+        exclude: Sequence[str],
+        workers: int,
+        tables: Sequence[TableName] = (),
+    ) -> None:
+        self._server, self._session, self._source, self._found = server, session, source, found
+        self._exclude, self._tables = exclude, tables
+        # Workers apply domains independently of each other. The source did not: what one domain created is used in
+        # another, and only the order of the log is certain to be right. And those that run ahead and try again give
+        # other numbers of AUTO_INCREMENT to the triggers of statements: rows that are wrong, and no error.
+        serial = len(found.domains) > 1 or found.by_statement
+        self._threads = int(str(session.scalar("SELECT @@GLOBAL.slave_parallel_threads")))
+        self._workers = 0 if serial else workers or self._threads
+        self._applied = 0
+
+    def prepare(self) -> None:
+        """Point the connection ``backupd`` at the source, with the filter of the tables."""
+        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._workers)
+        self._session.execute(
+            f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
+            "MASTER_USE_GTID=slave_pos, MASTER_SSL=0",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
+        filter_mariadb(self._session, CHANNEL, self._tables)  # that of an earlier replay is kept by name
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        """In one run, or in one run up to each excluded transaction and another one behind it."""
+        for gtid in sorted(self._exclude, key=list(self._found.before).index):
+            before = self._found.before[gtid]
+            if not self._is_at(self._position(), before):
+                self._run(f" UNTIL master_gtid_pos='{before}'", lambda now: not now.running, moved, cancel)
+            if not self._is_at(self._position(), before):
+                raise ServerError(
+                    f"the replay did not stop before {gtid}", detail=f"it stands at {self._position()}, not {before}"
+                )
+            self._session.execute(
+                "SET GLOBAL gtid_slave_pos = %s", str(self._position().plus(MariadbGtids.parse(gtid)))
+            )
+        if not self._is_at(self._position(), self._found.end):
+            # No UNTIL: the files end here.
+            self._run("", lambda now: self._is_at(MariadbGtids.parse(now.gtids), self._found.end), moved, cancel)
+
+    def executed(self) -> str:
+        """The last GTID of each domain."""
+        return str(self._position())
+
+    def applied(self) -> int:
+        """Event groups, by the connection's own counters."""
+        return self._applied
+
+    def close(self) -> None:
+        """See Applier."""
+        _forget_mariadb(self._session)
+        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._threads)
+
+    def _run(
+        self,
+        until: str,
+        done: Callable[[Standing], bool],
+        moved: Callable[[Standing], None],
+        cancel: threading.Event | None,
+    ) -> None:
+        before = self._count()
+        self._session.execute(f"START SLAVE '{CHANNEL}'{until}")
+        wait(self._server, self._look, done, moved, cancel, narrowed=bool(self._tables))
+        self._session.execute(f"STOP SLAVE '{CHANNEL}'")
+        self._applied += self._count() - before
+
+    def _status(self) -> dict[str, object]:
+        return self._session.records(f"SHOW SLAVE '{CHANNEL}' STATUS")[0]
+
+    def _count(self) -> int:
+        status = self._status()
+        return sum(int(str(status[name])) for name in _GROUP_COUNTERS)
+
+    def _look(self) -> Standing:
+        status = self._status()
+        busy = self._session.scalar(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Slave_worker' "
+            "AND STATE <> 'Waiting for work from SQL thread'"
+        )
+        waits = str(status["Slave_SQL_Running_State"]).startswith("Slave has read all relay log")
+        return Standing(
+            io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
+            sql=(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
+            running=status["Slave_SQL_Running"] != "No",
+            idle=waits and not busy,
+            file=str(status["Relay_Master_Log_File"]),
+            pos=int(str(status["Exec_Master_Log_Pos"])),
+            gtids=str(self._position()),
+        )
+
+    def _position(self) -> MariadbGtids:
+        return mariadb_position(self._session)
+
+    @staticmethod
+    def _is_at(now: MariadbGtids, there: MariadbGtids) -> bool:
+        return all(now.last.get(domain) == gtid for domain, gtid in there.last.items())
+
+
+def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
+    """Raises RefusedError when GTIDs do not tell which transaction is meant. ``narrowed``: are only some tables
+    replayed?"""
+    if found.twice:
+        raise RefusedError(
+            "the logs hold a GTID twice: the copy's own applier would begin or end at the wrong one",
+            detail=f"{', '.join(found.twice[:_NAMED])}: the source ran with gtid_strict_mode=OFF",
+            hint=OF_SOME_TABLES
+            if narrowed
+            else "replay by file and position, which does not ask for GTIDs: --replay-with pipe",
+        )
+
+
+def mariadb_position(session: Session) -> MariadbGtids:
+    """What the copy has executed as a replica. Raises ServerError."""
+    return MariadbGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_slave_pos") or ""))
+
+
+def set_mariadb_position(session: Session, found: Walk, state: MariadbGtids) -> None:
+    """Say what the copy has executed. What it has of other domains, which the logs do not hold, stays."""
+    others = {domain: gtid for domain, gtid in mariadb_position(session).last.items() if domain not in found.end.last}
+    session.execute("SET GLOBAL gtid_slave_pos = %s", str(MariadbGtids(others).plus(state)))
+
+
+def _forget_mariadb(session: Session) -> None:
+    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
+    for row in session.records("SHOW ALL SLAVES STATUS"):
+        if row["Connection_name"] == CHANNEL:
+            session.execute(f"STOP SLAVE '{CHANNEL}'")
+            session.execute(f"RESET SLAVE '{CHANNEL}' ALL")
+
+
+# -- MySQL and Percona Server
+
+_FIRST_GTID = "OFF_PERMISSIVE"
+_TELLS_APPLYING = _SIDE_BY_SIDE = Version(8, 0)
+"""From here on it tells what a worker applies, and transactions are applied side by side."""
+_WAITING = ("", "Waiting for an event from Coordinator", "Waiting for master to send event")
+"""What threads of the replication of 5.7 that have nothing to do say of themselves."""
+_STOPPED_FOR_ANOTHER = 3030
+"""Error of a worker that stopped because one before it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The statements, which were renamed over the years (8.0.23, 8.0.26, 8.2)."""
+
+    source: str
+    replica: str
+    change: str
+    reset: str
+    public_key: bool
+
+    @classmethod
+    def of(cls, version: Version) -> _Words:
+        return cls(
+            source="SOURCE" if version >= Version(8, 0, 23) else "MASTER",
+            replica="REPLICA" if version >= Version(8, 0, 26) else "SLAVE",
+            change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
+            reset="RESET BINARY LOGS AND GTIDS" if version >= Version(8, 2) else "RESET MASTER",
+            public_key=version >= Version(8, 0, 4),
+        )
+
+
+class MysqlApplier:
+    """MySQL: by GTID where every transaction of the logs has one, else by file and position. Excluded transactions are
+    executed empty beforehand: what a server has executed it does not ask for again. Logs in which GTIDs were switched
+    on or off hold both kinds of transactions; OFF_PERMISSIVE applies both.
+
+    ``files``: names and sizes of what is served; ``found``: what they hold from ``start`` on; ``target``: GTIDs at
+    their end. ``workers`` 0: as the copy was started. ``tables``: all that is applied, empty for everything."""
+
+    def __init__(
+        self,
+        server: LaunchedServer,
+        session: Session,
+        source: LogSource,
+        found: Walk,
+        version: Version,
+        files: Sequence[tuple[str, int]],
+        start: Position,
+        target: str,
+        exclude: Sequence[str],
+        workers: int,
+        tables: Sequence[TableName] = (),
+    ) -> None:
+        self._server, self._session, self._source, self._found = server, session, source, found
+        self._words, self._version = _Words.of(version), version
+        self._files, self._start, self._target = files, start, target
+        self._exclude, self._tables = exclude, tables
+        self._name_of_workers = f"{self._words.replica.lower()}_parallel_workers"
+        self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._name_of_workers}")))
+        # Data that statements change depends on what ran before: one after the other, as they stand in the log. 5.7.13
+        # failed in 2 of about 20 replays of its own rows, too, with an error (1032) that the next one did not have.
+        one_by_one = found.by_statement or version < _SIDE_BY_SIDE
+        self._workers = 1 if one_by_one else workers or self._given
+        self._by_gtid = found.is_by_gtid
+        self._before = MysqlGtids()
+        self._begun = 0
+
+    def prepare(self) -> None:
+        """Point the channel ``backupd`` at the source, with the filter of the tables."""
+        self._refuse_hole()
+        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._workers)
+        exclude_mysql(self._session, self._exclude)
+        self._before = mysql_executed(self._session)
+        self._begun = self._begins()
+        word = self._words.source
+        options = f", {word}_SSL=0"
+        if self._words.public_key:
+            options += f", GET_{word}_PUBLIC_KEY=1"
+        if self._by_gtid:
+            options += f", {word}_AUTO_POSITION=1"
+        else:
+            options += (
+                f", {word}_AUTO_POSITION=0, {word}_LOG_FILE='{self._start.file}', {word}_LOG_POS={self._start.pos}"
+            )
+        self._session.execute(
+            f"{self._words.change} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s{options} "
+            f"FOR CHANNEL '{CHANNEL}'",
+            HOST,
+            self._source.port,
+            USER,
+            self._source.password,
+        )
+        filter_mysql(self._session, CHANNEL, self._version, self._tables)
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        """In one run. Raises ServerError also where it stopped before the end."""
+        replica = self._words.replica
+        self._session.execute(f"START {replica} FOR CHANNEL '{CHANNEL}'")
+        end = wait(self._server, self._look, self._done, moved, cancel, narrowed=bool(self._tables))
+        self._session.execute(f"STOP {replica} FOR CHANNEL '{CHANNEL}'")
+        if not self._done(end):
+            raise ServerError(
+                "the applier stopped before the end of the logs",
+                detail=f"it stands at {end.file}:{end.pos} {end.gtids}\n{self._server.log_tail()}",
+            )
+        if self._by_gtid and self._tables:
+            # MySQL before 8.0 forgets the GTID of a statement that the filter skipped, having no log of its own.
+            skipped = MysqlGtids.parse(self._target).minus(mysql_executed(self._session))
+            exclude_mysql(self._session, tuple(skipped.each()))
+
+    def executed(self) -> str:
+        """The set of GTIDs; empty without GTIDs."""
+        return str(mysql_executed(self._session))
+
+    def applied(self) -> int:
+        """By GTID the difference of the sets. Else the server counts those that begin with a statement of their own
+        only, and all are there once these are."""
+        if self._by_gtid:
+            return mysql_executed(self._session).minus(self._before).count
+        missing = self._found.begun - (self._begins() - self._begun)
+        return self._found.transactions - max(0, missing)
+
+    def close(self) -> None:
+        """See Applier."""
+        _forget_mysql(self._session, self._words)
+        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._given)
+
+    def _done(self, now: Standing) -> bool:
+        at_the_end = place(now.file, now.pos, self._files) >= sum(size for _name, size in self._files)
+        if not self._by_gtid:
+            return at_the_end
+        skipped = bool(self._tables) and at_the_end and now.idle
+        return skipped or covers(now.gtids, self._target, mariadb=False)
+
+    def _refuse_hole(self) -> None:
+        """What the first file says was executed before it must be on the copy."""
+        with self._source.server.connection.connect() as source:
+            before = str(source.scalar("SELECT @@GLOBAL.gtid_purged") or "")
+        have = mysql_executed(self._session)
+        lacking = MysqlGtids.parse(before).minus(have)
+        if not lacking.is_empty:
+            raise RefusedError(
+                f"the logs begin after {lacking}, which the copy has not executed",
+                detail=f"the copy has executed {have or 'nothing'}",
+                hint="transactions between the two are missing: nothing can be replayed",
+            )
+        if not self._by_gtid and self._start.file != self._files[0][0]:
+            raise RefusedError(
+                "logs without GTIDs can be replayed from a place in their first file only",
+                detail=f"the start is {self._start.file}:{self._start.pos}, the first file {self._files[0][0]}",
+            )
+
+    def _look(self) -> Standing:
+        source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
+        status = self._session.records(f"SHOW {self._words.replica} STATUS FOR CHANNEL '{CHANNEL}'")[0]
+        busy = self._busy()
+        code, text = int(status["Last_SQL_Errno"]), str(status["Last_SQL_Error"])
+        if code:
+            rows = self._session.query(
+                "SELECT LAST_ERROR_NUMBER, LAST_ERROR_MESSAGE FROM "
+                "performance_schema.replication_applier_status_by_worker "
+                "WHERE CHANNEL_NAME = %s AND LAST_ERROR_NUMBER <> 0 "
+                "ORDER BY LAST_ERROR_NUMBER = %s, LAST_ERROR_TIMESTAMP LIMIT 1",
+                CHANNEL,
+                _STOPPED_FOR_ANOTHER,
+            )
+            if rows:
+                code, text = int(rows[0][0]), str(rows[0][1])
+        waits = "has read all relay log" in str(status[f"{replica}_SQL_Running_State"])
+        return Standing(
+            io=(int(status["Last_IO_Errno"]), str(status["Last_IO_Error"])),
+            sql=(code, text),
+            running=status[f"{replica}_SQL_Running"] != "No",
+            idle=waits and not busy,
+            file=str(status[f"Relay_{source}_Log_File"]),
+            pos=int(status[f"Exec_{source}_Log_Pos"]),
+            gtids=str(mysql_executed(self._session)),
+        )
+
+    def _busy(self) -> int:
+        """How many of the applier's threads are at work. 5.7 does not tell which transaction a worker applies, so what
+        they wait for has to do."""
+        if self._version >= _TELLS_APPLYING:
+            return int(
+                self._session.scalar(
+                    "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
+                    "WHERE CHANNEL_NAME = %s AND APPLYING_TRANSACTION <> ''",
+                    CHANNEL,
+                )
+            )
+        marks = ", ".join(["%s"] * len(_WAITING))
+        return int(
+            self._session.scalar(
+                "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'system user' "  # noqa: S608 - marks
+                f"AND STATE NOT IN ({marks}) AND LOCATE('has read all relay log', STATE) = 0",
+                *_WAITING,
+            )
+        )
+
+    def _begins(self) -> int:
+        """Those of XA transactions are counted apart."""
+        return sum(
+            int(row[1])
+            for row in self._session.query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_begin', 'Com_xa_start')")
+        )
+
+
+def mysql_executed(session: Session) -> MysqlGtids:
+    """``gtid_executed`` of the server. Raises ServerError."""
+    return MysqlGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_executed") or ""))
+
+
+def _start_mysql_at(session: Session, gtids: str, words: _Words) -> None:
+    """Say what the copy has executed: it knows, unless its backup is of a kind that does not keep it."""
+    if session.scalar("SELECT @@GLOBAL.gtid_mode") == "OFF":
+        session.execute(f"SET GLOBAL gtid_mode = {_FIRST_GTID}")
+    if gtids and not same(str(mysql_executed(session)), gtids, mariadb=False):
+        session.execute(words.reset)
+        session.execute("SET GLOBAL gtid_purged = %s", gtids)
+
+
+def exclude_mysql(session: Session, gtids: Sequence[str]) -> None:
+    """Execute each as an empty transaction, so that it counts as executed and nobody asks for it."""
+    done = mysql_executed(session)
+    for gtid in gtids:
+        if done.covers(MysqlGtids.parse(gtid)):
+            raise RefusedError(
+                f"{gtid} cannot be left out: the backup holds it already", hint="restore from an older backup"
+            )
+        session.execute("SET SESSION gtid_next = %s", gtid)
+        session.execute("BEGIN")
+        session.execute("COMMIT")
+        session.execute("SET SESSION gtid_next = AUTOMATIC")
+
+
+def _forget_mysql(session: Session, words: _Words) -> None:
+    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
+    for row in session.records(f"SHOW {words.replica} STATUS"):
+        if row.get("Channel_Name") == CHANNEL:
+            session.execute(f"STOP {words.replica} FOR CHANNEL '{CHANNEL}'")
+            session.execute(f"RESET {words.replica} ALL FOR CHANNEL '{CHANNEL}'")
+
+
+def applier_for(
+    info: ServerInfo,
+    server: LaunchedServer,
+    session: Session,
+    source: LogSource,
+    found: Walk,
+    *,
+    files: Sequence[tuple[str, int]],
+    start: Position,
+    target: str,
+    exclude: Sequence[str],
+    workers: int,
+    tables: Sequence[TableName],
+) -> Applier:
+    """The applier of such a server, for the copy ``server`` with the open ``session``. ``found``: what the served files
+    hold from ``start`` on; ``files``: their names and sizes in bytes; ``target``: GTIDs at their end. ``workers`` 0: as
+    the copy was started. ``tables``: all that is applied, empty for everything. Raises ServerError."""
+    if info.flavour is Flavour.MARIADB:
+        return MariadbApplier(server, session, source, found, exclude, workers, tables)
+    return MysqlApplier(server, session, source, found, info.version, files, start, target, exclude, workers, tables)
+
+
+def set_start(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
+    """Say what the copy has executed, and gives that, as GTIDs. What an earlier replay left on the copy is removed.
+    Raises ServerError."""
+    if info.flavour is Flavour.MARIADB:
+        _forget_mariadb(session)
+        set_mariadb_position(session, found, found.start)
+        return str(mariadb_position(session))
+    words = _Words.of(info.version)
+    _forget_mysql(session, words)
+    _start_mysql_at(session, start.gtid, words)
+    return str(mysql_executed(session))

@@ -1,0 +1,213 @@
+"""Replay by one mysqlbinlog with all files, piped into one client: slower by far, and the way out when a server's
+applier fails.
+
+One process for all files, because temporary tables and settings of a session may reach from one file into the next.
+It is the same session for all transactions, which is why what needs several is refused.
+
+The logs may be forged, and the client sends whatever file a statement in them names (LOAD DATA LOCAL). So both programs
+are the user that the copy's server is, and where anything can be confined they see their own files only, no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from backupd.engine.binlog.walk import Walk
+from backupd.engine.log_client import binlog_tool
+from backupd.engine.replay_applier import (
+    exclude_mysql,
+    hint_of_statement,
+    mariadb_position,
+    mysql_executed,
+    set_mariadb_position,
+)
+from backupd.engine.scratch_source import copy_log, lay_out
+from backupd.engine.server.launch import LaunchedServer, give
+from backupd.engine.server.sandbox import confine, is_available
+from backupd.engine.sql.client import Session
+from backupd.engine.sql.dialect import pipes_everything
+from backupd.engine.toolset import find_tool
+from backupd.model.errors import RefusedError, ServerError, ToolError
+from backupd.model.server_facts import Flavour, Position, ServerInfo, Version
+from backupd.process.command import Command
+from backupd.process.folders import write_anew
+from backupd.process.pipeline import Pipeline
+from backupd.process.runtime import render_options
+
+_PACKET = "1G"
+_HAS_VERSIONING = Version(10, 3)
+_AS_A_REPLICA = "SET SESSION system_versioning_alter_history = KEEP"
+"""What the server's own applier has set: the source may have allowed it where the logs do not tell."""
+
+_NEITHER = (
+    "neither way of replaying can do it exactly: restore to right before the GTID that occurs twice "
+    "(--to with its file and position), or from a backup that is newer"
+)
+
+
+def refuse_inexact(
+    info: ServerInfo, files: Sequence[Path], start: Position, found: Walk, exclude: Sequence[str]
+) -> None:
+    """Raises RefusedError for what the pipe cannot do exactly."""
+    reason = ""
+    if found.marks:
+        reason = "the source encrypts its logs, and mariadb-binlog takes these, which came decrypted, for encrypted"
+    elif not pipes_everything(info.flavour):
+        if exclude:
+            reason = "mariadb-binlog cannot leave out single transactions"
+        elif found.xa:
+            reason = "the logs hold XA transactions, and one session cannot hold a prepared one and go on"
+        elif start.file != files[0].name and found.twice:
+            reason = f"the logs hold {', '.join(found.twice[:5])} twice, and the start is known by its GTID only"
+        elif start.file != files[0].name and found.start.last != found.first.last:
+            reason = f"the start {found.start} is known by its GTID only, and is not the beginning of {files[0].name}"
+    elif start.file != files[0].name and found.anonymous:
+        reason = "transactions without GTIDs can be replayed from a place in the first file only"
+    if reason:
+        raise RefusedError(
+            f"this replay cannot go through the pipe: {reason}",
+            hint=_NEITHER if found.twice else "replay by the server's applier (--replay-with applier)",
+        )
+
+
+def replay_through_pipe(
+    copy: LaunchedServer,
+    session: Session,
+    info: ServerInfo,
+    files: Sequence[Path],
+    start: Position,
+    found: Walk,
+    exclude: Sequence[str],
+    *,
+    folder: Path,
+    programs: Mapping[str, str],
+    cancel: threading.Event | None = None,
+) -> tuple[str, int]:
+    """Execute ``files`` from ``start`` on as statements of one session on ``copy``, without the transactions of
+    ``exclude``. Gives what the copy has executed (GTIDs), and how many transactions were applied.
+
+    ``session``: an open one to the copy; ``found``: what the files hold, which ``refuse_inexact`` has accepted.
+    ``folder``: private to this, not there yet, passable for the server's user; it takes the room of the logs.
+    Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises ToolError when
+    either program fails (the client stops at the first error), CancelledError.
+    """
+    if info.flavour is Flavour.MARIADB:
+        _execute(copy, info, files, start, folder, programs, cancel)
+        # The client's session left no trace of its place; that every statement was executed, both exit codes say.
+        set_mariadb_position(session, found, found.end)
+        return str(mariadb_position(session)), found.transactions
+    before = mysql_executed(session)
+    exclude_mysql(session, exclude)
+    _execute(copy, info, files, start, folder, programs, cancel)
+    executed = mysql_executed(session)
+    applied = executed.minus(before).count if found.is_by_gtid else found.transactions
+    return str(executed), applied - len(exclude)
+
+
+def _execute(
+    copy: LaunchedServer,
+    info: ServerInfo,
+    files: Sequence[Path],
+    start: Position,
+    folder: Path,
+    programs: Mapping[str, str],
+    cancel: threading.Event | None,
+) -> None:
+    mariadb = info.flavour is Flavour.MARIADB
+    reader = binlog_tool(info.flavour, paths=programs).tool.path
+    client = find_tool(
+        ("mariadb", "mysql") if mariadb else ("mysql",),
+        paths=programs,
+        hint="install the client programs of the server on this host",
+    ).path
+    place = [f"--start-position={start.pos}"] if start.file == files[0].name and start.pos else []
+    # Places count here, not GTIDs: these may come in any order, and twice.
+    reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
+    session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and info.version >= _HAS_VERSIONING else []
+    with _laid_out(folder, copy, files) as (options, logs, loads), _taking_files(copy):
+        # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
+        commands = [
+            _confined(
+                copy,
+                (
+                    reader,
+                    "--no-defaults",
+                    "--verify-binlog-checksum",
+                    f"--local-load={loads}",
+                    *reading,
+                    *place,
+                    *map(str, logs),
+                ),
+                writable=[loads],
+                readable=logs,
+                temporary=loads,
+            ),
+            _confined(
+                copy,
+                (
+                    client,
+                    f"--defaults-file={options}",
+                    "--binary-mode",
+                    f"--max-allowed-packet={_PACKET}",
+                    "--local-infile=1",
+                    *session,
+                ),
+                readable=[options, loads, copy.config.socket],
+            ),
+        ]
+        try:
+            with Pipeline(commands, cancel=cancel) as pipeline:
+                pipeline.drain()
+        except ToolError as error:
+            error.hint = error.hint or hint_of_statement(error.detail)
+            raise
+
+
+@contextlib.contextmanager
+def _laid_out(folder: Path, copy: LaunchedServer, files: Sequence[Path]) -> Iterator[tuple[Path, list[Path], Path]]:
+    """The client's option file, copies of the logs, and a folder for what LOAD DATA read: all of the server's user."""
+    user = copy.config.user
+    try:
+        lay_out(folder, user)
+        loads = folder / "loads"
+        loads.mkdir(mode=0o700)
+        logs = [folder / path.name for path in files]
+        for path, log in zip(files, logs, strict=True):
+            copy_log(path, log)
+        options = folder / "options.cnf"
+        write_anew(options, render_options(copy.connection.option_groups()).encode())
+        for made, mode in ((loads, 0o700), (options, 0o600), *((log, 0o600) for log in logs)):
+            give(made, user, mode)
+        yield options, logs, loads
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _confined(
+    copy: LaunchedServer,
+    argv: tuple[str, ...],
+    *,
+    writable: Sequence[Path] = (),
+    readable: Sequence[Path] = (),
+    temporary: Path | None = None,
+) -> Command:
+    user = copy.config.user if os.geteuid() == 0 else None
+    plain = Command(argv, user=user, env={"TMPDIR": str(temporary)} if temporary else {})
+    return confine(plain, writable=writable, readable=readable) if is_available(user) else plain
+
+
+@contextlib.contextmanager
+def _taking_files(copy: LaunchedServer) -> Iterator[None]:
+    """While the block runs, clients may send the server files; otherwise it takes none."""
+    with copy.connection.connect() as session:
+        session.execute("SET GLOBAL local_infile = ON")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ServerError):  # one that is gone takes nothing; what ended the replay is told
+                session.execute("SET GLOBAL local_infile = OFF")

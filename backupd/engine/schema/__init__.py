@@ -1,1 +1,0 @@
-"""Definitions of objects: reading, comparing, and writing them as scripts; accounts."""

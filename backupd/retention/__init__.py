@@ -1,1 +1,0 @@
-"""What to keep and what may go: pure decisions with their reasons."""

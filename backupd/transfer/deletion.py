@@ -1,0 +1,538 @@
+"""Deleting a backup: a mark that can be taken back, a grace period, then manifest, tree, side files and objects.
+
+Each step alone leaves either a whole backup or garbage that the next collection finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+
+from backupd.model.backup_record import BackupKind, Sighting
+from backupd.model.errors import (
+    ArchivedError,
+    BusyError,
+    DamagedError,
+    LockedError,
+    NewerFormatError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.manifest import Header
+from backupd.model.text import Clock, format_time, parse_time
+from backupd.transfer.collection import (
+    Collected,
+    HeldBack,
+    collect_held,
+    living_intents,
+    living_pins,
+    manifests,
+    not_begun,
+)
+from backupd.transfer.deletion_limit import LIMIT, DeletionLimit
+from backupd.transfer.holds_and_locks import (
+    Backup,
+    Kept,
+    Locks,
+    Mark,
+    Sightings,
+    each,
+    explaining,
+    is_due,
+    kept_at,
+    takes_back,
+    withdraw,
+)
+from backupd.transfer.leases import Alive, await_sweeps, is_alive, sweeping
+from backupd.transfer.records.manifests import Committed, backup_ids, read
+from storage import layout, objects
+from storage.destination import Destination, ObjectInfo, as_tree, read_note, write_note
+
+_MANY = 256
+"""A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
+Sizes = Callable[[], Mapping[str, int]]
+"""Gives the size of every stored object by its key."""
+
+
+def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
+    """Mark a backup deleted; since when it is. Marking again keeps the first time and reason.
+
+    Raises NotFoundError. Whether the backup may be deleted at all (last chain, pins of the catalog) is decided before.
+    """
+    try:
+        destination.stat(layout.manifest_key(server, backup_id))
+    except ObjectMissingError:
+        raise _unknown(destination, server, backup_id) from None
+    before = mark_of(destination, server, backup_id)
+    if before is not None:
+        return before.at
+    note = {"server": server, "backup": backup_id, "at": format_time(now), "reason": reason}
+    write_note(destination, layout.mark_key(server, backup_id), note)
+    return now
+
+
+def unmark(destination: Destination, server: str, backup_id: str, *, now: datetime, grace: timedelta) -> None:
+    """Take the mark away, or back where nothing may be deleted; nothing happens where there is none. Whoever sweeps
+    meanwhile may have read it before, so the end of that is waited for: afterwards the backup is there for good, or
+    gone.
+
+    Raises RefusedError once the ``grace`` has passed, and NotFoundError when the backup is gone.
+    """
+    found = mark_of(destination, server, backup_id)
+    if found is not None and now - found.at >= grace:
+        raise RefusedError(
+            f"backup {backup_id} of {server} at destination {destination.name} can no longer be undeleted",
+            detail=f"it was marked deleted at {format_time(found.at)} and its grace period has passed",
+            hint="a sweep may be removing it now; raise the grace period if its manifest is still there",
+        )
+    withdraw(destination, server, backup_id, now)
+    await_sweeps(destination, clock=lambda: now)
+    try:
+        destination.stat(layout.manifest_key(server, backup_id))
+    except ObjectMissingError:
+        raise _unknown(destination, server, backup_id) from None
+
+
+def marks(destination: Destination) -> dict[Backup, datetime]:
+    """Backups marked deleted, and since when."""
+    return {owner: note.at for owner, note in marked(destination).items()}
+
+
+def marked(destination: Destination, server: str | None = None) -> dict[Backup, Mark]:
+    """Backups (of ``server``) marked deleted. A mark that cannot be read counts from when it was stored."""
+    return _marked_below(destination, layout.MARKS if server is None else f"{layout.MARKS}{server}/")
+
+
+def mark_of(destination: Destination, server: str, backup_id: str) -> Mark | None:
+    """The same of one backup."""
+    return _marked_below(destination, layout.mark_key(server, backup_id)).get((server, backup_id))
+
+
+def _marked_below(destination: Destination, prefix: str) -> dict[Backup, Mark]:
+    def look(info: ObjectInfo) -> tuple[Backup, Mark] | None:
+        owner = layout.backup_of(info.key)
+        if owner is None:
+            return None
+        try:
+            note = read_note(destination, info.key)
+            if takes_back(note):
+                return None
+            return owner, Mark(parse_time(note["at"]), str(note.get("reason", "")), info.modified_at)
+        except ObjectMissingError:
+            return None
+        except (ArchivedError, ValueError, KeyError, TypeError, AttributeError):
+            return owner, Mark(info.modified_at, "", info.modified_at)
+
+    return dict(found for found in each(look, list(destination.list(prefix))) if found is not None)
+
+
+def sweep(
+    destination: Destination,
+    *,
+    clock: Clock,
+    grace: timedelta,
+    sightings: Sightings,
+    at_once: frozenset[Backup] = frozenset(),
+    kept: Kept | None = None,
+    alive: Alive = is_alive,
+    limit: DeletionLimit = LIMIT,
+    expected: Collection[Backup] = (),
+) -> Collected:
+    """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
+    and whether a person wants it, so that no limit holds it back, is said by ``sightings``, not by the marks. Those of
+    ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
+    at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
+
+    A backup stays while a restore pins it, an unmarked backup builds on it, a backup of its server is being written, or
+    the ``limit`` holds back what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may
+    not be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
+    installation sweeps here, nothing is done. ``expected``: as with ``collect``; what a missing one may build on stays.
+    """
+    try:
+        with sweeping(destination, clock=clock, alive=alive) as lease:
+            return sweep_held(
+                destination,
+                clock=clock,
+                grace=grace,
+                sightings=sightings,
+                at_once=at_once,
+                kept=kept or Kept(),
+                alive=alive,
+                limit=limit,
+                fence=lease.assert_held,
+                expected=expected,
+            )
+    except (BusyError, LockedError) as error:
+        return not_begun(error)
+
+
+def sweep_held(
+    destination: Destination,
+    *,
+    clock: Clock,
+    grace: timedelta,
+    sightings: Sightings,
+    at_once: frozenset[Backup],
+    kept: Kept,
+    alive: Alive,
+    limit: DeletionLimit,
+    fence: Callable[[], None],
+    expected: Collection[Backup] = (),
+) -> Collected:
+    """``sweep`` by somebody who is ``sweeping`` already; ``fence`` raises when that has ended.
+
+    It reads, then decides, then removes. Marks are read before pins and intents: whoever pins, or begins to build on a
+    backup, and then finds no mark was early enough to be seen here. Manifests are read after intents: a backup that
+    ended in between is seen as one of the two.
+    """
+    now = clock()
+    notes = marked(destination)
+    known = sightings(notes)
+    asked = _asked(notes, known, (kept, kept_at(destination)), now, grace, at_once)
+    held = asked.held
+    stock = _read_stock(destination, asked.due, now, alive, held)
+    over_limit = _over_limit(asked, stock.present, limit)
+    held += over_limit
+    removable = stock.removable & asked.confirmed if over_limit else stock.removable
+    locks = Locks()
+    removed: list[Backup] = []
+    if removable:
+        removable -= _last_whole(destination, stock.outlines, removable, set(notes), held, asked.confirmed)
+        missing = set(expected) - asked.dying - {one.backup for one in stock.outlines}
+        outlines = [*stock.outlines, *(_Outline(owner, readable=False) for owner in sorted(missing))]
+        removable -= _needed(outlines, removable, held)
+        removed = _remove_in_order(destination, outlines, removable, locks, fence, held)
+    result = collect_held(
+        destination,
+        clock=clock,
+        alive=alive,
+        limit=limit,
+        fence=fence,
+        explained=frozenset().union(*(stock.objects.get(owner, frozenset()) for owner in removed)),
+        locks=locks,
+        expected=set(expected) - set(removed),
+        dying=asked.dying,
+    )
+    result.backups = [name for _server, name in removed]
+    result.held_back = held + result.held_back
+    result.over_limit = [one.why for one in over_limit] + result.over_limit
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the marks at a destination ask for. ``due``: backups to remove now; ``dying``: those whose mark explains a
+    missing manifest; ``confirmed``: those that a person wants gone; ``waiting``: the others that nothing keeps, with
+    the moment from which the limit counts their marks; ``strange``: those of them that somebody else marked; ``held``:
+    what is kept on purpose."""
+
+    due: frozenset[Backup]
+    dying: frozenset[Backup]
+    confirmed: frozenset[Backup]
+    waiting: Mapping[Backup, datetime]
+    strange: frozenset[Backup]
+    held: list[HeldBack]
+
+
+def _asked(
+    notes: Mapping[Backup, Mark],
+    known: Mapping[Backup, Sighting],
+    keepings: Iterable[Kept],
+    now: datetime,
+    grace: timedelta,
+    at_once: frozenset[Backup],
+) -> _Asked:
+    """Pure. ``keepings``: what is kept on purpose, by a catalog and by what is written at the destination."""
+    due = {
+        owner
+        for owner, note in notes.items()
+        if owner in at_once or (owner in known and is_due(note, known[owner], now, grace))
+    }
+    dying = due | explaining(notes, known, now, grace)
+    since = {owner: known[owner].since for owner in notes if owner in known}
+    held: list[HeldBack] = []
+    for kept in keepings:
+        staying = {owner for owner in due if kept.covers(owner)}
+        held += [HeldBack.of(owner, kept.reason(owner)) for owner in sorted(staying)]
+        due -= staying
+        since = {owner: at for owner, at in since.items() if not kept.covers(owner)}
+    confirmed = at_once | {owner for owner in since if known[owner].confirmed}
+    waiting = {owner: at for owner, at in since.items() if owner not in confirmed}
+    strange = {owner for owner in waiting if not known[owner].ours}
+    return _Asked(frozenset(due), frozenset(dying), frozenset(confirmed), waiting, frozenset(strange), held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stock:
+    """What is at a destination. ``present``: the backups whose manifests count for the limit; ``removable``: those due
+    that nobody uses and that this version can remove; ``objects``: the names of the objects of each of these."""
+
+    present: Collection[Backup]
+    removable: frozenset[Backup] = frozenset()
+    outlines: Sequence[_Outline] = ()
+    objects: Mapping[Backup, frozenset[str]] = field(default_factory=dict)
+
+
+def _read_stock(
+    destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack]
+) -> _Stock:
+    """Reads who uses what, then every manifest; where nothing is ``due`` only their names."""
+    if not due:
+        return _Stock(backup_ids(destination))
+    removable = due - _in_use(destination, due, now, alive, held)
+    outlines: list[_Outline] = []
+    named: dict[Backup, frozenset[str]] = {}
+    newer: set[Backup] = set()
+    for one in manifests(destination, backup_ids(destination)):
+        outlines.append(_outline(one))
+        owner = outlines[-1].backup
+        if owner in removable and isinstance(one.header, Header):
+            named[owner] = frozenset(item.name for item in one.header.objects)
+        elif isinstance(one.header, NewerFormatError):
+            newer.add(owner)
+    why = "a newer version of backupd wrote it, and only that removes it"
+    held += [HeldBack.of(owner, why) for owner in sorted(removable & newer)]
+    # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
+    present = [item.backup for item in outlines if item.readable]
+    return _Stock(present, removable - newer, outlines, named)
+
+
+def _over_limit(asked: _Asked, present: Collection[Backup], limit: DeletionLimit) -> list[HeldBack]:
+    """Why marks are not followed, when nobody has said that so many of one day are right; it is said before they are
+    due. Pure."""
+    if not asked.waiting or not limit.exceeded_by(asked.waiting, present):
+        return []
+    told = (
+        f"{len(asked.waiting)} of {len(present)} backups are marked deleted, {limit.worst_day(asked.waiting, present)} "
+        f"more in one day than came in it, and no more than {limit.limit(len(present))} may: `backupd retention SERVER "
+        "--apply --really` lets those of a server go"
+    )
+    if asked.strange:
+        told += (
+            f". {len(asked.strange)} of these marks were not put by this installation: find out who did it. `backupd "
+            "backups undelete ID` takes a mark away"
+        )
+    return [HeldBack(told)]
+
+
+def _in_use(
+    destination: Destination, due: frozenset[Backup], now: datetime, alive: Alive, held: list[HeldBack]
+) -> frozenset[Backup]:
+    """Those of ``due`` that a restore reads or whose server is being backed up."""
+    writing = living_intents(destination, now, alive)
+    running = {server for lease in writing for server, _id in lease.backups}
+    pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
+    unreadable = [lease.id for lease in writing if lease.owner is None]
+    if unreadable:
+        why = f"every backup: the intent {unreadable[0]} cannot be read, so what is being written is unknown"
+        held.append(HeldBack(why, frozenset(unreadable[:1])))
+        return due
+    busy = {owner for owner in due - pinned if owner[0] in running}
+    held += [HeldBack.of(owner, "a restore is reading it") for owner in sorted(due & pinned)]
+    held += [HeldBack.of(owner, "a backup of this server is being written") for owner in sorted(busy)]
+    return (due & pinned) | busy
+
+
+def _remove_in_order(
+    destination: Destination,
+    outlines: Sequence[_Outline],
+    removable: frozenset[Backup],
+    locks: Locks,
+    fence: Callable[[], None],
+    held: list[HeldBack],
+) -> list[Backup]:
+    """Remove ``removable``, what builds on others before them; gives those that went."""
+    removed: list[Backup] = []
+    stuck: set[Backup] = set()
+    for owner in _children_first(outlines, removable):
+        fence()
+        if stuck and owner in _needed(outlines, removable - stuck, held):
+            continue  # what builds on it could not go
+        if _remove(destination, *owner, locks):
+            removed.append(owner)
+        else:
+            stuck.add(owner)
+    return removed
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """What has to be remembered of a manifest: those of a large installation together fill the memory."""
+
+    backup: Backup
+    readable: bool
+    kind: str = ""
+    parent: str | None = None
+    server_uuid: str = ""
+
+
+def _outline(found: Committed) -> _Outline:
+    backup = (found.server, found.backup_id)
+    if not isinstance(found.header, Header):
+        return _Outline(backup, readable=False)
+    return _Outline(
+        backup, readable=True, kind=found.header.kind, parent=found.header.parent, server_uuid=found.header.server_uuid
+    )
+
+
+def _parents(found: Iterable[_Outline]) -> dict[Backup, str | None]:
+    return {item.backup: item.parent for item in found if item.readable}
+
+
+def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
+    """``owner`` and all that it builds on, itself first, as far as readable manifests tell."""
+    chain = [owner]
+    while (parent := parents.get(chain[-1])) is not None and (owner[0], parent) not in chain:
+        chain.append((owner[0], parent))
+    return chain
+
+
+def _children_first(found: Sequence[_Outline], removable: Collection[Backup]) -> list[Backup]:
+    parents = _parents(found)
+    return sorted(removable, key=lambda owner: (-len(_chain(owner, parents)), owner))
+
+
+def _needed(found: Sequence[_Outline], removable: AbstractSet[Backup], held: list[HeldBack]) -> set[Backup]:
+    """Those of ``removable`` on which a backup builds that stays, however many steps away."""
+    damaged = {item.backup[0] for item in found if not item.readable and item.backup not in removable}
+    needed = {owner for owner in removable if owner[0] in damaged}
+    why = "a backup of this server whose manifest is missing or damaged may build on it"
+    held += [HeldBack.of(owner, why) for owner in sorted(needed)]
+    parents = _parents(found)
+    for child in sorted(set(parents) - removable):
+        for above in _chain(child, parents)[1:]:
+            if above in removable - needed:
+                needed.add(above)
+                held.append(HeldBack.of(above, f"{child[1]} builds on it", child[1]))
+    return needed
+
+
+def is_whole(destination: Destination, server: str, backup_id: str, sizes: Sizes | None = None) -> bool:
+    """Is the backup here, its manifest and body what was written, everything that it names present in its size, and
+    nothing of it known to be damaged (in quarantine)? Reads no object. ``sizes`` where somebody has listed the pool."""
+    found = read(destination, server, backup_id)
+    if found is None or not isinstance(found.header, Header):
+        return False
+    header = found.header
+    bad = objects.quarantined(destination)
+    if any(item.name in bad for item in header.objects):
+        return False
+    folder = layout.backup_folder(server, backup_id)
+    try:
+        there = all(destination.stat(folder + item.name).size == item.size for item in header.side_files)
+        if not (there and _has_objects(destination, header, sizes)):
+            return False
+        # Without its body nothing can be restored, and there is no quarantine for what is not in the pool.
+        objects.fetch_side(destination, layout.body_key(server, backup_id), header.body)
+    except ArchivedError:
+        pass  # a rule of the place moved the body: it is there in its size, and can be thawed
+    except (ObjectMissingError, DamagedError):
+        return False
+    return True
+
+
+def _has_objects(destination: Destination, header: Header, sizes: Sizes | None) -> bool:
+    """Raises ObjectMissingError, too."""
+    wanted = {layout.object_key(item.name): item.size for item in header.objects}
+    if sizes is None and len(wanted) <= _MANY:
+        return all(each(lambda key: destination.stat(key).size == wanted[key], wanted))
+    there = sizes() if sizes is not None else pool_sizes(destination)
+    return all(there.get(key) == size for key, size in wanted.items())
+
+
+def pool_sizes(destination: Destination) -> dict[str, int]:
+    """The size of every stored object by its key."""
+    return {info.key: info.size for info in destination.list(layout.OBJECTS)}
+
+
+def _last_whole(
+    destination: Destination,
+    found: Sequence[_Outline],
+    removable: frozenset[Backup],
+    dying: Collection[Backup],
+    held: list[HeldBack],
+    confirmed: Collection[Backup] = (),
+) -> set[Backup]:
+    """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
+    (with what it builds on, as everything that stays)."""
+    kept: set[Backup] = set()
+    parents = _parents(found)
+
+    @cache
+    def sizes() -> Mapping[str, int]:
+        return pool_sizes(destination)
+
+    def restorable(owner: Backup) -> bool:
+        return all(is_whole(destination, *member, sizes=sizes) for member in _chain(owner, parents))
+
+    for family, uuid in _families(found, removable, confirmed):
+        if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
+            continue
+        newest = next((owner for owner in family if owner in removable and restorable(owner)), None)
+        if newest is not None:
+            kept.add(newest)
+            held.append(HeldBack.of(newest, f"it is the last whole backup of this server{uuid} here"))
+    return kept
+
+
+def _families(
+    found: Iterable[_Outline], removable: frozenset[Backup], confirmed: Collection[Backup]
+) -> Iterator[tuple[list[Backup], str]]:
+    """Backups that stand in for each other, newest first, one of which has to stay; and a server's uuid where it is
+    only about that. Pure. A dump may lack tables, so none stands in for the last physical one. Neither does one of a
+    server with another uuid, which may be another installation's server of the same name; unless a person wants it gone
+    (``confirmed``)."""
+    for server in sorted({owner[0] for owner in removable}):
+        ours = sorted((item for item in found if item.backup[0] == server), key=lambda item: item.backup, reverse=True)
+        physical = [item for item in ours if item.kind != BackupKind.LOGICAL]
+        yield [item.backup for item in physical], ""
+        yield [item.backup for item in ours], ""
+        for uuid in sorted({item.server_uuid for item in ours if item.server_uuid}):
+            going = {item.backup for item in ours if item.server_uuid == uuid} & removable
+            if going and not going <= set(confirmed):
+                yield [item.backup for item in physical if item.server_uuid == uuid], f" {uuid}"
+
+
+def restorable_at(destination: Destination, server: str, backup_id: str) -> bool:
+    """Are the backup and everything it builds on here, whole, and not marked deleted?"""
+    dying = marked(destination, server)
+    name: str | None = backup_id
+    seen: set[str] = set()
+    while name is not None:
+        found = read(destination, server, name)
+        if (
+            found is None
+            or not isinstance(found.header, Header)
+            or name in seen
+            or (server, name) in dying
+            or not is_whole(destination, server, name)
+        ):
+            return False
+        seen.add(name)
+        name = found.header.parent
+    return True
+
+
+def _remove(destination: Destination, server: str, backup_id: str, locks: Locks) -> bool:
+    """Manifest first: from then on it is no backup, and the rest is garbage. The mark goes last of all. False when it
+    may not be removed yet, and then nothing of it was."""
+    if not locks.delete(destination, layout.manifest_key(server, backup_id)):
+        return False
+    tree = as_tree(destination)
+    if tree is not None:
+        tree.remove_tree(layout.tree_name(server, backup_id))
+    folder = layout.backup_folder(server, backup_id)
+    locks.delete_all(destination, [info.key for info in destination.list(folder)])
+    locks.delete(destination, layout.mark_key(server, backup_id))
+    return True
+
+
+def _unknown(destination: Destination, server: str, backup_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"destination {destination.name} has no backup {backup_id} of {server}",
+        hint="backupd backups lists what there is",
+    )

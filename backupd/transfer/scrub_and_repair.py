@@ -1,0 +1,429 @@
+"""Re-reads stored bytes and compares them with what manifests and segments recorded. Needs no private key.
+
+What lies in an archive class cannot be read: there the place's own checksum, from when it was stored, has to do.
+
+Putting damaged bytes right from another destination's copy. Needs no private key: bytes are compared with what the
+manifest or the segment recorded before they are put, and read again where they were put.
+
+What was damaged gives way first: a place that never overwrites would keep it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.model.binlog import Segment, SegmentKey
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    DamagedError,
+    DestinationError,
+    ForbiddenError,
+    LockedError,
+    NewerFormatError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import Header, StoredObject, decode_header
+from backupd.model.text import Clock
+from backupd.transfer import log_segments
+from backupd.transfer.copies import copy_segment, copy_signature, good_copy
+from backupd.transfer.dedup import Presence
+from backupd.transfer.guards.pins_and_intents import Intent
+from backupd.transfer.past_versions import earlier
+from backupd.transfer.records.manifests import get_bytes, load_header, put_bytes
+from backupd.transfer.records.segment_documents import SegmentHeader
+from backupd.transfer.relay import Check, Relay, checksum
+from storage import layout, objects
+from storage.destination import Destination, TreeDestination, as_versioned, sha256_of
+from storage.objects import not_kept
+
+SHARES = 1000
+"""Everything stored belongs to one of so many even shares, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One stored thing that is not what was written, and the backups that need it, or the segment that it is of.
+    ``stored``: what should be there, where a manifest or segment says so; ``repaired_from``: the destination whose copy
+    has taken its place; ``trouble``: why none could; ``aged``: nobody changed it, but it has to say something else, or
+    to be signed, by now."""
+
+    destination: str
+    key: str
+    problem: str
+    backups: tuple[str, ...] = ()
+    segment: Segment | None = None
+    stored: StoredObject | None = None
+    repaired_from: str = ""
+    trouble: str = ""
+    aged: bool = False
+
+    def __str__(self) -> str:
+        owner = f"binary log: {self.segment.file}" if self.segment else f"backups: {', '.join(self.backups)}"
+        return f"{self.destination}:{self.key}: {self.problem} ({owner})"
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of ``damages`` in reports; ``binlog`` only for archived binary logs."""
+        document: dict[str, Any] = {
+            "destination": self.destination,
+            "key": self.key,
+            "problem": self.problem,
+            "backups": list(self.backups),
+            "repaired_from": self.repaired_from or None,
+            "trouble": self.trouble,
+            **({"aged": True} if self.aged else {}),
+        }
+        if self.segment is not None:
+            document["binlog"] = {
+                "server": self.segment.server,
+                "branch": self.segment.branch,
+                "file": self.segment.file,
+                "start": self.segment.start,
+                "end": self.segment.end,
+            }
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """How much was read (objects, stored bytes) and what was found. ``cold``: keys in archive classes, of which only
+    the place's own checksum could be compared; ``unseen``: those of them that have none."""
+
+    objects: int
+    bytes: int
+    damages: tuple[Damage, ...]
+    cold: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+Due = Callable[[str], bool]
+"""Is it the turn of what has this name (of an object, or a segment's folder)?"""
+
+
+def share_of(name: str) -> int:
+    """Even shares, the same on every run."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % SHARES
+
+
+def always(_name: str) -> bool:
+    """A ``Due`` for a scrub that reads everything."""
+    return True
+
+
+def scrub(
+    destination: Destination, headers: Iterable[Header], *, report: Report, workers: int = 4, due: Due = always
+) -> Scrubbed:
+    """Read the objects that ``headers`` name and whose turn it is, once each, and compare size and SHA-256.
+
+    All others are looked up in a listing; those that are missing, of another size or in quarantine are read whatever
+    turn it is. Side files are small and read every time. Damage is collected, not raised; a destination that cannot be
+    read at all raises DestinationError.
+    """
+    wanted: dict[str, StoredObject] = {}
+    owners: dict[str, list[str]] = {}
+    found = list(headers)
+    presence = None if due is always else Presence(destination)
+    for header in found:
+        folder = layout.backup_folder(header.server, header.backup_id)
+        items = [(folder + stored.name, stored) for stored in header.side_files]
+        items += [
+            (layout.object_key(stored.name), stored)
+            for stored in header.objects
+            if presence is None or due(stored.name) or not presence.holds(stored)
+        ]
+        for key, stored in items:
+            wanted[key] = stored
+            owners.setdefault(key, []).append(header.backup_id)
+
+    def damage(key: str, problem: str) -> Damage:
+        return Damage(destination.name, key, problem, tuple(sorted(owners[key])), stored=wanted[key])
+
+    return _read(destination, wanted, damage, report=report, workers=workers)
+
+
+def scrub_segments(
+    destination: Destination, headers: Sequence[SegmentHeader], *, report: Report, workers: int = 4
+) -> Scrubbed:
+    """The same for archived binary logs, each of them whole."""
+    wanted: dict[str, StoredObject] = {}
+    owners: dict[str, Segment] = {}
+    for header in headers:
+        for stored in header.sealed:
+            wanted[header.folder + stored.name] = stored
+            owners[header.folder + stored.name] = header.segment
+
+    def damage(key: str, problem: str) -> Damage:
+        return Damage(destination.name, key, problem, segment=owners[key], stored=wanted[key])
+
+    return _read(destination, wanted, damage, report=report, workers=workers)
+
+
+def _read(
+    destination: Destination,
+    wanted: Mapping[str, StoredObject],
+    damage: Callable[[str, str], Damage],
+    *,
+    report: Report,
+    workers: int,
+) -> Scrubbed:
+    counter = _Counter(report, sum(stored.size for stored in wanted.values()), len(wanted))
+    cold: list[str] = []
+    unseen: list[str] = []
+
+    def check(item: tuple[str, StoredObject]) -> Damage | None:
+        key, stored = item
+        try:
+            problem = objects.problem(destination, key, stored)
+            counter.add(stored.size)
+        except ArchivedError:
+            cold.append(key)
+            known, problem = recorded(destination, key, stored)
+            if not known:
+                unseen.append(key)
+            counter.add(0)
+        return damage(key, problem) if problem else None
+
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="scrub") as pool:
+        damages = tuple(damage for damage in pool.map(check, wanted.items()) if damage is not None)
+    return Scrubbed(counter.files, counter.bytes, damages, tuple(sorted(cold)), tuple(sorted(unseen)))
+
+
+def recorded(destination: Destination, key: str, stored: StoredObject) -> tuple[bool, str]:
+    """Of what cannot be read: whether the place has a checksum of it, and what is wrong with it."""
+    size = destination.stat(key).size
+    if size != stored.size:
+        return True, f"holds {size} bytes where {stored.size} were stored"
+    digest = checksum(destination, key)
+    if digest is None:
+        return False, ""
+    return True, "" if digest == stored.sha256 else "holds other bytes than were stored (by the place's own SHA-256)"
+
+
+class _Counter:
+    def __init__(self, report: Report, total: int, files: int) -> None:
+        self._report, self._total, self._total_files = report, total, files
+        self._lock = threading.Lock()
+        self.bytes = self.files = 0
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+            self.files += 1
+            progress = Progress("verify", self.bytes, self._total, self.files, self._total_files)
+        self._report(progress)
+
+
+def put_right(target: Destination, key: str, item: StoredObject, sources: Sequence[Destination]) -> str:
+    """Make ``key`` at ``target`` hold the bytes of ``item`` again, and end its quarantine; the name of the source.
+    Where the target has them in an earlier version, that one comes back, and nothing has to be sent.
+
+    Raises DamagedError naming every source when none has them, DestinationError when the target fails, or keeps other
+    bytes than it is given.
+    """
+    if _from_earlier(target, key, item):
+        _released(target, key, item)
+        return f"an earlier version at {target.name}"
+    failures: list[str] = []
+    for source in sources:
+        try:
+            content = objects.fetch_side(source, key, item)
+        except DamagedError as error:
+            failures += error.damages
+            continue
+        except DestinationError as error:
+            failures.append(error.message)
+            continue
+        with contextlib.suppress(LockedError):  # then it lies in a bucket with versions: the newest one counts
+            target.delete(key)
+        put_bytes(target, key, content)
+        if problem := _problem(target, key, item):
+            raise not_kept(
+                target, f"{target.name}:{key}: {problem}", "look at the medium and its log: it may be about to fail"
+            )
+        _released(target, key, item)
+        return source.name
+    raise _nowhere(f"no other destination has the true bytes of {key}", key, failures)
+
+
+def _from_earlier(target: Destination, key: str, item: StoredObject) -> bool:
+    """Whatever stands in the way of that (no right to it, no versions) leaves it to the other copies."""
+    try:
+        found = earlier(target, key, item)
+        place = as_versioned(target)
+        if found is None or place is None:
+            return False
+        place.bring_back(*found)
+        return not _problem(target, key, item)
+    except (DestinationError, ForbiddenError, RefusedError):
+        return False
+
+
+def _released(target: Destination, key: str, item: StoredObject) -> None:
+    if key.startswith(layout.OBJECTS):
+        objects.release(target, item.name)
+
+
+def put_manifest_right(
+    target: Destination, server: str, backup_id: str, sources: Sequence[Destination], *, clock: Clock
+) -> str:
+    """Replace a damaged manifest by that of another copy, byte for byte; the name of the source. Raises as
+    ``put_right`` does."""
+    key = layout.manifest_key(server, backup_id)
+    _refuse_newer(lambda: load_header(target, server, backup_id))
+    failures: list[str] = []
+    for source in sources:
+        where = f"{source.name}:{key}"
+        try:
+            raw = get_bytes(source, key)
+            header = decode_header(raw, where=where)
+            if (header.server, header.backup_id) != (server, backup_id):
+                raise DamagedError(f"{where} is damaged", [f"{where}: it belongs to {header.backup_id}"])
+        except DamagedError as error:
+            failures += error.damages
+            continue
+        except DestinationError as error:
+            failures.append(error.message)
+            continue
+        # Somebody may sweep between the two writes of a place that does not replace what is whole, though wrong.
+        with Intent([target], server, backup_id, clock=clock):
+            copy_signature(Relay([source], target, check=_go_on, moved=_unheard), key)
+            try:
+                put_bytes(target, key, raw)
+            except DestinationError:
+                target.delete(key)
+                put_bytes(target, key, raw)
+            if get_bytes(target, key) != raw:
+                raise not_kept(target, f"{target.name}:{key} is not what was just written")
+        return source.name
+    raise _nowhere(f"no other destination has the manifest of {backup_id}", key, failures)
+
+
+def put_segment_right(
+    target: Destination,
+    server: str,
+    key: SegmentKey,
+    damaged: Iterable[str],
+    sources: Sequence[Destination],
+    *,
+    clock: Clock,
+    check: Check,
+) -> str:
+    """Put a segment right of which the keys ``damaged`` are wrong, its ``segment.json`` or all of it among them; the
+    name of the source. Where the other copy was sealed another time it takes the place of this one. Raises as
+    ``put_right`` does, NotFoundError when it lies nowhere else."""
+    place = layout.segment_key(server, key)
+    wrong = set(damaged)
+    if place not in wrong:
+        header = log_segments.load_header(target, server, key)
+        items = {header.folder + item.name: item for item in header.sealed}
+        try:
+            return ", ".join(dict.fromkeys(put_right(target, one, items[one], sources) for one in sorted(wrong)))
+        except DamagedError:
+            twin = _twin(header, sources)
+            log_segments.remove(target, server, key)
+            sources = [twin]
+    copied_from = [source for source in sources if _has(source, place)] or list(sources)
+    relay = Relay(copied_from, target, check=check, moved=_unheard)
+    if place in wrong:
+        _refuse_newer(lambda: log_segments.load_header(target, server, key))
+        good_copy(relay, server, key)  # or else what lies there stays, damaged as it is
+        with contextlib.suppress(LockedError):
+            target.delete(place)
+    header = copy_segment(relay, server, key, clock=clock)
+    if problems := log_segments.problems(target, header):
+        raise not_kept(target, "\n".join(f"{one}: {problem}" for one, problem in problems.items()))
+    return copied_from[0].name
+
+
+def show_again(tree: TreeDestination, header: Header, before: Mapping[tuple[int, int], str]) -> bool:
+    """Let the tree of a backup show objects that were replaced; ``before``: the inodes that they had. False when it
+    cannot be told which path is which object: then `fsck --repair`, which can open the body, shows it afresh."""
+    name = layout.tree_name(header.server, header.backup_id)
+    shown = dict(tree.tree_files(name))
+    if not shown:
+        return True
+    names = dict(before)
+    for item in header.objects:
+        with contextlib.suppress(ObjectMissingError):
+            names[tree.identity(layout.object_key(item.name))] = item.name
+    digests = {item.sha256: item.name for item in header.objects}
+    links: dict[str, str] = {}
+    for path, inode in shown.items():
+        found = names.get(inode) or digests.get(_digest(tree, name, path))
+        if found is None:
+            return False
+        links[path] = found
+    for path, object_name in links.items():
+        tree.link(layout.object_key(object_name), name, path)
+    tree.publish(name)
+    return True
+
+
+def inode_of(tree: TreeDestination, key: str) -> tuple[int, int] | None:
+    """(device, inode) of the object under ``key``; None where it is missing."""
+    try:
+        return tree.identity(key)
+    except ObjectMissingError:
+        return None
+
+
+def _digest(tree: TreeDestination, name: str, path: str) -> str:
+    with tree.open_tree_file(name, path) as stream:
+        return sha256_of(stream)
+
+
+def _problem(target: Destination, key: str, item: StoredObject) -> str:
+    """What is wrong with what was just put; of what went into an archive class, by the place's own checksum."""
+    try:
+        return objects.problem(target, key, item)
+    except ArchivedError:
+        return recorded(target, key, item)[1]
+
+
+def _nowhere(message: str, key: str, failures: Sequence[str]) -> DamagedError:
+    return DamagedError(message, failures or [f"{key}: it lies nowhere else"])
+
+
+def _twin(header: SegmentHeader, sources: Sequence[Destination]) -> Destination:
+    """A source whose copy of the same bytes is whole."""
+    for source in sources:
+        with contextlib.suppress(BackupdError):
+            found = log_segments.load_header(source, header.segment.server, header.segment.key)
+            if found.segment.sha256 == header.segment.sha256 and not log_segments.problems(source, found):
+                return source
+    raise DamagedError(f"no other destination has {header.segment.file} as it was archived", [header.key])
+
+
+def _refuse_newer(look: Callable[[], object]) -> None:
+    """What a later version of this program wrote is not damaged for that. Raises NewerFormatError."""
+    try:
+        look()
+    except NewerFormatError:
+        raise
+    except (DamagedError, NotFoundError, DestinationError):
+        pass
+
+
+def _has(source: Destination, key: str) -> bool:
+    try:
+        source.stat(key)
+    except DestinationError:
+        return False
+    return True
+
+
+def _go_on() -> None:
+    """Nobody stops a repair of one small thing."""
+
+
+def _unheard(_size: int) -> None:
+    """Nobody is told."""

@@ -1,1 +1,0 @@
-"""Compression, OpenPGP, and the identity of contents."""

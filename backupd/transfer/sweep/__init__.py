@@ -1,1 +1,0 @@
-"""Deleting what nothing names any more."""

@@ -1,1 +1,0 @@
-"""Loading rows into a server."""

@@ -1,1 +1,0 @@
-"""A private server on a restored copy: for tables, proofs and subsets."""

@@ -1,1 +1,0 @@
-"""Restoring a whole server."""

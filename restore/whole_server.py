@@ -1,0 +1,611 @@
+"""What a restore is told before it begins, and what it tells when it is over.
+
+A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
+
+Knows no catalog: everything is in the spec, and everything found is in the outcome.
+
+``replica_remarks``: what a restored copy has to be told before it replicates. A copy made in mode ``replica`` of a
+MariaDB server keeps its GTID position and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from backupd.engine.physical.datafiles import assert_local
+from backupd.engine.server.launch import ServerConfig
+from backupd.engine.sql.client import Connection
+from backupd.engine.sql.dialect import dialect_of
+from backupd.model.binlog import ReplaySpec
+from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
+from backupd.model.job import Progress, Report
+from backupd.model.manifest import BodyFacts
+from backupd.model.proof import Check, Phase, Witness
+from backupd.model.server_facts import Position, Role, Tool
+from backupd.model.text import Clock, format_time
+from backupd.model.thaw import LOGS
+from backupd.process.folders import make_passable
+from backupd.process.output import redact
+from backupd.transfer.records.sealing import Unsealer
+from restore.datadir.checks import FAILED, LISTED, PASSED, SKIPPED, examine
+from restore.datadir.occupancy import (
+    DEFAULT_CAP,
+    find_account,
+    not_looked_at,
+    refuse_nested,
+    refuse_non_empty,
+    refuse_occupied,
+    worker_account,
+)
+from restore.datadir.staging import (
+    STAGED,
+    State,
+    choose_site,
+    exclusive,
+    marker_time,
+    passable,
+    read_marker,
+    read_state,
+    refuse_foreign_staging,
+    workable,
+    write_marker,
+    write_state,
+)
+from restore.datadir.start import (
+    Started,
+    look_folder,
+    looked_at,
+    remove_dead_folders,
+    run_folder,
+    running,
+    server_config,
+    start_for_good,
+    starting,
+)
+from restore.fetch.chain import Stopwatch, build, compare_named
+from restore.fetch.objects import default_workers, sync_filesystem
+from restore.fetch.sources import (
+    NO_THAW_WAIT,
+    Loaded,
+    Programs,
+    ThawWait,
+    find_programs,
+    load_chain,
+    pinned,
+    read_when_thawed,
+    refuse_no_room,
+    remarks,
+)
+from restore.placement import clear, close_datadir, place
+from restore.planning.plan import STEP_NAMES, bytes_of
+from restore.replay.logs import Logs
+from restore.replay.private_replay import Means, Replaying, RolledForward, goal_of, roll_staged
+from storage.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSpec:
+    """Every decision about one restore, taken before it begins.
+
+    ``target``: as it was asked for; ``chain``: backup ids, full first; ``replay``: the binary logs that are replayed
+    onto it, None for the backup as it is. ``owner``: OS user of the server. ``start``: start a server on the result
+    and leave it running, deaf and mute; ``replica``: keep the replication settings of the source (mode ``replica``).
+    ``checks`` (the policy's statements, about ``moment``) and ``witness`` are for a server that is started.
+    ``workers`` 0: as many as this machine can use. ``memory_cap`` in bytes. ``programs`` and ``templates``: see
+    ``rollforward.Means``. ``key_files``: of the configuration.
+    """
+
+    restore_id: str
+    server: str
+    target: str
+    chain: tuple[str, ...]
+    moment: datetime
+    datadir: Path
+    owner: str
+    replay: ReplaySpec | None = None
+    start: bool = False
+    replica: bool = False
+    checks: tuple[str, ...] = ()
+    witness: Witness | None = None
+    workers: int = 0
+    templates: Path | None = None
+    memory_cap: int = DEFAULT_CAP
+    programs: Mapping[str, str] = field(default_factory=dict)
+    key_files: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOutcome:
+    """``position``: where the copy stands; ``replay``: what was replayed onto it, None without; ``started``: the server
+    that was left running. ``inexact``: it may hold other rows than the source had."""
+
+    restore_id: str
+    server: str
+    backup_id: str
+    target: str
+    datadir: Path
+    position: Position
+    phases: tuple[Phase, ...]
+    checks: tuple[Check, ...] = ()
+    tables_compared: int = 0
+    warnings: tuple[str, ...] = ()
+    started: Started | None = None
+    replay: RolledForward | None = None
+    inexact: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Did no check of the started server fail?"""
+        return not any(check.outcome == FAILED for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON of ``backupd restore``; "seconds" is the sum of the phases."""
+        return {
+            "id": self.restore_id,
+            "server": self.server,
+            "backup": self.backup_id,
+            "target": self.target,
+            "outcome": "inexact" if self.inexact else "restored",
+            "datadir": str(self.datadir),
+            "position": self.position.as_json(),
+            "replay": self.replay.as_json() if self.replay else None,
+            "phases": [phase.as_json() for phase in self.phases],
+            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
+            "checks": [check.as_json() for check in self.checks],
+            "tables_compared": self.tables_compared,
+            "warnings": list(self.warnings),
+            "started": {"socket": str(self.started.socket), "pid": self.started.pid} if self.started else None,
+        }
+
+
+_SECRET = re.compile(
+    r"(MASTER_PASSWORD\s*=\s*)('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[^\s,;]+)", re.IGNORECASE
+)
+_ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
+
+SELINUX = Path("/sys/fs/selinux/enforce")
+"""Where it is there, files get their label from the folder they were made in, and a service may not read them."""
+_DYING = 20.0
+"""Seconds that the server of a killed attempt may take to vanish after it."""
+SERVER_MEMORY = 512 * 1024 * 1024
+"""Most bytes of buffer pool for a server that is started to be looked at."""
+
+
+def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
+    """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
+    ``position``: where the copy stands, which is further than the backup when binary logs were replayed onto it.
+
+    MariaDB keeps host and account of a replication connection in ``master.info`` files, which mariadb-backup does
+    not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
+    """
+    info = facts.server
+    if dialect_of(info.flavour, info.version).backs_up_replication:
+        if position == facts.position:
+            return ()
+        return (
+            "replaying binary logs removed the replication settings that came with the data: set them again with "
+            "CHANGE REPLICATION SOURCE TO; everything up to "
+            + (position.gtid or f"{position.file}:{position.pos}")
+            + " is executed",
+        )
+    recorded = " ".join(_SECRET.sub(r"\1'***'", redact(facts.receipts.replica_of)).split())
+    found = ["a backup of MariaDB holds no replication settings (master.info is not in it): set them again, as below"]
+    if recorded or info.role is Role.REPLICA:
+        found.append(
+            "to follow the source that the backed-up server followed (gtid_slave_pos came with the data): "
+            f"CHANGE MASTER TO MASTER_HOST='HOST', MASTER_PORT=PORT, {_ACCOUNT}"
+            + (f" -- recorded: {recorded}" if recorded else "")
+        )
+    port = info.variables.get("port", "")
+    host = info.hostname.replace("\\", "").replace("'", "''") or "HOST"
+    source = f"MASTER_HOST='{host}', MASTER_PORT={port if port.isdecimal() and int(port) else 'PORT'}"
+    if position.gtid:
+        found.append(
+            f"to follow the backed-up server itself: SET GLOBAL gtid_slave_pos='{position.gtid}'; "
+            f"CHANGE MASTER TO {source}, {_ACCOUNT}"
+        )
+    elif position.file:
+        account = _ACCOUNT.rpartition(", ")[0]
+        found.append(
+            f"to follow the backed-up server itself: CHANGE MASTER TO {source}, {account}, "
+            f"MASTER_LOG_FILE='{position.file}', MASTER_LOG_POS={position.pos}"
+        )
+    return tuple(found)
+
+
+def execute(
+    spec: RestoreSpec,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+    archives: Sequence[Destination] | None = None,
+    thaw: ThawWait = NO_THAW_WAIT,
+) -> RestoreOutcome:
+    """Restore, or go on with what an interrupted call for the same backup left behind.
+
+    ``destinations`` in the order to read them; ``archives``: those that may hold binary logs, None for the same.
+    ``on_phase`` is told each phase as it ends; ``thaw`` is waited for before anything is read. Raises RefusedError
+    before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
+    ToolError; what was fetched is kept for the next attempt.
+    """
+    with contextlib.ExitStack() as held:
+        work = _Restore(
+            spec,
+            destinations,
+            unsealer,
+            report=report,
+            cancel=cancel,
+            on_phase=on_phase,
+            archives=destinations if archives is None else archives,
+            thaw=thaw,
+        )
+        return work.run(held, clock)
+
+
+def listed(connection: Connection, last: Loaded) -> Check:
+    """Does the server on the copy know every table that the backup lists?"""
+    if last.body.facts.inventory is None:
+        return Check(LISTED, SKIPPED, "its manifest is of an earlier version and lists none")
+    try:
+        besides = compare_named(connection, last)
+    except DamagedError as error:
+        return Check(LISTED, FAILED, f"{error.message}: {', '.join(error.damages)}")
+    return Check(LISTED, PASSED, "; ".join((f"{len(last.body.facts.inventory)} tables", *besides)))
+
+
+class _Restore:
+    def __init__(
+        self,
+        spec: RestoreSpec,
+        destinations: Sequence[Destination],
+        unsealer: Unsealer,
+        *,
+        report: Report,
+        cancel: Event | None,
+        on_phase: Callable[[Phase], None],
+        archives: Sequence[Destination],
+        thaw: ThawWait,
+    ) -> None:
+        self._spec = spec
+        self._destinations = destinations
+        self._archives = archives
+        self._thaw = thaw
+        self._unsealer = unsealer
+        self._report = report
+        self._cancel = cancel
+        self._told = on_phase
+        self._site = choose_site(spec.datadir)
+        self._account = find_account(spec.owner)
+        self._state = State(spec.restore_id, spec.server, spec.target, spec.chain, goal=goal_of(spec.replay))
+        self._watch = Stopwatch(self._phase_ended)
+        self._warnings: list[str] = []
+
+    def run(self, held: contextlib.ExitStack, clock: Clock) -> RestoreOutcome:
+        site = self._site
+        refuse_nested(site.datadir)
+        held.enter_context(exclusive(site.datadir, site.folder))
+        refuse_foreign_staging(site)
+        remove_dead_folders()
+        if self._is_finished():
+            return self._again()
+        with workable(site.datadir):
+            placed = self._resume()
+        started = running(run_folder(self._state.restore_id)) if placed else None
+        if started is None:
+            _await_free(site.datadir, seconds=_DYING if placed else 0.0)
+            self._warnings += not_looked_at(site.datadir)
+        if not placed:
+            refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
+        chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
+        info = chain[-1].body.facts.server
+        replays = self._spec.replay is not None
+        programs = find_programs(chain[-1].body.facts, start=self._spec.start or replays, paths=self._spec.programs)
+        self._warnings += [*warnings, *remarks(info)]
+        if not placed:
+            with workable(site.datadir):
+                self._warnings += refuse_no_room(chain, site)
+                self._open(held)
+            self._stage(chain, programs, clock)
+            self._report(Progress("place"))
+            with self._watch.phase("restored", _data_bytes(chain)):
+                self._state = place(site, self._state, self._account, programs.tool.leftovers)
+            write_marker(site.datadir, self._state)
+        clear(site)
+        if site.folder.is_dir():
+            self._warnings.append(f"{site.folder} is still there: something in it is not backupd's")
+        if self._spec.replica:
+            self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
+        if SELINUX.exists():
+            self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
+        outcome = self._outcome(chain[-1])
+        if started is not None:
+            self._warnings.append("the server was up already; what the interrupted attempt found in its checks is lost")
+        if self._spec.start and programs.server is not None:
+            with starting():
+                outcome = replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
+        self._state = replace(self._state, stage="finished")
+        write_marker(site.datadir, self._state)
+        return replace(outcome, phases=_in_order(self._state.phases))
+
+    def _is_finished(self) -> bool:
+        """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
+        marker = read_marker(self._site.datadir)
+        if marker is None or marker.stage != "finished":
+            return False
+        with workable(self._site.datadir):
+            when = format_time(marker_time(self._site.datadir))
+        was_started = any(phase.name == "started" for phase in marker.phases)
+        if marker.same_work(self._state) and self._spec.start and was_started:
+            self._state = marker
+            self._warnings.append(
+                f"restore {marker.restore_id} was finished at {when}: nothing was restored or checked again"
+            )
+            return True
+        asked = self._state
+        same = "" if marker.same_work(asked) else f"; asked for was backup {asked.chain[-1]}, target {asked.target}"
+        raise RefusedError(
+            f"{self._site.datadir} is not empty: restore {marker.restore_id} was finished there at {when}",
+            detail=f"backup {marker.chain[-1]} of {marker.server}, target {marker.target}{same}",
+            hint="use it: point the server's datadir there. With its server started by backupd, --start --to "
+            f"{marker.words} finds or starts that again; to restore something else, give an empty data directory"
+            if was_started
+            else "use it: start the server with this datadir; to restore once more, give an empty data directory",
+        )
+
+    def _again(self) -> RestoreOutcome:
+        """The server of a finished restore: the one that runs, or, where it was ended, another one as it was."""
+        spec, site = self._spec, self._site
+        folder = run_folder(self._state.restore_id)
+        started = running(folder)
+        if started is None:
+            _await_free(site.datadir, seconds=0.0)
+        chain, warnings = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
+        self._warnings += warnings
+        if started is None:
+            programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
+            if programs.server is None:
+                raise ToolMissingError("no server program was found", hint="install the database server on this host")
+            assert_local(site.datadir, site.final_store)
+            with starting():
+                started = start_for_good(self._config(programs.server.path, folder))
+            self._warnings.append("its server had ended and was started again")
+        # No phase was gone through: those of the first time must not be measured twice.
+        return replace(self._outcome(chain[-1]), started=started, phases=())
+
+    def _config(self, program: str, folder: Path) -> ServerConfig:
+        return server_config(
+            program,
+            self._site.datadir,
+            folder,
+            self._state.options,
+            account=self._account,
+            store=self._site.final_store,
+            memory=min(self._spec.memory_cap, SERVER_MEMORY),
+            key_files=self._spec.key_files,
+        )
+
+    def _resume(self) -> bool:
+        """Take up what an earlier attempt left. True when it was already put in place."""
+        marker = read_marker(self._site.datadir)
+        if marker is not None and marker.stage == "placed" and marker.same_work(self._state):
+            self._state = marker
+            return True
+        earlier = read_state(self._site)
+        if earlier is None:
+            if self._site.datadir.is_dir():
+                self._state = replace(self._state, mode=stat.S_IMODE(self._site.datadir.stat().st_mode))
+        elif earlier.same_work(self._state):
+            self._state = earlier
+        else:
+            raise RefusedError(
+                f"an unfinished restore of backup {earlier.chain[-1]} (target {earlier.target}) is in the way",
+                detail=f"it lies in {self._site.folder}",
+                hint=f"go on with it: --to {earlier.words}, or remove {self._site.folder}",
+            )
+        return False
+
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """From here on something of ours lies on the disk."""
+        site = self._site
+        site.refuse_moved()
+        if not site.folder.is_dir():
+            for above in reversed([folder for folder in site.folder.parents if not folder.exists()]):
+                make_passable(above)  # the server's user has to come to its data
+            site.folder.mkdir(mode=0o700, exist_ok=True)
+            held.enter_context(exclusive(site.folder))
+            if read_state(site) is not None:
+                raise RefusedError(f"another restore has just begun in {site.folder}", hint="look at it first")
+        if read_state(site) is None:
+            write_state(site, self._state)
+        close_datadir(site)
+        refuse_foreign_staging(site)  # from now on nobody else can put another folder there
+        if self._state.stage == "fetching":
+            site.data.mkdir(mode=0o700, exist_ok=True)
+        # Locked under this name, it stays locked under the name of the data directory.
+        held.enter_context(exclusive(site.data))
+
+    def _stage(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+        """Make the staged copy what is to be put in place, whatever an earlier attempt left of it."""
+        spec, site = self._spec, self._site
+        if self._state.stage not in STAGED:
+            return
+        logs, work = None, None
+        if spec.replay is not None and self._state.stage != "replayed":
+            work = Replaying(
+                spec.server,
+                spec.replay,
+                self._archives,
+                self._unsealer,
+                memory=min(spec.memory_cap, SERVER_MEMORY),
+                workers=spec.workers,
+                means=Means(spec.programs, spec.templates),
+                watch=self._watch,
+                report=self._report,
+                cancel=self._cancel,
+            )
+            if self._thaw.is_open(LOGS):  # the dearest failures come first
+                logs = self._logs(work)
+        if self._state.stage == "replaying":
+            _await_free(site.folder, seconds=_DYING)
+            shutil.rmtree(site.folder / "replay", ignore_errors=True)
+            self._warnings.append(
+                "an earlier attempt was interrupted while it replayed binary logs: its copy was made "
+                "anew, since nothing may be applied twice"
+            )
+            self._remember(replace(self._state, stage="fetching"))
+        if self._state.stage == "fetching":
+            self._build(chain, programs, clock)
+        if work is not None:
+            self._roll_forward(work, logs or self._logs(work), chain, programs)
+
+    def _logs(self, work: Replaying) -> Logs:
+        return read_when_thawed(
+            self._thaw,
+            LOGS,
+            lambda: work.logs(self._site.folder / "binlogs"),
+            self._report,
+            self._cancel.is_set if self._cancel else lambda: False,
+        )
+
+    def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], programs: Programs) -> None:
+        site, state = self._site, self._state
+        self._remember(replace(state, stage="replaying"))
+        rolled = roll_staged(
+            work,
+            site,
+            logs,
+            chain=chain,
+            programs=programs,
+            account=worker_account(),
+            options=state.options,
+            place=state.place,
+            run_folder=look_folder(state.restore_id),
+            size=_data_bytes(chain),
+            key_files=self._spec.key_files,
+        )
+        shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
+        sync_filesystem(site.folder)
+        self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))
+
+    def _remember(self, state: State) -> None:
+        self._state = state
+        write_state(self._site, state)
+
+    def _build(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+        spec = self._spec
+        backups = [(spec.server, backup_id) for backup_id in spec.chain]
+        with passable(self._site), pinned(self._destinations, spec.restore_id, backups, clock=clock) as said:
+            self._warnings += said
+            built = build(
+                chain,
+                self._site.folder,
+                destinations=self._destinations,
+                unsealer=self._unsealer,
+                tool=programs.tool,
+                workers=spec.workers,
+                memory_cap=spec.memory_cap,
+                watch=self._watch,
+                report=self._report,
+                cancel=self._cancel,
+                final_store=self._site.final_store,
+                thaw=self._thaw,
+                key_files=spec.key_files,
+            )
+        self._warnings += built.warnings
+        sync_filesystem(self._site.folder)
+        self._remember(replace(self._state, stage="prepared", options=built.options, place=built.place))
+
+    def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
+        """Look at the copy in a sandbox, then start the server that stays."""
+        spec, site = self._spec, self._site
+        facts = chain[-1].body.facts
+        assert_local(site.datadir, site.final_store)
+        config = self._config(program.path, look_folder(self._state.restore_id))
+        size = _data_bytes(chain)
+        with contextlib.ExitStack() as stack:
+            self._report(Progress("start"))
+            with self._watch.phase("started", size):
+                server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
+            self._report(Progress("verify"))
+            with self._watch.phase("verified", size):
+                checks, tally = examine(
+                    server.connection,
+                    statements=spec.checks,
+                    target=spec.moment,
+                    witness=spec.witness,
+                    position=outcome.position,
+                    workers=spec.workers or default_workers(),
+                    report=self._report,
+                )
+                if outcome.replay is None:  # else they were looked for before the replay
+                    checks.append(listed(server.connection, chain[-1]))
+        self._report(Progress("start"))
+        with self._watch.phase("started", size):
+            shutil.rmtree(config.directory, ignore_errors=True)
+            started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
+        return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
+
+    def _rolled(self) -> RolledForward | None:
+        return RolledForward.from_json(self._state.replay) if self._state.replay else None
+
+    def _position(self, last: Loaded) -> Position:
+        rolled = self._rolled()
+        return rolled.stop.position if rolled else last.body.facts.position
+
+    def _outcome(self, last: Loaded) -> RestoreOutcome:
+        rolled = self._rolled()
+        return RestoreOutcome(
+            restore_id=self._state.restore_id,
+            server=self._spec.server,
+            backup_id=self._spec.chain[-1],
+            target=self._spec.target,
+            datadir=self._site.datadir,
+            position=self._position(last),
+            phases=_in_order(self._state.phases),
+            warnings=tuple(dict.fromkeys((*self._warnings, *(rolled.remarks if rolled else ())))),
+            replay=rolled,
+        )
+
+    def _phase_ended(self, phase: Phase) -> None:
+        """Kept with the staged files, so that the next attempt can tell the time of all of them."""
+        self._state = self._state.with_phase(phase)
+        if self._state.stage in STAGED:
+            write_state(self._site, self._state)
+        self._told(next(p for p in self._state.phases if p.name == phase.name))
+
+
+def _in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """As the steps of a plan follow each other: a copy is rolled forward before it is put in place."""
+    return tuple(sorted(phases, key=lambda phase: STEP_NAMES.index(phase.name)))
+
+
+def _data_bytes(chain: Sequence[Loaded]) -> int:
+    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
+
+
+def _await_free(datadir: Path, *, seconds: float) -> None:
+    """Raises RefusedError when somebody lives in ``datadir`` and does not go away within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            refuse_occupied(datadir)
+        except RefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return

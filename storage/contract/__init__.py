@@ -1,1 +1,0 @@
-"""What every destination can do, and how everything there is named."""

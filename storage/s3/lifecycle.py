@@ -1,0 +1,319 @@
+"""Archive classes of S3: which objects have to be thawed, how far that is, and asking for it.
+
+An object in GLACIER or DEEP_ARCHIVE keeps its class while a thawed copy of it is there, so the class alone says
+nothing: the header ``x-amz-restore`` does. INTELLIGENT_TIERING has archive tiers of its own, whose objects come back
+for good.
+
+What a bucket keeps beyond deletions: earlier versions of a key, and object locks.
+
+A plain deletion puts a marker on top of the versions of a key; credentials that may not delete versions, or find them
+locked, can do no more than that. So what is brought back is uncovered, by taking the markers away, or stored once more.
+
+An object lock says until when what is stored may not be deleted. Nothing here ever makes that earlier.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from botocore.exceptions import ClientError
+
+from backupd.model.errors import ArchivedError, DestinationError, ForbiddenError, ObjectMissingError, RefusedError
+from backupd.model.text import format_time
+from storage import layout
+from storage.config import S3Config
+from storage.destination import Coldness, ColdState, Tier, Version
+from storage.s3.client import Bucket, code_of, status_of
+from storage.s3.stream import open_download
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListObjectVersionsOutputTypeDef
+
+
+ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+TIERING = "INTELLIGENT_TIERING"
+_TIERS = {Tier.BULK: "Bulk", Tier.STANDARD: "Standard", Tier.EXPEDITED: "Expedited"}
+_ONGOING = re.compile(r'ongoing-request="(true|false)"')
+_EXPIRY = re.compile(r'expiry-date="([^"]+)"')
+_UNDER_WAY = "RestoreAlreadyInProgress"
+_NO_CAPACITY = "GlacierExpeditedRetrievalNotAvailable"
+_NOT_ARCHIVED = "InvalidObjectState"
+_MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one object is: ``name`` is its key in the bucket, ``key`` ours, ``destination`` what we call the place."""
+
+    bucket: str
+    name: str
+    key: str
+    destination: str
+
+
+def coldness_of(place: Place, head: Mapping[str, Any], now: datetime) -> Coldness:
+    """What the answer to a HEAD says. A thawed copy whose time is over counts as gone, even where the place is late
+    in removing it."""
+    storage_class = head.get("StorageClass") or "STANDARD"
+    header = head.get("Restore") or ""
+    size = int(head["ContentLength"])
+    found = _ONGOING.search(header)
+    if found is not None and found[1] == "true":
+        return Coldness(place.key, size, storage_class, ColdState.THAWING)
+    if storage_class == TIERING:
+        cold = bool(head.get("ArchiveStatus"))
+        return Coldness(place.key, size, storage_class, ColdState.ARCHIVED if cold else ColdState.WARM)
+    if storage_class not in ARCHIVE_CLASSES:
+        return Coldness(place.key, size, storage_class, ColdState.WARM)
+    until = _expiry(header)
+    if found is None or (until is not None and until <= now):
+        return Coldness(place.key, size, storage_class, ColdState.ARCHIVED)
+    return Coldness(place.key, size, storage_class, ColdState.THAWED, until)
+
+
+def coldness(client: S3Client, place: Place, now: datetime) -> Coldness:
+    """How an object stands. Raises ObjectMissingError; what else the place answers leaves as botocore's error, which
+    the driver explains as it does for all of its calls."""
+    try:
+        head = client.head_object(Bucket=place.bucket, Key=place.name)
+    except ClientError as error:
+        raise _missing_or(error, place) from error
+    return coldness_of(place, head, now)
+
+
+def thaw(client: S3Client, place: Place, tier: Tier, days: int, now: datetime) -> Coldness:
+    """Ask for an object, or for a thawed copy to stay; how it stands afterwards. See ``ArchiveDestination.thaw``."""
+    before = coldness(client, place, now)
+    if before.state is ColdState.WARM:
+        return before
+    if before.storage_class == "DEEP_ARCHIVE" and tier is Tier.EXPEDITED:
+        raise RefusedError(
+            f"{place.key} at destination {place.destination} lies in DEEP_ARCHIVE, which has no expedited tier",
+            hint="choose standard (12 hours) or bulk (48 hours)",
+        )
+    asked: dict[str, Any] = {"GlacierJobParameters": {"Tier": _TIERS[tier]}}
+    if before.storage_class != TIERING:
+        asked["Days"] = days
+    try:
+        client.restore_object(Bucket=place.bucket, Key=place.name, RestoreRequest=asked)  # type: ignore[arg-type]  # built in steps
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        if code == _UNDER_WAY:
+            stands = before if before.state is ColdState.THAWING else coldness(client, place, now)
+            return replace(stands, refused=True)
+        if code == _NO_CAPACITY:
+            raise DestinationError(
+                f"destination {place.destination} has no capacity for expedited thaws right now",
+                detail=str(error),
+                hint="try again later, or choose standard",
+            ) from error
+        if code == _NOT_ARCHIVED:  # made readable meanwhile: by a rule of the bucket, or by a copy
+            return coldness(client, place, now)
+        raise _missing_or(error, place) from error
+    return coldness(client, place, now)
+
+
+def _missing_or(error: ClientError, place: Place) -> Exception:
+    if error.response.get("Error", {}).get("Code", "") in _MISSING:
+        return ObjectMissingError(f"destination {place.destination} has no {place.key}")
+    return error
+
+
+def _expiry(header: str) -> datetime | None:
+    found = _EXPIRY.search(header)
+    if found is None:
+        return None
+    try:
+        moment = parsedate_to_datetime(found[1])
+    except ValueError:
+        return None
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+_NONE = "null"
+"""What a bucket that keeps no versions calls the only one."""
+
+Result = TypeVar("Result")
+SPARE = timedelta(days=1)
+"""By so much more a lock is lengthened, so that what every backup counts on is asked for once a day, not each time."""
+_ROUNDING = timedelta(seconds=1)
+
+
+def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Iterator[Version]:
+    """See ``VersionedDestination.versions``; only of keys of which ``is_ours`` says so."""
+    doing = f"listing the versions of {prefix or 'everything'}"
+    fields: dict[str, Any] = {"Bucket": bucket.config.bucket, "Prefix": bucket.full(prefix)}
+    while True:
+        page = ask(bucket, "s3:ListBucketVersions", doing, partial(_page, fields))
+        found = [_version(bucket, item, item["Size"]) for item in page.get("Versions", ())]
+        found += [_version(bucket, item, None) for item in page.get("DeleteMarkers", ())]
+        # Sorting is stable: versions of the same second stay in the order in which the place told them.
+        found.sort(key=lambda one: (one.modified_at, one.size is None), reverse=True)
+        found.sort(key=lambda one: (one.key, not one.newest))
+        yield from (one for one in found if is_ours(one.key))
+        behind = {"KeyMarker": page.get("NextKeyMarker"), "VersionIdMarker": page.get("NextVersionIdMarker")}
+        if not page.get("IsTruncated") or not behind["KeyMarker"]:
+            return
+        behind = {name: value for name, value in behind.items() if value}
+        if behind.items() <= fields.items():
+            raise DestinationError(
+                f"{bucket.words.place}: {doing} failed",
+                detail=f"it goes on with {behind} again and again",
+                hint="this server does not list versions by pages; use its own tools",
+            )
+        fields |= behind
+
+
+def bring_back(bucket: Bucket, version: Version, above: Sequence[Version], headers: Mapping[str, Any]) -> None:
+    """See ``VersionedDestination.bring_back``. ``headers``: what a put of the key would ask for."""
+    doing = f"bringing back {version.key}"
+    where: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key)}
+    if above and bucket.config.delete:
+        for marker in above:
+            ask(bucket, "s3:DeleteObjectVersion", doing, partial(_uncover, {**where, "VersionId": marker.id}))
+        return
+    source = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key), "VersionId": version.id}
+    fields = {**where, **headers, "CopySource": source}
+    ask(
+        bucket,
+        "s3:GetObjectVersion and s3:PutObject" + (" and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""),
+        doing,
+        lambda client: client.copy_object(**fields),
+        key=version.key,
+    )
+
+
+def opened(bucket: Bucket, version: Version) -> BinaryIO:
+    """See ``VersionedDestination.open_version``."""
+    try:
+        return open_download(bucket, version.key, 0, None, version=version.id or _NONE)
+    except (ArchivedError, ObjectMissingError):
+        raise
+    except DestinationError:
+        _head(bucket, version)  # where a right is missing, this names it
+        raise
+
+
+def checksum(bucket: Bucket, version: Version) -> str | None:
+    """See ``VersionedDestination.version_checksum``. Of what came in parts there is none that the place computed, and
+    what was recorded beside it may be whoever's who stored it."""
+    told = _head(bucket, version).get("ChecksumSHA256", "")
+    return b64decode(told).hex() if told and "-" not in told else None
+
+
+def ask(
+    bucket: Bucket, rights: str, doing: str, what: Callable[[S3Client], Result], *, key: str | None = None
+) -> Result:
+    """As ``Bucket.call``. Raises ForbiddenError naming ``rights`` where the credentials lack them, RefusedError where
+    the server knows nothing of versions."""
+    try:
+        return bucket.call(doing, what, key=key, expect=lambda error: _is_denied(error) or status_of(error) == 501)
+    except ClientError as error:
+        told = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())
+        detail = f"{code_of(error)} ({status_of(error)}): {told}".strip(" :")
+        if status_of(error) == 501:
+            raise RefusedError(
+                f"{bucket.words.place} keeps no versions: its server does not know them", detail=detail
+            ) from error
+        raise ForbiddenError(
+            f"{bucket.words.place}: {doing} is not allowed",
+            detail=detail,
+            hint=f"these credentials need the right {rights} on {bucket.config.bucket}: give it to them for as long as "
+            "this takes, or use others (credentials_file, profile)",
+        ) from error
+
+
+def _page(fields: Mapping[str, Any], client: S3Client) -> ListObjectVersionsOutputTypeDef:
+    return client.list_object_versions(**fields)
+
+
+def _uncover(named: Mapping[str, Any], client: S3Client) -> None:
+    client.delete_object(**named)
+
+
+def _head(bucket: Bucket, version: Version) -> HeadObjectOutputTypeDef:
+    where: dict[str, Any] = {
+        "Bucket": bucket.config.bucket,
+        "Key": bucket.full(version.key),
+        "VersionId": version.id or _NONE,
+        "ChecksumMode": "ENABLED",
+    }
+    return ask(
+        bucket,
+        "s3:GetObjectVersion",
+        f"looking at a version of {version.key}",
+        lambda client: client.head_object(**where),
+        key=version.key,
+    )
+
+
+def _is_denied(error: ClientError) -> bool:
+    return status_of(error) == 403 and code_of(error) in {"AccessDenied", "403", "Forbidden", "MethodNotAllowed"}
+
+
+def _version(bucket: Bucket, item: Mapping[str, Any], size: int | None) -> Version:
+    told = item.get("VersionId") or _NONE
+    return Version(
+        str(item["Key"]).removeprefix(bucket.prefix),
+        None if told == _NONE else str(told),
+        item["LastModified"].astimezone(UTC),
+        bool(item.get("IsLatest")),
+        size,
+    )
+
+
+def locked_until(config: S3Config, key: str, since: datetime) -> datetime | None:
+    """Until when ``key``, stored at ``since``, is to be locked; None where it is not."""
+    if config.object_lock is None or config.lock_days is None or layout.comes_and_goes(key):
+        return None
+    return since + timedelta(days=config.lock_days)
+
+
+def lock_headers(config: S3Config, key: str, now: datetime) -> dict[str, Any]:
+    """What a put of ``key`` asks for."""
+    until = locked_until(config, key, now)
+    return (
+        {}
+        if until is None or config.object_lock is None
+        else {"ObjectLockMode": config.object_lock.upper(), "ObjectLockRetainUntilDate": until}
+    )
+
+
+def is_locked(head: Mapping[str, Any], until: datetime) -> bool:
+    """By the answer to a HEAD: does the lock last until then?"""
+    told = head.get("ObjectLockRetainUntilDate")
+    return told is not None and told >= until - _ROUNDING
+
+
+def lengthen(bucket: Bucket, key: str, head: Mapping[str, Any], until: datetime) -> bool:
+    """Keep ``key``, of which ``head`` tells, locked until then at the least; False when it is already. A lock of the
+    other mode stays in its mode."""
+    if is_locked(head, until):
+        return False
+    mode = head.get("ObjectLockMode") or str(bucket.config.object_lock).upper()
+    fields: dict[str, Any] = {
+        "Bucket": bucket.config.bucket,
+        "Key": bucket.full(key),
+        "Retention": {"Mode": mode, "RetainUntilDate": until + SPARE},
+    }
+    if version := head.get("VersionId"):
+        fields["VersionId"] = version
+    bucket.call(f"locking {key} for longer", lambda client: client.put_object_retention(**fields), key=key)
+    return True
+
+
+def not_locked(bucket: Bucket, key: str, until: datetime) -> DestinationError:
+    """What was stored is not locked as it was asked for."""
+    return DestinationError(
+        f"{bucket.words.place} accepted {key}, but does not lock it until {format_time(until)}",
+        hint="the bucket has to be made with object lock, and the credentials need s3:PutObjectRetention, and "
+        "s3:GetObjectRetention to see what is locked",
+    )

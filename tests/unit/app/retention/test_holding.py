@@ -1,0 +1,98 @@
+"""Holds and pauses: who set them, what they stop, and the kill switch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from backupd.app.retention.holds import hold, pause, release
+from backupd.model.backup_record import Hold, HoldKind
+from backupd.model.errors import NotFoundError, RefusedError, UsageError
+from backupd.model.job import JobKind, JobRecord, JobState
+from tests.support.catalog.shelf import SERVER, Shelf
+
+Make = Callable[..., Shelf]
+
+
+def test_a_hold_is_remembered_with_its_reason_and_released(shelf: Make) -> None:
+    one = shelf()
+    found = hold(one.wiring, SERVER, " audit until March ", "anna").hold
+    assert found == Hold(SERVER, HoldKind.HOLD, "audit until March", "anna", one.clock())
+    assert one.catalog.holds.of(SERVER) == (found,)
+    assert one.catalog.holds.of("zoo") == ()
+    release(one.wiring, SERVER, HoldKind.HOLD, "ben")
+    assert one.catalog.holds.all() == ()
+    assert [event.message for event in (*one.events("held"), *one.events("released"))] == [
+        "server shop was held",
+        "server shop was released",
+    ]
+
+
+def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(shelf: Make) -> None:
+    one = shelf()
+    everyone = hold(one.wiring, "*", "the array is failing", "anna").hold
+    own = hold(one.wiring, SERVER, "audit", "ben").hold
+    assert one.catalog.holds.of(SERVER, HoldKind.HOLD) == (own, everyone)
+    assert one.catalog.holds.of("zoo") == (everyone,)
+    assert one.catalog.holds.of("zoo", HoldKind.PAUSE) == ()
+    with pytest.raises(RefusedError) as refused:
+        release(one.wiring, "zoo", HoldKind.HOLD, "ben")
+    assert "--all" in refused.value.hint
+
+
+def test_a_new_reason_replaces_the_old_one(shelf: Make) -> None:
+    one = shelf()
+    hold(one.wiring, SERVER, "audit", "anna")
+    hold(one.wiring, SERVER, "another audit", "ben")
+    assert [found.reason for found in one.catalog.holds.all()] == ["another audit"]
+
+
+def test_a_reason_and_a_known_server_are_needed(shelf: Make) -> None:
+    one = shelf()
+    with pytest.raises(UsageError, match="reason"):
+        pause(one.wiring, SERVER, " ", "anna")
+    with pytest.raises(NotFoundError):
+        hold(one.wiring, "shpo", "audit", "anna")
+    one.add(1, days=1)
+    one.write("", servers=["zoo"])
+    hold(one.wiring, SERVER, "it is gone, its backups are not", "anna")
+
+
+def job(one: Shelf, number: int, state: JobState, server: str = SERVER) -> str:
+    now = one.clock()
+    record = JobRecord(
+        f"20261121T040000Z-{number:08x}",
+        JobKind.FULL,
+        server,
+        state,
+        now,
+        started_at=now if state is JobState.RUNNING else None,
+        owner="h b n 1 1",
+        token=1,
+    )
+    one.catalog.jobs.add(dataclasses.replace(record))
+    return record.id
+
+
+def test_the_kill_switch_asks_what_runs_to_stop_and_empties_the_queue(shelf: Make) -> None:
+    one = shelf()
+    running, waiting = job(one, 1, JobState.RUNNING), job(one, 2, JobState.QUEUED)
+    elsewhere = job(one, 3, JobState.RUNNING, "zoo")
+    paused = pause(one.wiring, SERVER, "the primary is on fire", "anna", stop_running=True)
+    assert set(paused.stopped) == {running, waiting}
+    assert one.catalog.jobs.get(running).cancel_by == "anna"
+    assert one.catalog.jobs.get(waiting).state is JobState.CANCELLED
+    assert one.catalog.jobs.get(elsewhere).cancel_by == ""
+    assert elsewhere in pause(one.wiring, "*", "all of it", "anna", stop_running=True).stopped
+    assert [event.detail for event in one.events("paused")] == ["by anna: all of it", "by anna: the primary is on fire"]
+
+
+def test_a_pause_alone_lets_what_runs_go_on(shelf: Make) -> None:
+    one = shelf()
+    running = job(one, 1, JobState.RUNNING)
+    assert pause(one.wiring, SERVER, "upgrade", "anna").stopped == ()
+    assert one.catalog.jobs.get(running).cancel_by == ""
+    release(one.wiring, SERVER, HoldKind.PAUSE, "anna")
+    assert one.events("resumed")[0].server == SERVER

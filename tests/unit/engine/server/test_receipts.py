@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backupd.engine.server.backup_files import (
+    MARIADB_BACKUP,
+    XTRABACKUP,
+    ReceiptCollector,
+    parse_receipts,
+    read_receipts,
+)
+from backupd.model.errors import StreamError
+from backupd.model.server_facts import Position
+
+CHECKPOINTS = b"""backup_type = full-backuped
+from_lsn = 0
+to_lsn = 331411436
+last_lsn = 335103835
+compact = 0
+recover_binlog_info = 0
+"""
+INFO = b"""uuid = c2ae09a4-e54f-11f1-a4bb-02fc00000001
+name =\x20
+tool_name = xtrabackup
+tool_command = --backup --user=bkp --password=... --socket=/srv/my.sock
+tool_version = 2.4.4
+server_version = 5.6.24-log
+binlog_pos = filename 'mysql-bin.000001', position '205557656', GTID of the last change '42e2c883:1-7823'
+incremental = N
+"""
+CNF = b"[mysqld]\ninnodb_page_size=16384\n"
+BINLOG = b"mysql-bin.000001\t205557656\t42e2c883-e54c-11f1-a4bb-02fc00000001:1-7823\n"
+
+
+def _files(prefix: str = "xtrabackup", **changes: bytes | None) -> dict[str, bytes]:
+    files: dict[str, bytes | None] = {"checkpoints": CHECKPOINTS, "info": INFO, "binlog_info": BINLOG}
+    named = {f"{prefix}_{name}": content for name, content in (files | changes).items()}
+    return {name: content for name, content in (named | {"backup-my.cnf": CNF}).items() if content is not None}
+
+
+@pytest.mark.parametrize("names", [XTRABACKUP, MARIADB_BACKUP])
+def test_both_families_of_names_are_read(names: object, tmp_path: Path) -> None:
+    prefix = "xtrabackup" if names is XTRABACKUP else "mariadb_backup"
+    receipts = parse_receipts(_files(prefix, slave_info=b"SET GLOBAL gtid_slave_pos = '0-1-2';\nCHANGE MASTER TO x;\n"))
+    assert receipts.backup_type == "full-backuped"
+    assert (receipts.from_lsn, receipts.to_lsn, receipts.last_lsn) == (0, 331411436, 335103835)
+    assert receipts.position == Position("mysql-bin.000001", 205557656, "42e2c883-e54c-11f1-a4bb-02fc00000001:1-7823")
+    assert (receipts.tool_version, receipts.server_version) == ("2.4.4", "5.6.24-log")
+    assert receipts.replica_of.startswith("SET GLOBAL")
+    for name, content in _files(prefix).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "ibdata1").touch()
+    assert read_receipts(tmp_path).position == receipts.position
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"bin.000002\t4\n", Position("bin.000002", 4)),
+        (b"bin.000002\t4\t0-1-2,1-5-99\n", Position("bin.000002", 4, "0-1-2,1-5-99")),
+        (b"bin.1\t400\tuuid1:1-5,\nuuid2:1-9:11\n", Position("bin.1", 400, "uuid1:1-5,uuid2:1-9:11")),
+        (b"\n", Position()),
+    ],
+)
+def test_binary_log_positions_with_and_without_gtid(text: bytes, expected: Position) -> None:
+    assert parse_receipts(_files(binlog_info=text)).position == expected
+
+
+def test_a_server_without_binary_log_has_no_position() -> None:
+    info = b"".join(line for line in INFO.splitlines(keepends=True) if not line.startswith(b"binlog_pos"))
+    assert parse_receipts(_files(binlog_info=None, info=info)).position == Position()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checkpoints": None}, "no checkpoints file"),
+        ({"info": None}, "lacks xtrabackup_info"),
+        ({"binlog_info": None}, "no xtrabackup_binlog_info"),
+        ({"binlog_info": b"garbage"}, "xtrabackup_binlog_info is not readable"),
+        ({"binlog_info": b"bin.1\tx\n"}, "xtrabackup_binlog_info is not readable"),
+        ({"checkpoints": CHECKPOINTS.replace(b"335103835", b"-1")}, "last_lsn is '-1'"),
+        ({"checkpoints": CHECKPOINTS.replace(b"to_lsn", b"too_lsn")}, "does not tell to_lsn"),
+        ({"checkpoints": b""}, "does not tell backup_type"),
+        ({"info": b"\xff\xfe"}, "does not tell tool_version"),
+    ],
+)
+def test_what_is_missing_or_unreadable_is_named(changes: dict[str, bytes | None], message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        parse_receipts(_files("xtrabackup", **changes))
+
+
+def test_an_empty_or_missing_backup_my_cnf_is_an_error() -> None:
+    files = _files()
+    for broken in ({**files, "backup-my.cnf": b" \n"}, {k: v for k, v in files.items() if k != "backup-my.cnf"}):
+        with pytest.raises(StreamError, match=r"backup-my\.cnf"):
+            parse_receipts(broken)
+
+
+def test_the_collector_keeps_receipts_at_the_top_only_and_not_without_their_end() -> None:
+    collector = ReceiptCollector()
+    for path in ("xtrabackup_info", "shop/xtrabackup_info", "ibdata1"):
+        collector.data(path, memoryview(b"ab"))
+        collector.data(path, memoryview(b"cd"))
+    collector.end("shop/xtrabackup_info")
+    assert collector.files == {}
+    collector.end("xtrabackup_info")
+    collector.end("xtrabackup_slave_info")
+    assert collector.files == {"xtrabackup_info": b"abcd", "xtrabackup_slave_info": b""}
+    with pytest.raises(StreamError, match="larger than"):
+        collector.data("backup-my.cnf", memoryview(bytes(2 << 20)))
