@@ -11,8 +11,8 @@ from typing import Any
 
 from backupd.model.errors import UnknownNameError
 from policies.configuration import Configuration
+from policies.document import suggestion
 from policies.fields import Section
-from policies.problems import suggestion
 from policies.schema import Policy
 
 _EXAMPLES = Path(__file__).parent / "examples"

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Acting, CurrentActor, OnSite, Wired
-from api.limits import CHECKS
+from api.middleware import CHECKS
 from api.routes.answers import ADMIN, VIEWER, cut, one, page, router_of, several
 from api.schemas.access import (
     AuditEntry,

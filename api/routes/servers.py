@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from api.auth import Acting, CurrentActor
-from api.limits import SEARCHES, SEARCHING
+from api.middleware import SEARCHES, SEARCHING
 from api.routes.answers import ADMIN, VIEWER, accepted, one, page, part, router_of, several
 from api.schemas.access import Key
 from api.schemas.backups import ApplyRequest, Decisions

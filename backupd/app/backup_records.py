@@ -43,7 +43,7 @@ from backupd.transfer.deletion import is_whole, marks
 from backupd.transfer.holds_and_locks import is_marked, kept_at
 from backupd.transfer.records.authenticity import SignedDestination
 from backupd.transfer.records.manifests import backup_ids, get_bytes, load_body, load_header, read
-from policies.problems import suggestion
+from policies.document import suggestion
 from storage import layout
 from storage.destination import Destination
 

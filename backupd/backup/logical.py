@@ -60,7 +60,7 @@ from backupd.model.table import (
 )
 from backupd.model.text import Clock
 from backupd.transfer.packer import Packer
-from policies.problems import suggestion
+from policies.document import suggestion
 
 _SETTINGS = (
     "character_set_server",

@@ -12,11 +12,26 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.commands import access, alerts, backups, binlog, catalog, jobs, keys, policy, retention, serve, work
-from backupd.cli.options import Config, Json, remember
-from backupd.cli.recovery import recover_versions, restores, tables, thaw, timeline
-from backupd.cli.screen.output import Screen, explained, mute
-from backupd.cli.session import StoppedError
+from backupd.cli.commands import (
+    access,
+    alerts,
+    backups,
+    binlog,
+    catalog,
+    jobs,
+    keys,
+    policy,
+    restores,
+    serve,
+    tables,
+    work,
+)
+from backupd.cli.commands import backups as retention
+from backupd.cli.commands import binlog as timeline
+from backupd.cli.commands import catalog as recover_versions
+from backupd.cli.commands import restores as thaw
+from backupd.cli.output import Screen, explained, mute
+from backupd.cli.session import Config, Json, StoppedError, remember
 from backupd.process.runtime import hide_memory, return_large_blocks
 
 app = typer.Typer(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.web.pages import administration, buttons, jobs, lists, login, server, wizard
+from api.web.pages import administration, buttons, jobs, lists, server, wizard
+from api.web.pages import administration as login
 
 ROUTERS: tuple[APIRouter, ...] = (
     lists.overview_routes,

@@ -1,4 +1,6 @@
-"""Pages of administration: tokens (who has access, with which role, to which servers), the audit, and policies.
+"""Coming in and going out: with a token once, then by the session's cookie.
+
+Pages of administration: tokens (who has access, with which role, to which servers), the audit, and policies.
 
 Policies are shown as their files say, with a note where the service follows another version. A change can be validated
 here; no file is written.
@@ -9,21 +11,65 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import RedirectResponse
 
-from api.auth import Acting, Wired, allowed
-from api.limits import CHECKS
-from api.problems import status_of
-from api.web.forms import Form, back_to, form
-from api.web.site import link, render
+from api import auth
+from api.auth import Acting, Wired, allowed, anybody, current_session
+from api.middleware import CHECKS
+from api.problems import problem, status_of
+from api.web.site import Form, back_to, form, link, login_form, own_path, render
 from api.web.words import problem_of
 from backupd.app.context.access import require_all
 from backupd.app.service.facade import Service
 from backupd.catalog.rows import number_of
 from backupd.model.access import Role, Token
-from backupd.model.errors import BackupdError
+from backupd.model.errors import BackupdError, UnauthenticatedError
 from policies import reference
 
 router = APIRouter(include_in_schema=False)
+
+
+@router.get("/login", dependencies=[Depends(anybody)])
+def ask(request: Request) -> Response:
+    """The login; who is logged in already goes on."""
+    goal = own_path(request.query_params.get("next", "/"))
+    if current_session(request) is not None:
+        return RedirectResponse(goal, status_code=303)
+    return render(request, "login.html", next=goal, problem=None)
+
+
+@router.post("/login", dependencies=[Depends(anybody)])
+def enter(request: Request, sent: Annotated[Form, Depends(login_form)]) -> Response:
+    """Begin a session, and go to where one was led away from. The session of before, where there is one, ends."""
+    goal = own_path(sent.text("next") or "/")
+    try:
+        session, cookie, _actor = auth.enter(request, sent.text("token"))
+    except BackupdError as error:
+        status, _document, headers = problem(error)
+        kept = {name: value for name, value in headers.items() if name == "Retry-After"}
+        # 401 would have the browser ask by itself, and in the way of the form.
+        return render(
+            request,
+            "login.html",
+            status=403 if isinstance(error, UnauthenticatedError) else status,
+            headers=kept,
+            next=goal,
+            problem=problem_of(error),
+        )
+    answer = RedirectResponse(goal, status_code=303)
+    auth.leave(request, answer)
+    auth.set_cookie(request, answer, session, cookie)
+    return answer
+
+
+@router.post("/logout", dependencies=[Depends(allowed(Role.VIEWER))])
+def leave(request: Request, sent: Annotated[Form, Depends(form)]) -> Response:
+    """The session ends here and in the catalog, so that the cookie is worth nothing any more."""
+    del sent  # it was ours, which is all that had to be known
+    answer = back_to("/login", "logged-out")
+    auth.leave(request, answer)
+    return answer
+
 
 _ADMIN = [Depends(allowed(Role.ADMIN))]
 

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
 from api.auth import Acting, CurrentActor, OnSite, allowed
-from api.web.forms import Form, back_to, form
-from api.web.site import link
+from api.web.site import Form, back_to, form, link
 from backupd.app.context.access import audit, require_all
 from backupd.app.service.facade import Service
 from backupd.model.access import Role

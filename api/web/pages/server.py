@@ -15,8 +15,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from api.auth import Acting, allowed
 from api.problems import status_of
 from api.web.drawing import EVERYTHING, View, backup_moment, draw, view_of
-from api.web.forms import Form, form, moment_of
-from api.web.site import link, render
+from api.web.site import Form, form, link, moment_of, render
 from api.web.words import Shown, problem_of
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.retention.rules import BYTES_NOTE

@@ -15,10 +15,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from api.auth import Acting, CurrentActor, Wired, allowed
-from api.limits import SEARCHES, SEARCHING
+from api.middleware import SEARCHES, SEARCHING
 from api.problems import status_of
-from api.web.forms import Form, form, moment_of
-from api.web.site import link, render
+from api.web.site import Form, form, link, moment_of, render
 from api.web.words import problem_of
 from backupd.app.binlogs.transactions import Found, TooLongError
 from backupd.app.context.wiring import Wiring

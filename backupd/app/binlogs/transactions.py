@@ -40,7 +40,7 @@ from backupd.recovery.runs import AHEAD, BACK, Cut, Place, in_order
 from backupd.transfer import log_segments
 from backupd.transfer.log_leftovers import holding
 from backupd.transfer.records.sealing import Unsealer
-from policies.problems import suggestion
+from policies.document import suggestion
 
 _KEPT = 4
 _SMALL = 20_000

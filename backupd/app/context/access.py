@@ -38,7 +38,7 @@ from backupd.model.errors import (
 )
 from backupd.model.job import JobRecord
 from backupd.model.text import format_time, is_name, new_id, parse_duration, parse_time
-from policies.problems import suggestion
+from policies.document import suggestion
 
 _LONGEST = 2000
 """Characters of a detail: a request's text is not kept whole."""

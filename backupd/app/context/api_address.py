@@ -11,7 +11,7 @@ from pathlib import Path
 from backupd.app.context.settings import Settings
 from backupd.backup.finding import Finding, error, fine, warning
 from backupd.model.text import format_time
-from policies.access import Api, is_everywhere, is_loopback
+from policies.configuration import Api, is_everywhere, is_loopback
 
 _SUBJECT = "api"
 _WARN = timedelta(days=14)

@@ -35,7 +35,7 @@ from backupd.transfer.records.keyring import (
     secret_fingerprints,
 )
 from backupd.transfer.records.manifests import load_header
-from policies.problems import suggestion
+from policies.document import suggestion
 
 _NAMED = 20
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
-from policies.access import Api
 from policies.alerts import Alerts
-from policies.configuration import Configuration, DestinationSettings, Encryption, Restore, Server
+from policies.configuration import Api, Configuration, DestinationSettings, Encryption, Restore, Server
+from policies.document import suggestion
 from policies.load import Loaded, load, revived
-from policies.problems import suggestion
 from policies.schema import Policy
 
 if TYPE_CHECKING:

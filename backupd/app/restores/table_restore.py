@@ -27,7 +27,7 @@ from backupd.model.errors import (
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase
 from backupd.model.text import format_time, is_id
-from policies.problems import suggestion
+from policies.document import suggestion
 from restore.cutover.cutover import pending, settle
 from restore.cutover.plan import Pending, Triggers
 from restore.cutover.staging_schema import Staging, drop_staging, stagings

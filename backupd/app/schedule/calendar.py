@@ -30,8 +30,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from backupd.app.context.settings import Settings
 from backupd.model.job import JobKind
-from policies.cron import WindowTimes, parse_cron, parse_window
-from policies.fields import every
+from policies.fields import WindowTimes, every, parse_cron, parse_window
 from policies.schema import Policy, Verify
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

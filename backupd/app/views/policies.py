@@ -29,8 +29,7 @@ from backupd.model.backup_record import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, ConfigurationError, Problem, RefusedError, UsageError
 from backupd.model.job import JobKind
 from backupd.model.text import format_duration, format_time, is_name
-from policies.explain import explain
-from policies.lint import advice, crowds, not_yet_active, streams
+from policies.lint import advice, crowds, explain, not_yet_active, streams
 from policies.load import SUFFIX, PolicyFile, read_policy, read_policy_text, unknown_destinations
 from policies.schema import Keep, Policy
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import Config, Json, config_path, remember
-from backupd.cli.session import guarded, session
+from backupd.cli.session import Config, Json, config_path, guarded, remember, session
 
 if TYPE_CHECKING:
-    from backupd.cli.screen.output import Screen
+    from backupd.cli.output import Screen
     from backupd.model.access import AuditEntry, Token
 
 app = typer.Typer(

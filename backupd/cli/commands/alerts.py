@@ -9,8 +9,7 @@ import typer
 from backupd.alerts.message import one_line
 from backupd.alerts.rules import title_of
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.options import AnyServer, Config, Json, one_of, remember
-from backupd.cli.session import session
+from backupd.cli.session import AnyServer, Config, Json, one_of, remember, session
 from backupd.model.event import Incident, Message, MessageState
 from backupd.model.text import format_time
 

@@ -1,15 +1,34 @@
-"""``backupd backups``: list, show, keep, delete, undelete."""
+"""``backupd backups``: list, show, keep, delete, undelete.
+
+``backupd retention``, ``hold``, ``pause`` and ``resume``: what is deleted and started by rule, and what is not.
+
+Documents: ``retention`` gives ``{"server", "applied", "destinations": [Decisions]}``, with ``--apply`` also ``marked``
+(ids by destination), ``binlogs`` (what went of them, by destination: ``segments``, ``bytes``) and ``held``. Decisions:
+``server``, ``destination``, ``at``, ``hold``, ``keep``, ``expire``, ``bytes_expire``, ``note``, ``backups`` (``id``,
+``kind``, ``parent``, ``finished_at``, ``bytes``, ``marked``, ``keep``, ``rules``, ``reasons``), ``binlogs`` (``name``,
+``from``, ``to``, ``bytes``, ``keep``, ``reasons``), ``recoverable`` (``from``, ``to``, ``base``), ``stopped`` (ids that
+only a hold or the newest proof keeps), ``warnings``. ``hold`` and ``pause`` give the hold (``server``, ``kind``,
+``reason``, ``by``, ``since``), without a server the list of them; ``hold`` and its ``--release`` also ``problems``:
+destinations that could not be told.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from backupd.cli.options import AnyServer, BackupId, Config, Json, remember
-from backupd.cli.session import session
+from backupd.cli.output import Screen
+from backupd.cli.session import AnyServer, BackupId, Config, Json, Server, remember, session
+from backupd.model.backup_record import EVERY_SERVER, HoldKind
+from backupd.model.text import format_size, format_time
+
+if TYPE_CHECKING:
+    from backupd.app.retention.rules import Decisions
+    from backupd.app.service.facade import Service
+    from backupd.model.backup_record import Hold
 
 
 class ListByDefault(TyperGroup):
@@ -45,7 +64,7 @@ def list_(context: typer.Context, server: AnyServer = None, config: Config = Non
     with session(context, config, as_json) as run:
         records = sorted(run.service.backups.list(server), key=lambda record: record.id, reverse=True)
         run.screen.document([record.as_json() for record in records])
-        from backupd.cli.screen.render import show_backups
+        from backupd.cli.render import show_backups
 
         show_backups(run.screen, records)
 
@@ -56,7 +75,7 @@ def show(context: typer.Context, backup_id: BackupId, config: Config = None, as_
     with session(context, config, as_json) as run:
         document = run.service.backups.show(backup_id).as_json()
         run.screen.document(document)
-        from backupd.cli.screen.render import show_mapping
+        from backupd.cli.render import show_mapping
 
         show_mapping(run.screen, document)
 
@@ -153,3 +172,192 @@ def kept_configuration(
             for one in found.members
         ]
         run.screen.table(("name", "mode", "owner", "bytes"), rows, right=("bytes",))
+
+
+MaybeServer = Annotated[str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")]
+Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]
+Reason = Annotated[
+    str,
+    typer.Option(
+        "--reason",
+        metavar="TEXT",
+        show_default=False,
+        help="Reason. Shown with the hold or pause and recorded in the audit log.",
+    ),
+]
+
+
+def retention(
+    context: typer.Context,
+    server: Server,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply", help="Mark expired backups as deleted. backupd removes their data after the grace period."
+        ),
+    ] = False,
+    really: Annotated[bool, typer.Option("--really", help="Even when more than half of all backups would go.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the rules keep and what they let go, and why. Changes nothing without --apply."""
+    if really and not apply:
+        raise typer.BadParameter("--really means nothing without --apply")
+    with session(context, config, as_json) as run:
+        extra: dict[str, Any] = {}
+        if apply:
+            from backupd.cli.progress import reporting
+
+            with reporting() as report:
+                applied = run.service.foreground.apply_retention(server, report, really=really)
+            run.screen.done = "the rules were applied"
+            found, extra = applied.decisions, applied.as_json()
+            for name, cleared in applied.cleared.items():
+                if cleared.segments:
+                    run.screen.line(f"{name}: {cleared.text}")
+        else:
+            found = run.service.retention.preview(server)
+        run.screen.document(
+            {"server": server, "applied": apply, "destinations": [decisions.as_json() for decisions in found], **extra}
+        )
+        for decisions in found:
+            _show(run.screen, decisions, applied=apply)
+        for sentence in extra.get("held", ()):
+            run.screen.line(f"not removed yet: {sentence}", style="yellow")
+        if not found:
+            run.screen.line("no destination holds anything of this server")
+        elif not apply and any(decisions.expired for decisions in found):
+            run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply` marks what expired")
+
+
+def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
+    gone = "are marked as deleted now" if applied else "would expire"
+    screen.line(
+        f"{decisions.destination}: {len(decisions.kept)} stay, {len(decisions.expired)} {gone} "
+        f"({format_size(decisions.bytes_expired)} named by them, shared objects counted too)",
+        style="bold",
+    )
+    rows = []
+    for decision in decisions.backups:
+        backup = decision.backup
+        word = "keep" if decision.keep else "deleted" if backup.marked else "EXPIRE"
+        rows.append(
+            (
+                word,
+                backup.id,
+                str(backup.kind).removeprefix("physical-"),
+                format_time(backup.finished_at)[:16],
+                "; ".join(decision.reasons),
+            )
+        )
+    screen.table(("", "ID", "KIND", "FINISHED", "WHY"), rows)
+    for one in decisions.runs:
+        files = one.run.name if not one.run.branch else f"{one.run.name} ({format_size(one.run.bytes)})"
+        screen.line(f"{'keep' if one.keep else 'EXPIRE'} binary logs {files}: {one.reason}")
+    if decisions.hold:
+        screen.line(f"on hold: {decisions.hold}", style="yellow")
+    for text in decisions.warnings:
+        screen.line(f"warning: {text}", style="yellow")
+    screen.line()
+
+
+def hold(
+    context: typer.Context,
+    server: MaybeServer = None,
+    everyone: Everyone = False,
+    reason: Reason = "",
+    release: Annotated[bool, typer.Option("--release", help="Release the hold. Retention applies again.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Keep everything of a server: nothing of it is deleted until it is released. Alone: list holds and pauses."""
+    whom = _whom(server, everyone, needed=False)
+    if whom is None and (release or reason):
+        raise typer.BadParameter("name a server, or say --all")
+    with session(context, config, as_json) as run:
+        if whom is None:
+            _list(run.screen, run.service.retention.holds())
+        elif release:
+            _release(run.service, run.screen, whom, HoldKind.HOLD)
+        else:
+            found = run.service.retention.hold(whom, reason)
+            run.screen.document(found.as_json())
+            run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
+            for problem in found.problems:
+                run.screen.line(
+                    f"NOT written at {problem}; say it again later, or others may delete there", style="bold red"
+                )
+
+
+def pause(
+    context: typer.Context,
+    server: MaybeServer = None,
+    everyone: Everyone = False,
+    reason: Reason = "",
+    stop_running: Annotated[
+        bool, typer.Option("--stop-running", help="Also cancel the server's running and queued jobs.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Start nothing of a server by itself until it is resumed; its binary log is not streamed meanwhile, either."""
+    whom = _whom(server, everyone, needed=True) or ""
+    with session(context, config, as_json) as run:
+        found = run.service.retention.pause(whom, reason, stop_running=stop_running)
+        run.screen.done = f"{_named(whom)} was paused"
+        run.screen.document(found.as_json())
+        run.screen.line(
+            f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: "
+            f"{found.pause.reason}"
+        )
+        for job in found.stopped:
+            run.screen.line(f"asked to stop: job {job}")
+        for problem in found.problems:
+            run.screen.line(f"NOT asked to stop: job {problem}", style="bold red")
+        if found.problems:
+            raise typer.Exit(1)
+
+
+def resume(
+    context: typer.Context,
+    server: MaybeServer = None,
+    everyone: Everyone = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Resume a paused server's scheduled jobs and its binary log stream."""
+    whom = _whom(server, everyone, needed=True) or ""
+    with session(context, config, as_json) as run:
+        _release(run.service, run.screen, whom, HoldKind.PAUSE)
+
+
+def _whom(server: str | None, everyone: bool, *, needed: bool) -> str | None:
+    if server is not None and everyone:
+        raise typer.BadParameter("name a server or say --all, not both")
+    if needed and server is None and not everyone:
+        raise typer.BadParameter("name a server, or say --all")
+    return EVERY_SERVER if everyone else server
+
+
+def _release(service: Service, screen: Screen, whom: str, kind: HoldKind) -> None:
+    problems = service.retention.release(whom, kind)
+    word = "released" if kind is HoldKind.HOLD else "resumed"
+    screen.document({"server": whom, "kind": str(kind), "released": True, "problems": list(problems)})
+    screen.line(f"{_named(whom)} is {word}")
+    for problem in problems:
+        screen.line(f"it may still be written at {problem}; say it again later", style="bold red")
+
+
+def _list(screen: Screen, found: tuple[Hold, ...]) -> None:
+    screen.document([one.as_json() for one in found])
+    if not found:
+        screen.line("no holds and no pauses")
+        return
+    screen.table(
+        ("SERVER", "WHAT", "REASON", "BY", "SINCE"),
+        ((one.server, str(one.kind), one.reason, one.set_by, format_time(one.since)) for one in found),
+    )
+
+
+def _named(server: str) -> str:
+    return "every server" if server == EVERY_SERVER else server

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backupd.cli.commands.backups import ListByDefault
-from backupd.cli.options import AnyServer, Config, Json, one_of, remember
-from backupd.cli.session import session
+from backupd.cli.session import AnyServer, Config, Json, one_of, remember, session
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import format_duration, format_size
 
@@ -98,7 +97,7 @@ def show(context: typer.Context, job_id: JobId, config: Config = None, as_json: 
         record = run.service.jobs.get(job_id)
         document = record.as_json()
         run.screen.document(document)
-        from backupd.cli.screen.render import show_mapping
+        from backupd.cli.render import show_mapping
 
         show_mapping(run.screen, {**document, "progress": _progress(record.progress) or None})
 

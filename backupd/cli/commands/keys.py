@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.options import Config, Json, remember
-from backupd.cli.session import session
+from backupd.cli.session import Config, Json, remember, session
 from backupd.model.errors import UsageError
 
 app = typer.Typer(

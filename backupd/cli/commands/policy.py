@@ -11,9 +11,8 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from backupd.cli.options import Before, Config, Json
-from backupd.cli.screen.output import Screen
-from backupd.cli.session import guarded, open_service
+from backupd.cli.output import Screen
+from backupd.cli.session import Before, Config, Json, guarded, open_service
 from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.text import format_size
 

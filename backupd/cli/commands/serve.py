@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.options import Config, NewCatalog, Server, config_path
-from backupd.cli.session import guarded
+from backupd.cli.session import Config, NewCatalog, Server, config_path, guarded
 
 
 def serve(

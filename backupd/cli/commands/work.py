@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server, one_of, remember
-from backupd.cli.screen.output import Screen
-from backupd.cli.session import session
+from backupd.cli.output import Screen
+from backupd.cli.session import AnyServer, Config, Json, NewCatalog, Server, one_of, remember, session
 from backupd.model.backup_record import BackupKind
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def check(context: typer.Context, server: AnyServer = None, config: Config = Non
     with session(context, config, as_json, opening="looks") as run:
         findings = run.service.servers.check(server)
         run.screen.document([finding.as_json() for finding in findings])
-        from backupd.cli.screen.render import show_findings
+        from backupd.cli.render import show_findings
 
         show_findings(run.screen, findings)
         if any(str(finding.severity) == "error" for finding in findings):
@@ -76,7 +75,7 @@ def backup(
     as_json: Json = False,
 ) -> None:
     """Take a backup now."""
-    from backupd.cli.screen.progress import reporting
+    from backupd.cli.progress import reporting
 
     if (table_set or tables) and kind is not Kind.LOGICAL:
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
@@ -88,7 +87,7 @@ def backup(
         run.screen.done = f"the backup {record.id} was taken"
         runbook = run.service.backups.runbook_digest(record.id)
         run.screen.document({**record.as_json(), "runbook_sha256": runbook})
-        from backupd.cli.screen.render import show_backup
+        from backupd.cli.render import show_backup
 
         show_backup(run.screen, record)
         run.screen.facts((("runbook", f"SHA-256 {runbook}" if runbook else ""),))
@@ -123,14 +122,14 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read stored objects again and compare them with their hashes."""
-    from backupd.cli.screen.progress import reporting
+    from backupd.cli.progress import reporting
 
     with session(context, config, as_json) as run:
         with reporting() as report:
             outcome = run.service.foreground.verify(server, subset, report)
         document = outcome.as_json()
         run.screen.document(document)
-        from backupd.cli.screen.render import show_damages
+        from backupd.cli.render import show_damages
 
         show_damages(run.screen, document)
         if not outcome.ok:
@@ -153,7 +152,7 @@ def fsck(
         outcome = run.service.maintenance.fsck(repair=repair)
         document = outcome.as_json()
         run.screen.document(document)
-        from backupd.cli.screen.render import show_disagreements
+        from backupd.cli.render import show_disagreements
 
         show_disagreements(run.screen, document, repaired=repair)
         if not outcome.ok:
@@ -176,7 +175,7 @@ def replicate(
     as_json: Json = False,
 ) -> None:
     """Copy what destinations lack of backups and binary logs, and read again what was stored there."""
-    from backupd.cli.screen.progress import reporting
+    from backupd.cli.progress import reporting
 
     with session(context, config, as_json) as run:
         with reporting() as report:

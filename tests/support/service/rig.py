@@ -15,8 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.main import create_app
-from api.server import ApiServer, server_of
+from api.server import ApiServer, create_app, server_of
 from backupd.app.context.access import command_line, create_token
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring, utc_now

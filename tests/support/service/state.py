@@ -10,9 +10,9 @@ from typing import Any
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
-from api.main import create_app
 from api.openapi import operations
 from api.routes import ROUTERS
+from api.server import create_app
 from backupd.app.context.settings import Settings
 from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service

@@ -9,8 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.site import Site
-from api.throttle import ALL, FREE, Throttle
+from api.site import ALL, FREE, Site, Throttle
 from backupd.app.context.access import command_line, create_token, log_in, revoke_token
 from backupd.model.access import Role
 from backupd.model.errors import NotFoundError, UnauthenticatedError, UsageError

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from api import limits
+from api import middleware
 from api.auth import operations_of
 from backupd.app.context.logging_setup import JsonFormatter
 from backupd.model.access import Role
@@ -187,7 +187,7 @@ def test_a_text_that_keeps_a_processor_busy_is_cut_short_and_few_are_looked_at_a
     assert ["64 KiB" in one["message"] for one in problems] == [True]
     for text in ("".join(f"k{number}: 1\n" for number in range(5000)), "<<: 1\n" * 5000):
         assert len(validated(text).json()["problems"]) < 250
-    with limits.CHECKS.one("this"), limits.CHECKS.one("that"):
+    with middleware.CHECKS.one("this"), middleware.CHECKS.one("that"):
         refused = validated("a: 1\n")
         assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
         assert client.get("/healthz").status_code == 200

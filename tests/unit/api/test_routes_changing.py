@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.limits import SEARCHES
+from api.middleware import SEARCHES
 from backupd.model.job import JobState
 from tests.support.service.house import GOLD
 from tests.support.service.rig import Rig, rig

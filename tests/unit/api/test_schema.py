@@ -14,7 +14,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.core.failures import Failure
 from schemathesis.engine import Status, events, from_schema
 
-from api.throttle import Throttle
+from api.site import Throttle
 from backupd.app.context.settings import load_settings
 from tests.support.dice import size, thrown
 from tests.support.e2e.archived import Archive

@@ -14,9 +14,9 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from api import limits
+from api import middleware
 from api.auth import anybody
-from api.headers import HEADERS
+from api.middleware import HEADERS
 from api.server import HEAD_BYTES, Http, tls_context
 from backupd.app.service.api_process import answers
 from backupd.model.access import Role
@@ -32,7 +32,7 @@ from backupd.model.errors import (
     RefusedError,
     UsageError,
 )
-from policies.access import Tls
+from policies.configuration import Tls
 from tests.support.service.house import Office
 from tests.support.service.rig import Rig, rig
 from tests.support.stores.gate import until
@@ -95,7 +95,9 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("api.server.Http", Impatient)
             patch.setattr(
-                limits.Limits.__init__, "__kwdefaults__", {"largest": limits.LARGEST, "sending": 1.0, "taking": 1.0}
+                middleware.Limits.__init__,
+                "__kwdefaults__",
+                {"largest": middleware.LARGEST, "sending": 1.0, "taking": 1.0},
             )
             running = stack.enter_context(rig(tmp_path_factory.mktemp("impatient"), app=_trouble))
         yield running
@@ -186,7 +188,7 @@ def test_who_asks_again_for_what_has_not_changed_gets_no_body(troubled: Rig) -> 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(troubled: Rig) -> None:
     client = troubled.client(Role.ADMIN)
-    told = client.post("/v1/policies/validate", content=b"x" * (limits.LARGEST + 1))
+    told = client.post("/v1/policies/validate", content=b"x" * (middleware.LARGEST + 1))
     assert (told.status_code, told.json()["type"]) == (413, "urn:backupd:problem:content-too-large")
     with _connected(troubled) as one:
         one.sendall(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")
@@ -200,7 +202,7 @@ def test_a_body_in_chunks_is_cut_off_where_it_becomes_too_large(troubled: Rig) -
 
     with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
         assert troubled.client().post("/echo", content=parts()).status_code == 413
-    assert troubled.client().post("/echo", content=b"x" * limits.LARGEST).json() == limits.LARGEST
+    assert troubled.client().post("/echo", content=b"x" * middleware.LARGEST).json() == middleware.LARGEST
 
 
 def test_a_head_that_is_too_long_is_refused(troubled: Rig) -> None:

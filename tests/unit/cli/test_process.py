@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from backupd.app.context import settings
-from backupd.cli import options
+from backupd.cli import session
 
 PROGRAM = Path(sys.executable).with_name("backupd")
 
@@ -50,8 +50,8 @@ def test_every_command_of_this_version_explains_itself() -> None:
 
 
 def test_the_default_configuration_is_the_one_that_the_settings_name() -> None:
-    assert options.DEFAULT_CONFIG == settings.DEFAULT_FILE
-    assert options.CONFIG_VARIABLE == settings.FILE_VARIABLE
+    assert session.DEFAULT_CONFIG == settings.DEFAULT_FILE
+    assert session.CONFIG_VARIABLE == settings.FILE_VARIABLE
 
 
 def test_whatever_the_umask_is_nobody_else_reads_what_a_command_makes_and_no_core_is_dumped(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cron import comes_on, gaps, parse_cron, parse_window, times_of_day
+from policies.fields import comes_on, gaps, parse_cron, parse_window, times_of_day
 
 
 @pytest.mark.parametrize(

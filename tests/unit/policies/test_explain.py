@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.explain import explain, when
+from policies.lint import explain, when
 from policies.load import load_policy
 from policies.reference import example
 

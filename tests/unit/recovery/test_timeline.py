@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backupd.backup.server_checks import rocks_words
-from backupd.cli.recovery.timeline import show_timeline
-from backupd.cli.screen.output import Screen
+from backupd.cli.commands.binlog import show_timeline
+from backupd.cli.output import Screen
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, BranchReason, Ending, Run
 from backupd.model.manifest import Stats

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.throttle import FREE, Throttle
+from api.site import FREE, Throttle
 from backupd.app.context.access import command_line, create_token, revoke_token
 from backupd.app.context.wiring import utc_now
 from backupd.model.access import Role

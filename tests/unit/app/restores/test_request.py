@@ -11,8 +11,8 @@ import pytest
 from api.schemas.restores import KeptRequest, PlanRequest, RestoreAtOnce
 from api.web.pages.wizard import Question
 from backupd.app.restores.request import RestoreRequest, json_name, option_name
-from backupd.cli.recovery.restores import plan, restore
-from backupd.cli.recovery.tables import requested
+from backupd.cli.commands.restores import plan, restore
+from backupd.cli.commands.tables import requested
 
 WHOLE = RestoreRequest("db1", "latest", datadir="/srv/new", start=True, mode="replica", replay_with="pipe")
 SOME = RestoreRequest("db1", "latest", mode="tables", tables=("a.b",), into="db2", rename="*_x", triggers="none")

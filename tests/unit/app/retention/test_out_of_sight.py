@@ -10,8 +10,8 @@ import pytest
 from backupd.app.retention.deletion import delete, sweep_destination
 from backupd.app.retention.retention import apply, make_room
 from backupd.app.verify.verification import fsck, verify
-from backupd.cli.screen.output import Screen
-from backupd.cli.screen.render import show_damages
+from backupd.cli.output import Screen
+from backupd.cli.render import show_damages
 from backupd.model.errors import DamagedError, DestinationError
 from backupd.model.job import silent
 from storage.memory import MemoryDestination

@@ -12,8 +12,8 @@ import pytest
 from backupd.app.service.dispatch import of_verification
 from backupd.app.verify.verification import VerifyOutcome, fsck, verify
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.cli.screen.output import Screen
-from backupd.cli.screen.render import show_damages, show_disagreements
+from backupd.cli.output import Screen
+from backupd.cli.render import show_damages, show_disagreements
 from backupd.model.backup_record import BackupState
 from backupd.model.job import silent
 from backupd.transfer.deletion import is_whole

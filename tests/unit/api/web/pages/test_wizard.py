@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from api.web.forms import Form, moment_of, own_path
 from api.web.pages.wizard import Question
+from api.web.site import Form, moment_of, own_path
 from backupd.model.errors import UsageError
 
 WHOLE = Question(server="db1", when="time", at="2026-11-21 09:41:03.25", datadir="/srv/new", start=True)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from backupd.cli.commands.tables import difference_text
 from backupd.cli.main import main
-from backupd.cli.recovery.tables import difference_text
 from tests.support.service.fake import FakeService
 
 TO = ["restore", "shop-db1", "--to", "latest"]

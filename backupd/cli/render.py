@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backupd.cli.screen.output import Screen
+from backupd.cli.output import Screen
 from backupd.model.backup_record import BackupKind, BackupRecord, BackupState
 from backupd.model.proof import Proof
 from backupd.model.text import format_duration, format_size

@@ -10,7 +10,7 @@ import pytest
 
 from backupd.app.binlogs.transactions import Found
 from backupd.cli.commands.binlog import _tell
-from backupd.cli.screen.output import Screen, visible
+from backupd.cli.output import Screen, visible
 from backupd.model.binlog import Change, ChangeKind, Ending, Segment, Transaction
 from backupd.model.errors import BackupdError
 

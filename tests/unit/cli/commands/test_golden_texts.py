@@ -10,7 +10,7 @@ import pytest
 from backupd.app.restores.request import RestoreRequest
 from backupd.app.restores.table_restore import refuse_unconfirmed
 from backupd.backup.finding import from_error
-from backupd.cli.recovery.timeline import _points
+from backupd.cli.commands.binlog import _points
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.recovery.windows import Window
 from tests.support.catalog import samples

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backupd.cli.options import Config, Json, Server, one_of
-from backupd.cli.screen.render import position_text, show_phases, show_thaw
-from backupd.cli.session import Session, session
+from backupd.cli.render import position_text, show_phases, show_thaw
+from backupd.cli.session import Config, Json, Server, Session, one_of, session
 from backupd.model.errors import UsageError
 from backupd.model.text import format_duration, format_size
 
 if TYPE_CHECKING:
     from backupd.app.restores.request import RestoreRequest
     from backupd.app.restores.table_restore import Leftover
-    from backupd.cli.screen.output import Screen
+    from backupd.cli.output import Screen
     from restore.planning.table_plan import TablePlan
     from restore.tables.row_difference import TableDifference
 
@@ -159,7 +158,7 @@ def refuse_mixture(request: RestoreRequest, said: Collection[str] = (), *, somew
 
 def restore_tables(run: Session, request: RestoreRequest, *, confirm: str | None, keys: int | None) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
-    from backupd.cli.screen.progress import reporting
+    from backupd.cli.progress import reporting
     from restore.tables.row_difference import SAMPLE
 
     into = request.into

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from backupd.cli.screen.progress import Phases, plain_line, reporting
+from backupd.cli.progress import Phases, plain_line, reporting
 from backupd.model.job import Progress
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO, cast
 
-from backupd.cli.screen.output import console_for, is_live, mute, visible
+from backupd.cli.output import console_for, is_live, mute, visible
 from backupd.model.job import Progress, Report
 from backupd.model.text import format_duration, format_size
 

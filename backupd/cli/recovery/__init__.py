@@ -1,1 +1,0 @@
-"""The commands for an incident: plan, restore, tables, thaw, timeline."""
