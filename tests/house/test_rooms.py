@@ -68,7 +68,7 @@ def test_the_map_names_every_room() -> None:
     assert {room for room in rooms - {"backupd"} if f"`{room}`" not in page} == set()
 
 
-def test_documents_name_files_that_are_there() -> None:
+def test_documents_name_files_and_rooms_that_are_there() -> None:
     files = {
         str(path.relative_to(ROOT))
         for package in (*PACKAGES, "tests", "bench", "scripts")
@@ -80,5 +80,14 @@ def test_documents_name_files_that_are_there() -> None:
         if document.name != "house.md"  # the record of what was where
         for name in re.findall(r"`([\w/]+\.py)`", document.read_text())
         if not any(file == name or file.endswith(f"/{name}") for file in files)
+    ]
+    gone += [
+        f"{document.relative_to(ROOT)}: {name}"
+        for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+        if document.name != "house.md"
+        for name in re.findall(
+            r"`((?:backupd|api|storage|restore|policies|tests|scripts|bench)/[\w/]+)`", document.read_text()
+        )
+        if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()
     ]
     assert gone == []
