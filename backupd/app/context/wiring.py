@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +40,7 @@ from backupd.model.job import JobRecord, Report, silent
 from backupd.model.proof import Phase
 from backupd.model.text import Clock
 from backupd.process.folders import PASSABLE
+from backupd.process.run_context import DEFAULT_MEMORY, RunContext, Stopwatch, utc_now
 from backupd.process.runtime import passable_directory
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ REMOVAL_SECONDS = 600.0
 """How long whoever wants to remove backups waits for another one that does."""
 _LOOK_SECONDS = 0.2
 _WORKER = "worker-"
-
-
-def utc_now() -> datetime:
-    """The clock outside of tests."""
-    return datetime.now(UTC)
 
 
 def owner(worker: int | None = None) -> str:
@@ -426,10 +422,31 @@ class JobRun:
     watched: bool = False
     restore: Callable[[JobRun], Any] | None = None
 
+    def context(self, wiring: Wiring, on_phase: Callable[[Phase], None] = lambda _phase: None) -> RunContext:
+        """What every step of the work is given."""
+        return replace(run_context(wiring, self.report, on_phase), cancel=self.cancel, fence=self.fence, log=self.log)
+
     def check(self) -> None:
         """Raises CancelledError when somebody asked to stop."""
         if self.cancel.is_set():
             raise CancelledError(f"job {self.job.id} was cancelled")
+
+
+def run_context(
+    wiring: Wiring, report: Report = silent, on_phase: Callable[[Phase], None] = lambda _phase: None
+) -> RunContext:
+    """Of a run that nobody cancels, with the means of this installation."""
+    settings = wiring.settings
+    return RunContext(
+        clock=wiring.clock,
+        report=report,
+        watch=Stopwatch(on_phase),
+        programs=settings.programs,
+        workers=worker_count(),
+        memory=settings.restore.scratch.memory if settings.restore else DEFAULT_MEMORY,
+        key_files=settings.restore.key_files if settings.restore else (),
+        templates=settings.spool / "templates",
+    )
 
 
 @dataclass(frozen=True, slots=True)

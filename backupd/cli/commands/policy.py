@@ -98,8 +98,8 @@ def explain(
 
 
 def _alone(file: Path, server: str | None) -> Explanation:
-    from backupd.app.context.wiring import utc_now
     from backupd.app.views.policies import explain_file
+    from backupd.process.run_context import utc_now
 
     return explain_file(file, server or "", now=utc_now())
 
