@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import utc_now
 from backupd.model.job import JobState
+from backupd.process.run_context import utc_now
 from tests.support.e2e.forked import POLICY_EXTRA
 from tests.support.e2e.house import SERVER, House
 from tests.support.ending import end

@@ -18,12 +18,13 @@ from fastapi import FastAPI
 from api.server import ApiServer, create_app, server_of
 from backupd.app.context.access import command_line, create_token
 from backupd.app.context.settings import Settings
-from backupd.app.context.wiring import Wiring, utc_now
+from backupd.app.context.wiring import Wiring
 from backupd.app.service.facade import Service
 from backupd.app.views import server_status as standing
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import Role
 from backupd.model.text import Clock
+from backupd.process.run_context import utc_now
 from tests.support.service.house import Office
 
 _names = itertools.count(1)

@@ -11,11 +11,11 @@ import pytest
 
 from api.site import FREE, Throttle
 from backupd.app.context.access import command_line, create_token, revoke_token
-from backupd.app.context.wiring import utc_now
 from backupd.model.access import Role
 from backupd.model.backup_record import HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 from backupd.model.text import new_id
+from backupd.process.run_context import utc_now
 from tests.support.service.house import Clock
 from tests.support.service.rig import Rig, rig
 from tests.support.service.stage import CRM, LEGACY, SHOP, Stage, settings_of

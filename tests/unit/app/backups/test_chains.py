@@ -18,7 +18,7 @@ from backupd.app.backup_records import adopt_unknown
 from backupd.app.backups.chains import Decision, decide
 from backupd.app.backups.physical import take_backup
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import JobRun, Wiring, utc_now
+from backupd.app.context.wiring import JobRun, Wiring
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.engine.physical.capture import PhysicalTool
 from backupd.engine.server.probe import examine
@@ -30,6 +30,7 @@ from backupd.model.manifest import decode_header, encode_header
 from backupd.model.proof import Phase, Proof
 from backupd.model.server_facts import Role, ServerInfo, Version
 from backupd.model.text import new_id
+from backupd.process.run_context import utc_now
 from backupd.transfer.deletion import mark, unmark
 from backupd.transfer.fsck import repair
 from backupd.transfer.guards.pins_and_intents import intents

@@ -19,13 +19,14 @@ import pytest
 
 from backupd.app.context import logging_setup as logs
 from backupd.app.context.settings import load_settings
-from backupd.app.context.wiring import Wiring, owner_state, utc_now
+from backupd.app.context.wiring import Wiring, owner_state
 from backupd.app.jobs.admission import may_start
 from backupd.app.jobs.jobs import DAEMON_STOP, abandon_dead
 from backupd.app.service.worker import Worker
 from backupd.catalog.session import open_catalog
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.text import new_id
+from backupd.process.run_context import utc_now
 from tests.support.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.servers.mariadb import PrivateServer
